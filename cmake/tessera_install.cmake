@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+# `cmake --install build/release --prefix DIR` makes a folder that runs on a machine without our packages: bin/ with the
+# program, lib/ with every shared library it needs except glibc's, share/ with the bundled model.
+set_target_properties(tessera PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+install(TARGETS tessera RUNTIME_DEPENDENCY_SET tessera_libraries RUNTIME DESTINATION bin)
+install(RUNTIME_DEPENDENCY_SET tessera_libraries
+        PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util)\\.so"
+        POST_EXCLUDE_REGEXES "/ld-linux[^/]*$" "/lib(c|m|dl|rt|pthread|resolv|util)\\.so[^/]*$"
+        LIBRARY DESTINATION lib)
+install(DIRECTORY models/tiny-v4 DESTINATION share/tessera/models)
+install(FILES LICENSE THIRD_PARTY.md DESTINATION share/tessera)

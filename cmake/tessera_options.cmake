@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+# Options, language level and the flags that every target shares.
+option(TESSERA_TESTS "build the tests" ON)
+option(TESSERA_TEST_SEAMS "let tests fail the n-th allocation and the n-th file call" OFF)
+option(TESSERA_FUZZ "build the libFuzzer targets (clang only)" OFF)
+set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(tessera_flags INTERFACE)
+target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
+# -ffp-contract=off: a fused multiply-add would make results depend on the compiler (docs/contracts/numerics.md, 4).
+target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-unused-parameter
+                       -ffp-contract=off -fno-fast-math)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms about std::string concatenation (GCC bug 105651).
+  target_compile_options(tessera_flags INTERFACE -Wno-restrict)
+endif()
+target_compile_definitions(tessera_flags INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL_HO=1)
+if(TESSERA_TEST_SEAMS)
+  target_compile_definitions(tessera_flags INTERFACE TESSERA_TEST_SEAMS=1)
+endif()
+if(TESSERA_SANITIZE)
+  target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all
+                         -fno-omit-frame-pointer)
+  target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
+endif()
+
+find_package(PkgConfig REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(Threads REQUIRED)
+find_package(simdjson REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)

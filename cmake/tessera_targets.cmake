@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# tessera_room(NAME SOURCES files... [ROOMS rooms...] [LIBS libraries...])
+# One static library per room, named tessera_NAME. ROOMS are rooms below it, LIBS third-party targets.
+function(tessera_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  add_library(tessera_${name} STATIC ${ROOM_SOURCES})
+  list(TRANSFORM ROOM_ROOMS PREPEND tessera_)
+  target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ROOM_ROOMS} PRIVATE ${ROOM_LIBS})
+endfunction()
+
+# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
+# One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry.
+function(tessera_test name)
+  cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  add_executable(test_${name} ${TEST_SOURCES})
+  list(TRANSFORM TEST_ROOMS PREPEND tessera_)
+  target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                             TESSERA_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  target_link_libraries(test_${name} PRIVATE ${TEST_ROOMS} ${TEST_LIBS} tessera_flags GTest::gtest GTest::gmock
+                        GTest::gtest_main)
+  gtest_discover_tests(test_${name} PROPERTIES LABELS ${name} TIMEOUT 600 DISCOVERY_TIMEOUT 60)
+endfunction()

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/env.h"
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tessera {
+
+namespace {
+
+constexpr std::array kVariables = {
+    EnvVariable{"TESSERA_MODEL", "default of --model"},
+    EnvVariable{"TESSERA_FORCE", "OP=VARIANT[,...]: bind these ops to these variants, to bisect a wrong kernel"},
+    EnvVariable{"TESSERA_BYPASS",
+                "PART[,...]: leave a part of the model out, to bisect; the program says so and exits 7"},
+    EnvVariable{"TESSERA_MEMORY_BYTES", "pretend that this many bytes of memory are available"},
+    EnvVariable{"NO_COLOR", "any value: no colours and no moving progress bars"},
+};
+
+}  // namespace
+
+std::span<const EnvVariable> env_variables() {
+  return kVariables;
+}
+
+std::optional<std::string> env_value(const char* name) {
+  bool is_listed = false;
+  for (const EnvVariable& variable : kVariables) is_listed = is_listed || std::strcmp(variable.name, name) == 0;
+  TESSERA_CHECK(is_listed, name);
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return std::string(value);
+}
+
+}  // namespace tessera

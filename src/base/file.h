@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Checked POSIX files. Every call names the path in its error and passes the file seam (base/test_seams.h).
+// Reading uses pread, never mmap: a file that shrinks while mapped would end the process.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+class File {
+ public:
+  // Throws kNotFound where the path does not exist, kDataLoss where it is not a regular file or can't be opened.
+  static File open_read(const std::string& path);
+  // Creates the file, or truncates it. Throws kInvalidArgument where that is not allowed (the path is the user's
+  // choice).
+  static File create(const std::string& path);
+
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  uint64_t size() const;
+
+  // Reads exactly `bytes` at `offset`; throws kDataLoss where the file ends before. Threads may call it at once.
+  void read_at(uint64_t offset, void* out, size_t bytes) const;
+  // Appends at the current end of what this object wrote. Throws kResourceExhausted on a full disk.
+  void write(const void* data, size_t bytes);
+  // Flushes to the disk and closes; throws where either fails.
+  void sync_and_close();
+
+ private:
+  File(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+  void close_quietly() noexcept;
+  int descriptor_ = -1;
+  std::string path_;
+};
+
+// The whole file. Throws kDataLoss where it is larger than `max_bytes`.
+std::string read_file(const std::string& path, uint64_t max_bytes);
+
+bool file_exists(const std::string& path);
+
+}  // namespace tessera

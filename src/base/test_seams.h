@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Seams through which tests fail the n-th allocation and the n-th file call. Compiled in only with TESSERA_TEST_SEAMS
+// (presets cpu, asan, tsan); in a release build both questions are constants and cost nothing.
+#include <cstdint>
+
+namespace tessera::seams {
+
+#ifdef TESSERA_TEST_SEAMS
+// Arms a seam: the n-th call from now (1 = the next) fails once; 0 disarms. Not thread-safe against running work.
+void fail_allocation(int64_t nth);
+void fail_file_call(int64_t nth);
+// Calls counted since the seam was armed last.
+int64_t num_allocations();
+int64_t num_file_calls();
+// Asked by base/file and device/buffer, and by the tests' operator new: does this call fail?
+bool is_failing_allocation();
+bool is_failing_file_call();
+#else
+constexpr bool is_failing_allocation() {
+  return false;
+}
+constexpr bool is_failing_file_call() {
+  return false;
+}
+#endif
+
+}  // namespace tessera::seams

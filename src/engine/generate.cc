@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/generate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+
+namespace tessera::engine {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class Loop {
+ public:
+  Loop(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+       GenerateObserver& observer)
+      : runner_(runner),
+        options_(options),
+        observer_(observer),
+        max_tokens_(std::min(options.max_tokens, runner.facts().max_positions - static_cast<int64_t>(prompt.size()))),
+        sampler_(options.sampling, runner.facts().vocab_size),
+        sequence_({prompt.begin(), prompt.end()},
+                  runner.new_sequence(static_cast<int64_t>(prompt.size()) + std::max<int64_t>(0, max_tokens_))) {
+    for (const int32_t id : prompt) sampler_.observe(id);
+  }
+
+  void prefill(ProgressSink* progress) {
+    const size_t total = sequence_.pending().size();
+    if (progress != nullptr) progress->begin("prefill", total, "tokens");
+    while (!sequence_.pending().empty() && !is_cancelled()) {
+      const size_t count = std::min(sequence_.pending().size(), static_cast<size_t>(runner_.max_step_tokens()));
+      const bool is_last = count == sequence_.pending().size();
+      run(count, observer_.wants_all_logits() ? model::LogitRows::kAll
+                 : is_last                    ? model::LogitRows::kLast
+                                              : model::LogitRows::kNone);
+      if (progress != nullptr) progress->advance(count);
+    }
+    if (progress != nullptr) progress->end();
+  }
+
+  void decode() {
+    const int32_t vocab = runner_.facts().vocab_size;
+    while (sequence_.finish_reason() == FinishReason::kNone) {
+      if (static_cast<int64_t>(sequence_.generated().size()) >= max_tokens_) {
+        sequence_.finish(FinishReason::kLength);
+      } else if (is_cancelled()) {
+        sequence_.finish(FinishReason::kCancelled);
+      } else {
+        if (!sequence_.pending().empty()) run(1, model::LogitRows::kLast);
+        const std::span<const float> row(logits_.as<float>() + (logits_.shape[0] - 1) * vocab,
+                                         static_cast<size_t>(vocab));
+        accept(sampler_.draw(runner_, row, sequence_.next_position()));
+      }
+    }
+  }
+
+  Sequence& sequence() { return sequence_; }
+
+ private:
+  bool is_cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
+
+  void run(size_t count, model::LogitRows rows) {
+    const int64_t first = sequence_.state().position();
+    const model::SequenceSlice slice{&sequence_.state(), sequence_.pending().first(count), rows};
+    logits_ = runner_.step({&slice, 1});
+    if (rows == model::LogitRows::kNone) return;
+    const int64_t first_row = rows == model::LogitRows::kAll ? first : first + static_cast<int64_t>(count) - 1;
+    observer_.logits(first_row, {logits_.as<float>(), static_cast<size_t>(logits_.shape.num_elements())});
+  }
+
+  void accept(int32_t id) {
+    sequence_.append(id);
+    sampler_.observe(id);
+    const std::vector<int32_t>& ends = runner_.facts().eos_ids;
+    const bool is_end = options_.stop_at_end_token && std::find(ends.begin(), ends.end(), id) != ends.end();
+    if (is_end) sequence_.finish(FinishReason::kEndOfText);
+    if (!observer_.token(id) && !is_end) sequence_.finish(FinishReason::kStop);
+  }
+
+  model::Runner& runner_;
+  const GenerateOptions& options_;
+  GenerateObserver& observer_;
+  int64_t max_tokens_;
+  Sampler sampler_;
+  Sequence sequence_;
+  TensorView logits_;
+};
+
+void check(const model::ModelFacts& facts, std::span<const int32_t> prompt, const GenerateOptions& options) {
+  if (prompt.empty()) fail(ErrorCode::kInvalidArgument, "prompt: expected at least one token, found none");
+  if (static_cast<int64_t>(prompt.size()) > facts.max_positions) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("prompt: expected at most {} tokens, this model's longest sequence, found {}", facts.max_positions,
+                     prompt.size()));
+  }
+  for (const int32_t id : prompt) {
+    if (id < 0 || id >= facts.vocab_size) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("prompt: expected token ids from 0 to {}, found {}", facts.vocab_size - 1, id));
+    }
+  }
+  if (options.max_tokens < 0) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("max-tokens: expected 0 or more, found {}", options.max_tokens));
+  }
+  if (const auto fault = find_fault(options.sampling, facts.vocab_size)) fail(ErrorCode::kInvalidArgument, *fault);
+}
+
+}  // namespace
+
+GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+                        GenerateObserver& observer, ProgressSink* progress) {
+  check(runner.facts(), prompt, options);
+  Loop loop(runner, prompt, options, observer);
+  GenerateResult result;
+  const auto start = Clock::now();
+  loop.prefill(progress);
+  result.times.prefill_seconds = seconds_since(start);
+  const auto decode_start = Clock::now();
+  loop.decode();
+  result.times.decode_seconds = seconds_since(decode_start);
+  const std::span<const int32_t> drawn = loop.sequence().generated();
+  result.ids.assign(drawn.begin(), drawn.end());
+  result.finish_reason = loop.sequence().finish_reason();
+  result.num_prompt_tokens = static_cast<int64_t>(prompt.size());
+  return result;
+}
+
+}  // namespace tessera::engine

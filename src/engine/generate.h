@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Runs one sequence from its prompt to its end: what every verb that generates uses.
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/log.h"
+#include "engine/sampler.h"
+#include "engine/sequence.h"
+
+namespace tessera::engine {
+
+struct GenerateOptions {
+  int64_t max_tokens = 256;  // 0: only the prompt is run
+  SamplingOptions sampling;
+  bool stop_at_end_token = true;
+  const std::atomic<bool>* cancel = nullptr;  // looked at between steps; null: never
+};
+
+// Sees what happens, step by step. The loop calls it from its own thread.
+class GenerateObserver {
+ public:
+  virtual ~GenerateObserver() = default;
+  // True: logits of every prompt position are wanted, else only those that tokens are drawn from.
+  virtual bool wants_all_logits() const { return false; }
+  // Rows [count, vocab] for the positions [first_position, first_position + count) just run: row i predicts the token
+  // at first_position + i + 1.
+  virtual void logits(int64_t first_position, std::span<const float> rows) { (void)first_position, (void)rows; }
+  // A token was drawn. False ends the sequence (a stop string was found).
+  virtual bool token(int32_t id) = 0;
+};
+
+struct GenerateTimes {
+  double prefill_seconds = 0, decode_seconds = 0;
+};
+
+struct GenerateResult {
+  std::vector<int32_t> ids;  // drawn, the end token included
+  FinishReason finish_reason = FinishReason::kNone;
+  int64_t num_prompt_tokens = 0;
+  GenerateTimes times;
+};
+
+// `prompt` is not empty. Throws kInvalidArgument where the prompt has an id out of range, is longer than the model's
+// longest sequence, or an option has a fault. `progress` of the prefill may be null. max_tokens is cut to what the
+// longest sequence leaves; the reason is then kLength.
+GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+                        GenerateObserver& observer, ProgressSink* progress);
+
+}  // namespace tessera::engine

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How tokens are chosen: a request's parameters, checked once, and the requests to the runner that follow from them.
+// The draw depends on (seed, position) alone, so a request with a seed repeats exactly.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/runner.h"
+
+namespace tessera::engine {
+
+struct SamplingOptions {
+  model::SamplingParams params;
+  std::vector<std::pair<int32_t, float>> logit_bias;  // (token id, added to its logit)
+};
+
+// What is wrong with the options for a vocabulary of that size, in words with field, expected and found; nothing where
+// they are fine.
+std::optional<std::string> find_fault(const SamplingOptions& options, int32_t vocab_size);
+
+class Sampler {
+ public:
+  // `options` must be without fault.
+  Sampler(const SamplingOptions& options, int32_t vocab_size);
+
+  // Counts a token of the context for the penalties.
+  void observe(int32_t id);
+  // Draws the token of `position` from one row of logits (copied first: penalties and bias change it).
+  int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position);
+
+ private:
+  model::SamplingParams params_;
+  std::vector<int32_t> bias_ids_;
+  std::vector<float> bias_values_;
+  bool has_penalties_;
+  std::vector<int32_t> counts_;  // [vocab], with penalties only
+  std::vector<float> row_;       // [vocab]
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a sequence keeps between steps, and how much memory that takes: kinds of cache, bytes per entry, growth.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::model {
+
+// One cache of one layer.
+struct CacheKind {
+  std::string name;  // "layers.2.window", "layers.2.entries", "layers.2.index_keys", "layers.2.compressor"
+  int64_t entry_bytes = 0;
+  int64_t fixed_entries = 0;  // ring slots, or 1 for a compressor's state
+  int64_t ratio = 0;          // > 0: one more entry every `ratio` tokens
+};
+
+struct CacheSpec {
+  std::vector<CacheKind> kinds;
+
+  // Bytes of a sequence that may grow to `max_tokens`.
+  int64_t bytes(int64_t max_tokens) const {
+    int64_t total = 0;
+    for (const CacheKind& kind : kinds) {
+      total += kind.entry_bytes * (kind.fixed_entries + (kind.ratio > 0 ? max_tokens / kind.ratio : 0));
+    }
+    return total;
+  }
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What layers are built from: the planner that binds their ops and the source of their weights.
+#include <string>
+
+#include "model/config.h"
+#include "model/sequence_caches.h"
+#include "model/weight_source.h"
+#include "ops/planner.h"
+
+namespace tessera::model {
+
+struct LayerBuilder {
+  const Config& config;
+  ops::Planner& planner;
+  WeightSource& weights;
+  ops::Precision precision;
+  int64_t max_tokens;           // of a step
+  int64_t window_slots;         // of a ring
+  int64_t workspace_bytes = 0;  // out: the largest scratch that a bound op asked for
+  int64_t arena_bytes = 0;      // out: activations of the layer that needs most
+
+  template <class Op>
+  ops::Bound<Op> bind(const std::string& where, const typename Op::Desc& desc, int64_t max_rows) {
+    ops::Bound<Op> bound = planner.bind<Op>(where, desc);
+    workspace_bytes = std::max(workspace_bytes, bound.workspace_bytes(max_rows));
+    return bound;
+  }
+  template <class Op>
+  ops::Bound<Op> bind(const std::string& where, const typename Op::Desc& desc) {
+    return bind<Op>(where, desc, max_tokens);
+  }
+  DType activation() const { return precision.activation(); }
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/layers/moe_layer.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace tessera::model {
+
+MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_hashed, const Bypass& bypass)
+    : prefix_(prefix), bypass_(bypass) {
+  const Config& c = builder.config;
+  const DType activation = builder.activation();
+  const float limit = static_cast<float>(c.swiglu_limit);
+  gate_ = LinearLayer(builder, prefix + "gate", InputRole::kPlain, DType::kF32);
+  if (is_hashed) {
+    table_ = builder.weights.load_table(prefix + "gate.tid2eid");
+  } else {
+    bias_ = builder.weights.load_vector(prefix + "gate.bias");
+  }
+  router_ = builder.bind<ops::Router>(prefix + "router", {.num_experts = c.num_experts,
+                                                          .top_k = c.experts_per_token,
+                                                          .is_hashed = is_hashed,
+                                                          .is_normalized = c.norm_topk_prob,
+                                                          .scaling = static_cast<float>(c.routed_scaling_factor)});
+  load_experts(builder);
+  shared_w1_ = LinearLayer(builder, prefix + "shared_experts.w1", InputRole::kQuantised, activation);
+  shared_w2_ = LinearLayer(builder, prefix + "shared_experts.w2", InputRole::kQuantised, activation);
+  shared_w3_ = LinearLayer(builder, prefix + "shared_experts.w3", InputRole::kQuantised, activation);
+  swiglu_ = builder.bind<ops::SwiGlu>(prefix + "shared_experts.swiglu",
+                                      {.inner = c.expert_inner, .limit = limit, .activation = activation});
+  combine_ = builder.bind<ops::MoeCombine>(
+      prefix + "combine", {.hidden = c.hidden_size, .top_k = c.experts_per_token, .activation = activation});
+}
+
+void MoeLayer::load_experts(LayerBuilder& builder) {
+  const Config& c = builder.config;
+  const Shard& shard = builder.weights.shard();
+  const int64_t num_local = c.num_experts / shard.world, first = num_local * shard.rank;
+  const auto name = [&](int64_t e, const char* matrix) { return fmt::format("{}experts.{}.{}", prefix_, e, matrix); };
+  const ops::WeightFormat format = builder.weights.format(name(first, "w1"));
+  for (int64_t e = first; e < first + num_local; ++e) {
+    for (const char* matrix : {"w1", "w2", "w3"}) {
+      if (builder.weights.format(name(e, matrix)) != format) {
+        fail(ErrorCode::kUnsupported,
+             fmt::format("tensor {}: stored as {}, other experts of the layer as {}", name(e, matrix),
+                         to_string(builder.weights.format(name(e, matrix))), to_string(format)));
+      }
+    }
+  }
+  experts_ = builder.bind<ops::MoeExperts>(
+      prefix_ + "experts", {.hidden = c.hidden_size,
+                            .inner = c.expert_inner,
+                            .first_expert = first,
+                            .num_local = num_local,
+                            .top_k = c.experts_per_token,
+                            .format = format,
+                            .input = resolve_input(builder.precision.input, format, InputRole::kQuantised),
+                            .swiglu_limit = static_cast<float>(c.swiglu_limit),
+                            .activation = builder.activation()});
+  const ops::PackedLayout* layout = experts_.packed_layout();
+  matrices_.reserve(static_cast<size_t>(3 * num_local));
+  for (int64_t e = first; e < first + num_local; ++e) {
+    const auto load = [&](const char* matrix) {
+      matrices_.push_back(builder.weights.load_matrix(name(e, matrix), layout));
+      return matrices_.back().view;
+    };
+    w1_.push_back(load("w1"));
+    w2_.push_back(load("w2"));
+    w3_.push_back(load("w3"));
+  }
+}
+
+TensorView MoeLayer::run_shared(const StepContext& context, const TensorView& x) const {
+  const int64_t n = context.num_tokens;
+  const TensorView gate = shared_w1_.run(context, x, n);
+  const TensorView up = shared_w3_.run(context, x, n);
+  swiglu_.run({.gate = gate, .up = up, .out = gate, .num_tokens = n}, context.queue);
+  context.trace(prefix_, "shared_experts.swiglu", gate);
+  return shared_w2_.run(context, gate, n);
+}
+
+TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const {
+  const int64_t n = context.num_tokens, k = router_.desc.top_k;
+  const TensorView result = context.take_rows(experts_.desc.hidden);
+  const ArenaScope scope(context.arena);
+  const TensorView logits = gate_.run(context, x, n);
+  const TensorView ids = context.take(DType::kI32, {n, k});
+  const TensorView weights = context.take(DType::kF32, {n, k});
+  router_.run({.logits = logits.as<float>(),
+               .bias = bias_.as<float>(),
+               .table = table_.as<int32_t>(),
+               .token_ids = context.token_ids,
+               .experts = ids.as<int32_t>(),
+               .weights = weights.as<float>(),
+               .num_tokens = n},
+              context.queue);
+  context.trace(prefix_, "expert_ids", ids);
+  context.trace(prefix_, "expert_weights", weights);
+
+  TensorView routed, shared;
+  if (!bypass_.routed_experts) {
+    routed = context.take(context.activation, {n, k, experts_.desc.hidden});
+    experts_.run({.x = x,
+                  .experts = ids.as<int32_t>(),
+                  .routing = weights.as<float>(),
+                  .w1 = w1_.data(),
+                  .w3 = w3_.data(),
+                  .w2 = w2_.data(),
+                  .out = routed,
+                  .num_tokens = n,
+                  .workspace = context.workspace},
+                 context.queue);
+    context.trace(prefix_, "experts", routed);
+  }
+  if (!bypass_.shared_experts) shared = run_shared(context, x);
+  combine_.run({.routed = routed, .shared = shared, .out = result, .num_tokens = n}, context.queue);
+  return result;
+}
+
+}  // namespace tessera::model

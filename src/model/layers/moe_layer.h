@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Mixture of experts: router, routed experts, shared expert, sum.
+// Source: DeepSeek-V4 inference/model.py, MoE, Gate and Expert.
+#include <vector>
+
+#include "model/bypass.h"
+#include "model/layers/linear_layer.h"
+
+namespace tessera::model {
+
+class MoeLayer {
+ public:
+  MoeLayer() = default;
+  // `prefix`: "layers.2.ffn."; `is_hashed`: routed by the table of token ids.
+  MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_hashed, const Bypass& bypass);
+
+  // x [tokens, hidden], normalised -> [tokens, hidden].
+  TensorView run(const StepContext& context, const TensorView& x) const;
+
+ private:
+  void load_experts(LayerBuilder& builder);
+  TensorView run_shared(const StepContext& context, const TensorView& x) const;
+
+  std::string prefix_;
+  Bypass bypass_;
+  LinearLayer gate_;
+  device::Tensor bias_, table_;
+  ops::Bound<ops::Router> router_;
+  ops::Bound<ops::MoeExperts> experts_;
+  std::vector<Matrix> matrices_;               // owners of the views below
+  std::vector<ops::WeightView> w1_, w2_, w3_;  // by local expert
+  LinearLayer shared_w1_, shared_w2_, shared_w3_;
+  ops::Bound<ops::SwiGlu> swiglu_;
+  ops::Bound<ops::MoeCombine> combine_;
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/load_model.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "checkpoint/checkpoint.h"
+#include "model/model.h"
+
+namespace tessera::model {
+
+namespace {
+
+// Classic draft blocks that this program runs; DSpark stages are kept aside.
+int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
+  return !config.has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;
+}
+
+// What a sequence of `tokens` keeps, before any weight is read: an upper estimate in the widest layout.
+uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots) {
+  const int64_t kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
+  uint64_t total = 0;
+  for (const int64_t ratio : config.compress_ratios) {
+    total += static_cast<uint64_t>(kv * window_slots);
+    if (ratio == 0) continue;
+    total += static_cast<uint64_t>(kv * (tokens / ratio) + 24 * 4 * config.head_dim);
+    if (ratio != 4) continue;
+    const int64_t key = ops::index_entry_layout(precision, config.index_head_dim).entry_bytes();
+    total +=
+        static_cast<uint64_t>(key * (tokens / ratio) + 24 * 4 * config.index_head_dim + 4 * kScoreRows * (tokens / 4));
+  }
+  return total;
+}
+
+void check_fit(uint64_t weights, uint64_t state, const device::Machine& machine) {
+  const uint64_t needed = weights + state;
+  if (needed <= machine.memory_available_bytes) return;
+  fail(
+      ErrorCode::kResourceExhausted,
+      fmt::format("does not fit: {} of weights and {} of sequence state need {}, this machine has {} available; {} are "
+                  "missing",
+                  format_bytes(weights), format_bytes(state), format_bytes(needed),
+                  format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
+}
+
+// Ends the phase however loading ends.
+class Phase {
+ public:
+  Phase(ProgressSink* sink, std::string_view name, uint64_t total) : sink_(sink) {
+    if (sink_ != nullptr) sink_->begin(name, total, "B");
+  }
+  ~Phase() {
+    if (sink_ != nullptr) sink_->end();
+  }
+
+ private:
+  ProgressSink* sink_;
+};
+
+}  // namespace
+
+LoadedModel load_model(const std::string& directory, const LoadOptions& options,
+                       std::span<const ops::Backend* const> backends, const device::Machine& machine, LogSink* log,
+                       ProgressSink* progress) {
+  LoadedModel loaded;
+  loaded.config = load_config(directory);
+  const Config& config = loaded.config;
+  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
+  const int64_t drafts = options.with_draft ? num_draft_layers(checkpoint, config) : 0;
+  WeightSource weights(checkpoint, config, drafts, Shard{}, progress);
+  const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
+  check_fit(weights.total_bytes(), sequence_bytes(config, options.precision, options.sequence_tokens, window_slots),
+            machine);
+  if (log != nullptr && !weights.unused().empty()) {
+    log->write(LogLevel::kDebug, fmt::format("{} tensors of the checkpoint are not used, the first is {}",
+                                             weights.unused().size(), printable(weights.unused().front())));
+  }
+  ops::Planner planner(backends, machine, options.forced);
+  const Phase phase(progress, "read weights", weights.total_bytes());
+  loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts, options.max_step_tokens,
+                                          options.num_threads, options.bypass);
+  loaded.plan.assign(planner.lines().begin(), planner.lines().end());
+  return loaded;
+}
+
+}  // namespace tessera::model

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// From a checkpoint's folder to something that runs.
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "device/machine.h"
+#include "model/bypass.h"
+#include "model/config.h"
+#include "model/runner.h"
+#include "ops/planner.h"
+
+namespace tessera::model {
+
+struct LoadOptions {
+  ops::Precision precision;
+  int num_threads = 0;  // 0: one per core
+  int64_t max_step_tokens = 64;
+  int64_t sequence_tokens = 0;  // counted into the memory that must fit, besides the weights
+  std::vector<std::pair<std::string, std::string>> forced;  // ops::parse_forced
+  Bypass bypass;
+  bool with_draft = true;  // load the draft block where the checkpoint has one
+};
+
+struct LoadedModel {
+  Config config;
+  std::unique_ptr<Runner> runner;
+  std::vector<ops::PlanLine> plan;
+};
+
+// Throws kNotFound, kDataLoss, kUnsupported for what is wrong with the checkpoint, kResourceExhausted (before anything
+// is read) where weights and state do not fit into machine.memory_available_bytes. Sinks may be null.
+LoadedModel load_model(const std::string& directory, const LoadOptions& options,
+                       std::span<const ops::Backend* const> backends, const device::Machine& machine, LogSink* log,
+                       ProgressSink* progress);
+
+}  // namespace tessera::model

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The narrow waist between the model and whoever decides what to run: token ids in, logits out. One runner serves many
+// sequences; a step takes several tokens of several sequences. Not thread-safe: one step at a time.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/cache_spec.h"
+#include "model/trace.h"
+#include "ops/sample/sample.h"
+#include "tensor/tensor_view.h"
+
+namespace tessera::model {
+
+using ops::SamplingParams;
+
+struct ModelFacts {
+  int32_t vocab_size = 0;
+  int64_t max_positions = 0;  // longest sequence the model was made for
+  int32_t bos_id = 0;
+  std::vector<int32_t> eos_ids;
+  int num_draft_layers = 0;  // MTP blocks that draft() can run: 0 or 1
+  std::string precision;     // "a16 x fp8"
+  int64_t weight_bytes = 0;  // as held in memory
+};
+
+// A point of a sequence to which it can be rolled back. Belongs to the sequence that made it.
+class StateMark {
+ public:
+  virtual ~StateMark() = default;
+  virtual int64_t position() const = 0;
+};
+
+// All that a sequence is between steps: window rings, compressed entries, indexer keys, compressor states, position.
+class SequenceState {
+ public:
+  virtual ~SequenceState() = default;
+  // Tokens processed so far; the next token has this position.
+  virtual int64_t position() const = 0;
+  // Tokens that fit (given to new_sequence).
+  virtual int64_t capacity() const = 0;
+  // An independent copy; both continue bitwise as one would have.
+  virtual std::unique_ptr<SequenceState> fork() const = 0;
+  // Marks this point; rollback() returns to it and drops every token after it. Marks after the point become void.
+  virtual std::unique_ptr<StateMark> mark() const = 0;
+  virtual void rollback(const StateMark& mark) = 0;
+  // A self-describing copy of the bytes, for Runner::restore on a runner of the same model and precision.
+  virtual std::vector<uint8_t> save() const = 0;
+};
+
+enum class LogitRows { kNone, kLast, kAll };
+
+// Consecutive new tokens of one sequence. A state appears at most once in a step.
+struct SequenceSlice {
+  SequenceState* state = nullptr;
+  std::span<const int32_t> ids;
+  LogitRows logits = LogitRows::kLast;
+};
+
+struct SampleRequest {
+  std::span<float> logits;  // one row; overwritten
+  SamplingParams params;
+  uint64_t position = 0;              // of the token to draw
+  std::span<const int32_t> counts;    // [vocab] occurrences so far, for penalties; empty: none
+  std::span<const int32_t> bias_ids;  // logit bias
+  std::span<const float> bias_values;
+};
+
+class Runner {
+ public:
+  virtual ~Runner() = default;
+  virtual const ModelFacts& facts() const = 0;
+  virtual const CacheSpec& cache_spec() const = 0;
+  // Most tokens that one step takes over all its slices, and so the chunk length of a prefill.
+  virtual int64_t max_step_tokens() const = 0;
+
+  // An empty sequence with room for `capacity` tokens. Throws kInvalidArgument above max_positions, std::bad_alloc
+  // where memory ends.
+  virtual std::unique_ptr<SequenceState> new_sequence(int64_t capacity) = 0;
+  // The inverse of save(). Throws kDataLoss where the bytes are of another model, precision or version, or damaged.
+  virtual std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) = 0;
+
+  // Runs the slices' tokens. Returns FP32 logits [rows, vocab], the slices' requested rows in order; valid until the
+  // next call. Throws kInvalidArgument for ids out of range or a full sequence, kInternal for logits that are not
+  // finite; then the states are as before the call only as far as positions go: drop them.
+  virtual TensorView step(std::span<const SequenceSlice> slices) = 0;
+
+  // Runs the draft block (MTP) on the tokens of the step just made: the same slices, with ids[i] the token that
+  // follows slice token i. Returns logits for the token after that. Throws kUnsupported without a draft block.
+  virtual TensorView draft(std::span<const SequenceSlice> slices) = 0;
+
+  // Draws one token from a row of logits (ops/sample).
+  virtual int32_t sample(const SampleRequest& request) = 0;
+
+  // Null: none. Tracing makes steps slower and changes no value.
+  virtual void set_tracer(Tracer* tracer) = 0;
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/sequence_caches.h"
+
+#include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tessera::model {
+
+namespace {
+
+// A saved sequence: this header, then every buffer's bytes that hold something, layer by layer.
+struct SavedHeader {
+  char magic[8] = {'T', 'S', 'S', 'T', 'A', 'T', 'E', '1'};
+  uint64_t fingerprint = 0;
+  int64_t capacity = 0, position = 0, draft_position = 0;
+  uint64_t payload_bytes = 0;
+  uint64_t payload_hash = 0;  // XXH3-64
+};
+static_assert(sizeof(SavedHeader) == 56, "written as raw bytes");
+
+constexpr const char* kSavedName = "saved sequence";
+
+class Mark final : public StateMark {
+ public:
+  Mark(const SequenceCaches* maker, int64_t position, int64_t draft_position)
+      : owner(maker), at(position), draft_at(draft_position) {}
+  int64_t position() const override { return at; }
+
+  const SequenceCaches* owner;
+  int64_t at, draft_at;
+  std::vector<LayerCaches> layers;  // window and compressor states only
+};
+
+// Bytes of a layer's growing caches that hold entries of tokens before `position`.
+size_t entry_bytes_at(const LayerCacheLayout& layout, int64_t position) {
+  return layout.ratio == 0 ? 0 : static_cast<size_t>(position / layout.ratio * layout.kv.entry_bytes());
+}
+
+size_t index_bytes_at(const LayerCacheLayout& layout, int64_t position) {
+  return layout.has_indexer ? static_cast<size_t>(position / layout.ratio * layout.index.entry_bytes()) : 0;
+}
+
+// Calls visit(data, bytes) for each part of a layer that matters at `position`, always in the same order.
+template <class Visit>
+void for_each_part(const LayerCacheLayout& layout, LayerCaches& caches, int64_t position, const Visit& visit) {
+  visit(caches.window.data(), caches.window.size());
+  visit(caches.entries.data(), entry_bytes_at(layout, position));
+  visit(caches.index_keys.data(), index_bytes_at(layout, position));
+  visit(caches.compressor.data(), caches.compressor.size());
+  visit(caches.index_compressor.data(), caches.index_compressor.size());
+}
+
+void copy_bytes(const device::Buffer& from, const device::Buffer& to) {
+  if (from.size() > 0) std::memcpy(to.data(), from.data(), from.size());
+}
+
+}  // namespace
+
+CacheSpec make_cache_spec(const CacheLayout& layout) {
+  CacheSpec spec;
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    const LayerCacheLayout& layer = layout.layers[i];
+    const size_t num_main = layout.layers.size() - static_cast<size_t>(layout.num_draft_layers);
+    const std::string name = i < num_main ? fmt::format("layers.{}.", i) : fmt::format("mtp.{}.", i - num_main);
+    spec.kinds.push_back({name + "window", layer.kv.entry_bytes(), layer.window_slots, 0});
+    if (layer.ratio == 0) continue;
+    spec.kinds.push_back({name + "entries", layer.kv.entry_bytes(), 0, layer.ratio});
+    spec.kinds.push_back({name + "compressor", layer.compressor.state_floats() * 4, 1, 0});
+    if (!layer.has_indexer) continue;
+    spec.kinds.push_back({name + "index_keys", layer.index.entry_bytes(), 0, layer.ratio});
+    spec.kinds.push_back({name + "index_compressor", layer.index_compressor.state_floats() * 4, 1, 0});
+  }
+  return spec;
+}
+
+SequenceCaches::SequenceCaches(const CacheLayout& layout, int64_t capacity) : layout_(&layout), capacity_(capacity) {
+  for (const LayerCacheLayout& layer : layout.layers) {
+    LayerCaches caches;
+    caches.window = device::Buffer(static_cast<size_t>(layer.window_slots * layer.kv.entry_bytes()));
+    if (layer.ratio != 0) {
+      caches.entries = device::Buffer(entry_bytes_at(layer, capacity));
+      caches.compressor = device::Buffer(static_cast<size_t>(layer.compressor.state_floats()) * 4);
+      ops::compressor_reset(layer.compressor, caches.compressor.as<float>());
+    }
+    if (layer.has_indexer) {
+      caches.index_keys = device::Buffer(index_bytes_at(layer, capacity));
+      caches.index_compressor = device::Buffer(static_cast<size_t>(layer.index_compressor.state_floats()) * 4);
+      ops::compressor_reset(layer.index_compressor, caches.index_compressor.as<float>());
+    }
+    layers_.push_back(std::move(caches));
+  }
+}
+
+std::unique_ptr<SequenceState> SequenceCaches::fork() const {
+  auto copy = std::make_unique<SequenceCaches>(*layout_, capacity_);
+  copy->position_ = position_;
+  copy->draft_position_ = draft_position_;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    copy_bytes(layers_[i].window, copy->layers_[i].window);
+    copy_bytes(layers_[i].entries, copy->layers_[i].entries);
+    copy_bytes(layers_[i].index_keys, copy->layers_[i].index_keys);
+    copy_bytes(layers_[i].compressor, copy->layers_[i].compressor);
+    copy_bytes(layers_[i].index_compressor, copy->layers_[i].index_compressor);
+  }
+  return copy;
+}
+
+std::unique_ptr<StateMark> SequenceCaches::mark() const {
+  auto mark = std::make_unique<Mark>(this, position_, draft_position_);
+  for (const LayerCaches& layer : layers_) {
+    LayerCaches saved;
+    saved.window = layer.window.clone();
+    saved.compressor = layer.compressor.clone();
+    saved.index_compressor = layer.index_compressor.clone();
+    mark->layers.push_back(std::move(saved));
+  }
+  return mark;
+}
+
+void SequenceCaches::rollback(const StateMark& state_mark) {
+  const Mark* mark = dynamic_cast<const Mark*>(&state_mark);
+  TESSERA_CHECK(mark != nullptr && mark->owner == this, "a mark belongs to the sequence that made it");
+  TESSERA_CHECK(mark->at <= position_, fmt::format("mark at {}, sequence at {}", mark->at, position_));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    copy_bytes(mark->layers[i].window, layers_[i].window);
+    copy_bytes(mark->layers[i].compressor, layers_[i].compressor);
+    copy_bytes(mark->layers[i].index_compressor, layers_[i].index_compressor);
+  }
+  position_ = mark->at;
+  draft_position_ = mark->draft_at;
+}
+
+std::vector<uint8_t> SequenceCaches::save() const {
+  SavedHeader header;
+  header.fingerprint = layout_->fingerprint;
+  header.capacity = capacity_, header.position = position_, header.draft_position = draft_position_;
+  std::vector<uint8_t> out(sizeof(header));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    // The visitor only reads here.
+    for_each_part(layout_->layers[i], const_cast<LayerCaches&>(layers_[i]), position_, [&](void* data, size_t bytes) {
+      const uint8_t* begin = static_cast<const uint8_t*>(data);
+      out.insert(out.end(), begin, begin + bytes);
+    });
+  }
+  header.payload_bytes = out.size() - sizeof(header);
+  header.payload_hash = XXH3_64bits(out.data() + sizeof(header), header.payload_bytes);
+  std::memcpy(out.data(), &header, sizeof(header));
+  return out;
+}
+
+std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layout, std::span<const uint8_t> bytes) {
+  SavedHeader header;
+  const SavedHeader expected;
+  if (bytes.size() < sizeof(header)) {
+    fail_data(kSavedName, "size", fmt::format("at least {} bytes", sizeof(header)), fmt::format("{}", bytes.size()));
+  }
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (std::memcmp(header.magic, expected.magic, sizeof(header.magic)) != 0) {
+    fail_data(kSavedName, "magic", "TSSTATE1", "something else");
+  }
+  if (header.fingerprint != layout.fingerprint) {
+    fail_data(kSavedName, "fingerprint", fmt::format("{:016x}, this model in this precision", layout.fingerprint),
+              fmt::format("{:016x}", header.fingerprint));
+  }
+  const std::span<const uint8_t> payload = bytes.subspan(sizeof(header));
+  if (header.payload_bytes != payload.size()) {
+    fail_data(kSavedName, "payload", fmt::format("{} bytes", header.payload_bytes), fmt::format("{}", payload.size()));
+  }
+  if (header.payload_hash != XXH3_64bits(payload.data(), payload.size())) {
+    fail_data(kSavedName, "payload hash", fmt::format("{:016x}", header.payload_hash),
+              "another one: the bytes are damaged");
+  }
+  // What the hash does not cover is the header itself: bound it before anything is allocated by it.
+  constexpr int64_t kMaxCapacity = int64_t{1} << 32;
+  if (header.capacity < 0 || header.capacity > kMaxCapacity || header.position < 0 ||
+      header.position > header.capacity || header.draft_position < 0 || header.draft_position > header.position) {
+    fail_data(kSavedName, "positions", "0 <= draft <= position <= capacity",
+              fmt::format("{}, {}, {}", header.draft_position, header.position, header.capacity));
+  }
+  auto state = std::make_unique<SequenceCaches>(layout, header.capacity);
+  state->position_ = header.position;
+  state->draft_position_ = header.draft_position;
+  size_t used = 0;
+  for (size_t i = 0; i < layout.layers.size(); ++i) {
+    for_each_part(layout.layers[i], state->layers_[i], header.position, [&](void* data, size_t part_bytes) {
+      if (part_bytes > payload.size() - used) fail_data(kSavedName, "payload", "more bytes", "its end");
+      if (part_bytes > 0) std::memcpy(data, payload.data() + used, part_bytes);
+      used += part_bytes;
+    });
+  }
+  if (used != payload.size())
+    fail_data(kSavedName, "payload", fmt::format("{} bytes", used), fmt::format("{}", payload.size()));
+  return state;
+}
+
+}  // namespace tessera::model

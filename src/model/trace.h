@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Sees what a step computes, op by op: golden tests compare it, `--trace-op` prints it.
+#include <string_view>
+
+#include "tensor/tensor_view.h"
+
+namespace tessera::model {
+
+class Tracer {
+ public:
+  virtual ~Tracer() = default;
+  // The output of one op, in host memory, valid during the call. `name` is a path such as "layers.3.attn.wq_a" or
+  // "layers.3.out"; rows follow the tokens of the step.
+  virtual void tensor(std::string_view name, const TensorView& value) = 0;
+};
+
+}  // namespace tessera::model

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Every tensor of a model as a table: official name, shape, what it may be stored as, how it is cut over ranks, and the
+// op that consumes it. Loading, checking and slicing follow this table and nothing else.
+// Source: the tensor names and shapes of deepseek-ai/DeepSeek-V4-Flash; docs/formats/checkpoints.md.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "tensor/tensor_view.h"
+
+namespace tessera::model {
+
+enum class WeightKind : uint8_t {
+  kLinear,  // "NAME.weight": a linear map in any readable weight format
+  kPlain,   // "NAME.weight": a linear map that is never quantised: BF16 or F32
+  kVector,  // small tensors kept as FP32: norms, sinks, position biases, hyper-connections, router bias
+  kTable,   // integers: the hash layers' routing table
+};
+
+// How a tensor is cut when `world` ranks share a model. What is not cut is held by every rank.
+enum class ShardRule : uint8_t {
+  kReplicate,
+  kRowsByHead,   // equal runs of rows, one per attention head
+  kRowsByGroup,  // equal runs of rows, one per output group
+  kColsByGroup,  // equal runs of columns, one per output group
+  kByExpert,     // a rank has whole experts
+};
+
+struct Shard {
+  int64_t rank = 0, world = 1;
+};
+
+struct WeightRow {
+  std::string name;  // official; without ".weight" for kLinear and kPlain
+  Shape shape;       // [out, in] for linear maps
+  WeightKind kind = WeightKind::kLinear;
+  ShardRule shard = ShardRule::kReplicate;
+  const char* consumer = "";  // op name
+  int64_t expert = -1;        // id, for kByExpert
+};
+
+// `num_draft_layers` MTP blocks follow the main layers.
+std::vector<WeightRow> make_weight_spec(const Config& config, int64_t num_draft_layers);
+
+// Half-open ranges of a tensor that a rank holds; empty rows where it holds none of an expert.
+struct WeightSlice {
+  int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;
+};
+
+// Throws kUnsupported where the world does not divide heads, groups or experts.
+WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& shard);
+
+}  // namespace tessera::model

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Q8: E4M3 codes with one power-of-two scale (UE8M0) per group of a row, for caches and `a8` activations; and FP8
+// weights with one FP32 factor per 128 x 128 block.
+// Source: DeepSeek-V4 inference/kernel.py, act_quant with scale_fmt "ue8m0"; weight_block_size of config.json.
+#include <cstdint>
+
+#include "numeric/e4m3.h"
+#include "numeric/e8m0.h"
+#include "numeric/host_device.h"
+#include "numeric/nvfp4.h"
+
+namespace tessera::numeric {
+
+constexpr int kFp8WeightBlock = 128;
+
+// Per group: s = 2^ceil(log2(max(amax, 1e-4) / 448)), codes = E4M3(clamp(x / s)). The last group may be partial.
+// A group that holds a NaN or an infinity gets scale NaN (0xFF).
+TESSERA_HOST_DEVICE constexpr void q8_quantize(const float* x, int64_t count, int64_t group, uint8_t* codes,
+                                               uint8_t* scales) {
+  for (int64_t begin = 0, g = 0; begin < count; begin += group, ++g) {
+    const int64_t size = count - begin < group ? count - begin : group;
+    const float amax = abs_max(x + begin, size);
+    if (!detail::is_finite(amax)) {
+      scales[g] = kE8m0Nan;
+      for (int64_t i = 0; i < size; ++i) codes[begin + i] = 0;
+      continue;
+    }
+    scales[g] = e8m0_from_float_up((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f));
+    const float scale = e8m0_to_float(scales[g]);
+    for (int64_t i = 0; i < size; ++i) codes[begin + i] = e4m3_from_float(x[begin + i] / scale);
+  }
+}
+
+// code * scale: exact in FP32 and BF16.
+TESSERA_HOST_DEVICE constexpr void q8_dequantize(const uint8_t* codes, const uint8_t* scales, int64_t count,
+                                                 int64_t group, float* out) {
+  for (int64_t begin = 0, g = 0; begin < count; begin += group, ++g) {
+    const int64_t size = count - begin < group ? count - begin : group;
+    const float scale = e8m0_to_float(scales[g]);
+    for (int64_t i = 0; i < size; ++i) {
+#ifdef __CUDA_ARCH__
+      out[begin + i] = e4m3_to_float(codes[begin + i]) * scale;
+#else
+      out[begin + i] = kE4m3Values[codes[begin + i]] * scale;
+#endif
+    }
+  }
+}
+
+// One row of an FP8 weight; `row_scales` holds one factor per 128 columns (those of the row's block row).
+TESSERA_HOST_DEVICE constexpr void fp8_block_dequantize_row(const uint8_t* codes, const float* row_scales,
+                                                            int64_t count, float* out) {
+  for (int64_t k = 0; k < count; ++k) {
+#ifdef __CUDA_ARCH__
+    out[k] = e4m3_to_float(codes[k]) * row_scales[k / kFp8WeightBlock];
+#else
+    out[k] = kE4m3Values[codes[k]] * row_scales[k / kFp8WeightBlock];
+#endif
+  }
+}
+
+}  // namespace tessera::numeric

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Q4 and MXFP4: E2M1 codes, two per byte (even element low), with one power-of-two scale (UE8M0) per 32 of a row: the
+// indexer's keys and queries, and the routed experts of official checkpoints.
+// Source: DeepSeek-V4 inference/kernel.py, the FP4 activation quantiser; OCP Microscaling Formats specification 1.0.
+#include <cstdint>
+
+#include "numeric/e2m1.h"
+#include "numeric/e8m0.h"
+#include "numeric/host_device.h"
+#include "numeric/nvfp4.h"
+
+namespace tessera::numeric {
+
+constexpr int kMxfp4Block = 32;
+
+// `count` a multiple of 32. Per block: s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)), codes = E2M1(x / s), nearest even.
+// A block that holds a NaN or an infinity gets scale NaN (0xFF).
+TESSERA_HOST_DEVICE constexpr void q4_quantize(const float* x, int64_t count, uint8_t* codes, uint8_t* scales) {
+  constexpr float kFloor = 6 * 0x1p-126f;
+  for (int64_t block = 0; block < count / kMxfp4Block; ++block) {
+    const float* values = x + block * kMxfp4Block;
+    const float amax = abs_max(values, kMxfp4Block);
+    const bool is_sound = detail::is_finite(amax);
+    scales[block] = is_sound ? e8m0_from_float_up((amax > kFloor ? amax : kFloor) * (1.0f / 6.0f)) : kE8m0Nan;
+    const float scale = e8m0_to_float(scales[block]);
+    for (int i = 0; i < kMxfp4Block; i += 2) {
+      const uint8_t low = is_sound ? e2m1_from_float(values[i] / scale) : 0;
+      const uint8_t high = is_sound ? e2m1_from_float(values[i + 1] / scale) : 0;
+      codes[(block * kMxfp4Block + i) / 2] = static_cast<uint8_t>(low | high << 4);
+    }
+  }
+}
+
+// code * scale: exact in FP32 and, inside the exponent range, in BF16.
+TESSERA_HOST_DEVICE constexpr void q4_dequantize(const uint8_t* codes, const uint8_t* scales, int64_t count,
+                                                 float* out) {
+  for (int64_t block = 0; block < count / kMxfp4Block; ++block) {
+    const float scale = e8m0_to_float(scales[block]);
+    for (int64_t i = block * kMxfp4Block; i < (block + 1) * kMxfp4Block; i += 2) {
+      out[i] = e2m1_to_float(codes[i / 2] & 15) * scale;
+      out[i + 1] = e2m1_to_float(static_cast<uint8_t>(codes[i / 2] >> 4)) * scale;
+    }
+  }
+}
+
+}  // namespace tessera::numeric

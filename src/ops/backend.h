@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A backend: a name, when it can run, how it was verified, and for each op its variants, best first.
+#include <span>
+#include <string>
+#include <tuple>
+
+#include "device/machine.h"
+#include "ops/attention/attention.h"
+#include "ops/cache_write/cache_write.h"
+#include "ops/compressor/compressor.h"
+#include "ops/embedding/embedding.h"
+#include "ops/hadamard/hadamard.h"
+#include "ops/indexer/indexer.h"
+#include "ops/linear/linear.h"
+#include "ops/mhc/mhc.h"
+#include "ops/moe/moe.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rope/rope.h"
+#include "ops/router/router.h"
+#include "ops/sample/sample.h"
+#include "ops/stream_add/stream_add.h"
+#include "ops/variant.h"
+
+namespace tessera::ops {
+
+// How far a backend has been proved; printed wherever it is chosen.
+enum class Verification { kRunOnHardware, kEmulated, kCompiledOnly };
+std::string_view to_string(Verification verification);
+
+template <class... Ops>
+struct VariantLists {
+  std::tuple<std::span<const Variant<Ops>>...> lists;
+};
+
+// Every op of the model. A new op adds its type here.
+using AllVariants =
+    VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
+                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, Sample>;
+
+struct Backend {
+  const char* name;
+  // False where this machine can't run it; `why_not` says why.
+  bool (*available)(const device::Machine& machine, std::string& why_not);
+  Verification verification;
+  AllVariants variants;
+
+  template <class Op>
+  std::span<const Variant<Op>> variants_of() const {
+    return std::get<std::span<const Variant<Op>>>(variants.lists);
+  }
+};
+
+}  // namespace tessera::ops

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A permutation of a weight's bits that a kernel wants. Packing never changes a value: unpack(pack(w)) == w, bit for
+// bit.
+#include <cstdint>
+
+#include "ops/weight_view.h"
+
+namespace tessera::ops {
+
+struct PackedLayout {
+  const char* name;
+  // Bytes of codes and of block scales once packed.
+  int64_t (*data_bytes)(const WeightView& checkpoint);
+  int64_t (*scale_bytes)(const WeightView& checkpoint);
+  // `packed` has the shape and format of `checkpoint`, and buffers of the sizes above.
+  void (*pack)(const WeightView& checkpoint, const WeightView& packed);
+  void (*unpack)(const WeightView& packed, const WeightView& checkpoint);
+};
+
+}  // namespace tessera::ops

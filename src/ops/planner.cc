@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/planner.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace tessera::ops {
+
+namespace {
+
+// Calls visit(op name, backend name, variant name) for every variant of a backend.
+template <class Visit, class... Ops>
+void for_each_variant(const char* backend, const VariantLists<Ops...>& lists, const Visit& visit) {
+  const auto one_op = [&](const char* op, const auto& variants) {
+    for (const auto& variant : variants) visit(op, std::string(backend), std::string(backend) + "." + variant.name);
+  };
+  (one_op(Ops::kName, std::get<std::span<const Variant<Ops>>>(lists.lists)), ...);
+}
+
+}  // namespace
+
+std::string_view to_string(Verification verification) {
+  switch (verification) {
+    case Verification::kRunOnHardware:
+      return "run on hardware";
+    case Verification::kEmulated:
+      return "run under emulation";
+    case Verification::kCompiledOnly:
+      return "compiled only";
+  }
+  return "?";
+}
+
+std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> forced;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string item = text.substr(begin, end - begin);
+    const size_t equals = item.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == item.size()) {
+      fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_FORCE: expected OP=VARIANT, found \"{}\"", item));
+    }
+    forced.emplace_back(item.substr(0, equals), item.substr(equals + 1));
+    begin = end + 1;
+  }
+  return forced;
+}
+
+Planner::Planner(std::span<const Backend* const> backends, const device::Machine& machine,
+                 std::vector<std::pair<std::string, std::string>> forced)
+    : forced_(std::move(forced)) {
+  for (const Backend* backend : backends) {
+    std::string why_not;
+    if (backend->available(machine, why_not)) {
+      usable_.push_back(backend);
+    } else {
+      unavailable_.push_back(fmt::format("{}: {}", backend->name, why_not));
+    }
+  }
+  for (const auto& [op, wanted] : forced_) {
+    bool is_known = false;
+    for (const Backend* backend : usable_) {
+      for_each_variant(backend->name, backend->variants,
+                       [&](const char* name, const std::string& of, const std::string& variant) {
+                         is_known = is_known || (op == name && (wanted == of || wanted == variant));
+                       });
+    }
+    if (!is_known) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("TESSERA_FORCE: no variant \"{}\" of an op \"{}\" can run on this machine", wanted, op));
+    }
+  }
+}
+
+bool Planner::is_allowed(const char* op, const char* backend, const std::string& name, std::string& why_not) const {
+  for (const auto& [forced_op, wanted] : forced_) {
+    if (forced_op == op && wanted != backend && wanted != name) {
+      why_not = fmt::format("TESSERA_FORCE asks for {}", wanted);
+      return false;
+    }
+  }
+  return true;
+}
+
+void Planner::fail_unbound(const PlanLine& line) const {
+  std::string message = fmt::format("{}: no backend can compute {} {}", line.where, line.op, line.desc);
+  for (const std::string& refusal : line.refusals) message += "; " + refusal;
+  for (const std::string& reason : unavailable_) message += "; " + reason;
+  fail(ErrorCode::kUnsupported, message);
+}
+
+}  // namespace tessera::ops

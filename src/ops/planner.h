@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Chooses, once, when a model is built, which variant of which backend computes each op, and remembers why.
+#include <deque>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace tessera::ops {
+
+// An op bound to a variant: what a layer holds and runs.
+template <class Op>
+struct Bound {
+  typename Op::Desc desc;
+  const Variant<Op>* variant = nullptr;
+
+  void run(const typename Op::Args& args, device::Queue& queue) const { variant->run(desc, args, queue); }
+  int64_t workspace_bytes(int64_t max_tokens) const {
+    return variant->workspace_bytes == nullptr ? 0 : variant->workspace_bytes(desc, max_tokens);
+  }
+  const PackedLayout* packed_layout() const {
+    return variant->packed_layout == nullptr ? nullptr : variant->packed_layout(desc);
+  }
+};
+
+struct PlanLine {
+  std::string where;  // "layers.3.attn.wq_a"
+  std::string op, desc;
+  std::string chosen;                 // "backend.variant"
+  std::vector<std::string> refusals;  // "backend.variant: reason", for every better one that declined
+};
+
+// "op=backend" or "op=backend.variant", comma-separated: only these may be bound for these ops.
+// Throws kInvalidArgument for malformed text.
+std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text);
+
+class Planner {
+ public:
+  // Backends are tried in the order given. `forced` as from parse_forced; a name that no op or variant has throws
+  // kInvalidArgument here, so that a misspelt one can't be ignored.
+  Planner(std::span<const Backend* const> backends, const device::Machine& machine,
+          std::vector<std::pair<std::string, std::string>> forced = {});
+
+  // The first variant that supports `desc`. Throws kUnsupported with every refusal where there is none.
+  template <class Op>
+  Bound<Op> bind(const std::string& where, const typename Op::Desc& desc) {
+    PlanLine line{where, Op::kName, desc.to_string(), "", {}};
+    for (const Backend* backend : usable_) {
+      for (const Variant<Op>& variant : backend->template variants_of<Op>()) {
+        const std::string name = std::string(backend->name) + "." + variant.name;
+        std::string why_not;
+        if (!is_allowed(Op::kName, backend->name, name, why_not) || !variant.supports(desc, why_not)) {
+          line.refusals.push_back(name + ": " + why_not);
+          continue;
+        }
+        line.chosen = name;
+        lines_.push_back(std::move(line));
+        return {desc, &variant};
+      }
+    }
+    fail_unbound(line);
+  }
+
+  const std::deque<PlanLine>& lines() const { return lines_; }
+  // Backends that this machine can't run, with the reason.
+  const std::vector<std::string>& unavailable() const { return unavailable_; }
+
+ private:
+  bool is_allowed(const char* op, const char* backend, const std::string& name, std::string& why_not) const;
+  [[noreturn]] void fail_unbound(const PlanLine& line) const;
+
+  std::vector<const Backend*> usable_;
+  std::vector<std::string> unavailable_;
+  std::vector<std::pair<std::string, std::string>> forced_;
+  std::deque<PlanLine> lines_;
+};
+
+}  // namespace tessera::ops

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One token from one row of FP32 logits. Order: logit bias, penalties, then greedy where temperature is 0 (largest
+// logit, ties to the lower id), else temperature, top-k, min-p, top-p, and a draw with a uniform number that depends on
+// (seed, position) alone.
+//   penalties   repetition: logit > 0 ? logit / r : logit * r; then logit -= frequency * count + presence * (count > 0)
+//   top-k       the k largest, ties to the lower id; 0 or >= vocab: all
+//   min-p       keep probability >= min_p * the largest
+//   top-p       in falling probability (ties: lower id), the shortest prefix whose sum reaches top_p
+// Probabilities and their running sums are FP64, in falling order, so the draw is exact and repeatable.
+// Source: the parameters' usual meaning in the OpenAI API and in Hugging Face transformers' logits processors.
+#include <cstdint>
+#include <string>
+
+#include "ops/variant.h"
+
+namespace tessera::ops {
+
+struct SamplingParams {
+  float temperature = 0;
+  float top_p = 1;
+  float min_p = 0;
+  int32_t top_k = 0;
+  float repetition_penalty = 1, frequency_penalty = 0, presence_penalty = 0;
+  uint64_t seed = 0;
+};
+
+struct Sample {
+  static constexpr const char* kName = "sample";
+  struct Desc {
+    int64_t vocab = 0;
+    std::string to_string() const;
+  };
+  struct Args {
+    float* logits = nullptr;  // [vocab]; overwritten by bias, penalties and temperature
+    SamplingParams params;
+    uint64_t position = 0;               // of the token that is drawn
+    const int32_t* counts = nullptr;     // [vocab] occurrences for penalties; null: none
+    const int32_t* bias_ids = nullptr;   // [num_bias], each in [0, vocab)
+    const float* bias_values = nullptr;  // [num_bias]
+    int64_t num_bias = 0;
+    int32_t* token = nullptr;  // out
+    void* workspace = nullptr;
+  };
+};
+
+int64_t sample_reference_workspace(const Sample::Desc& desc, int64_t max_tokens);
+// Throws kInternal where every logit is NaN or minus infinity.
+void sample_reference(const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue);
+
+}  // namespace tessera::ops

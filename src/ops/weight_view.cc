@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/weight_view.h"
+
+#include "base/error.h"
+
+namespace tessera::ops {
+
+namespace {
+
+constexpr int64_t kFp8Block = 128;
+
+int64_t blocks(int64_t count, int64_t block) {
+  return (count + block - 1) / block;
+}
+
+}  // namespace
+
+std::string_view to_string(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return "f32";
+    case WeightFormat::kBf16:
+      return "bf16";
+    case WeightFormat::kFp8Block:
+      return "fp8-block";
+    case WeightFormat::kNvfp4:
+      return "nvfp4";
+  }
+  return "?";
+}
+
+int64_t WeightView::data_bytes() const {
+  switch (format) {
+    case WeightFormat::kF32:
+      return rows * cols * 4;
+    case WeightFormat::kBf16:
+      return rows * cols * 2;
+    case WeightFormat::kFp8Block:
+      return rows * cols;
+    case WeightFormat::kNvfp4:
+      return rows * cols / 2;
+  }
+  return 0;
+}
+
+int64_t WeightView::scale_bytes() const {
+  switch (format) {
+    case WeightFormat::kF32:
+    case WeightFormat::kBf16:
+      return 0;
+    case WeightFormat::kFp8Block:
+      return blocks(rows, kFp8Block) * blocks(cols, kFp8Block) * 4;
+    case WeightFormat::kNvfp4:
+      return rows * (cols / 16);
+  }
+  return 0;
+}
+
+WeightView WeightView::slice_rows(int64_t row_begin, int64_t row_end) const {
+  TESSERA_CHECK(0 <= row_begin && row_begin <= row_end && row_end <= rows, "row slice out of range");
+  TESSERA_CHECK(format != WeightFormat::kFp8Block || row_begin % kFp8Block == 0, "FP8 blocks span 128 rows");
+  WeightView head = *this;
+  head.rows = row_begin;
+  WeightView slice = *this;
+  slice.rows = row_end - row_begin;
+  slice.data = static_cast<const char*>(data) + head.data_bytes();
+  if (block_scales != nullptr) slice.block_scales = static_cast<const char*>(block_scales) + head.scale_bytes();
+  return slice;
+}
+
+}  // namespace tessera::ops

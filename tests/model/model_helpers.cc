@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/model_helpers.h"
+
+#include <algorithm>
+
+#include "backends/registry.h"
+
+namespace tessera::testing {
+
+model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::CacheMode cache, int num_threads,
+                        int64_t max_step_tokens) {
+  model::LoadOptions options;
+  options.precision = {input, cache};
+  options.num_threads = num_threads;
+  options.max_step_tokens = max_step_tokens;
+  return model::load_model(folder, options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+}
+
+std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,
+                        model::LogitRows rows, int64_t chunk) {
+  std::vector<float> logits;
+  const size_t step = static_cast<size_t>(chunk == 0 ? runner.max_step_tokens() : chunk);
+  for (size_t begin = 0; begin < ids.size(); begin += step) {
+    const model::SequenceSlice slice{&state, ids.subspan(begin, std::min(step, ids.size() - begin)), rows};
+    const TensorView view = runner.step({&slice, 1});
+    logits.insert(logits.end(), view.as<float>(), view.as<float>() + view.shape.num_elements());
+  }
+  return logits;
+}
+
+int32_t argmax(std::span<const float> row) {
+  return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
+}
+
+}  // namespace tessera::testing
