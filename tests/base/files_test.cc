@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "base/atomic_file.h"
+#include "base/env.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/test_seams.h"
+#include "testing/temporary_folder.h"
+
+namespace tessera {
+namespace {
+
+TEST(File, ReadsExactlyAndNamesWhatIsWrong) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("a", "hello");
+  const File file = File::open_read(path);
+  char text[3] = {};
+  file.read_at(1, text, 3);
+  EXPECT_EQ(std::string(text, 3), "ell");
+  EXPECT_THROW(file.read_at(3, text, 3), Error) << "past the end";
+  EXPECT_THROW(File::open_read(folder.path()), Error) << "a folder is no file";
+  EXPECT_EQ(read_file(path, 5), "hello");
+  try {
+    read_file(path, 4);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos);
+  }
+  try {
+    File::open_read(folder.file("none"));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+  }
+}
+
+TEST(AtomicFile, AppearsWholeOrNotAtAll) {
+  const testing::TemporaryFolder folder;
+  {
+    AtomicFile file(folder.file("out"));
+    file.write("abc", 3);
+  }
+  EXPECT_EQ(folder.listing(), "") << "without commit nothing stays";
+  AtomicFile file(folder.file("out"));
+  file.write("abc", 3);
+  file.commit();
+  EXPECT_EQ(folder.listing(), "out\n");
+  EXPECT_EQ(read_file(folder.file("out"), 10), "abc");
+  EXPECT_THROW(AtomicFile(folder.file("no/such/folder")), Error);
+}
+
+#ifdef TESSERA_TEST_SEAMS
+TEST(AtomicFile, LeavesNothingBehindWhereAnyCallFails) {
+  for (int64_t nth = 1; nth <= 4; ++nth) {
+    const testing::TemporaryFolder folder;
+    folder.write("out", "old");
+    seams::fail_file_call(nth);
+    EXPECT_THROW(
+        {
+          AtomicFile file(folder.file("out"));
+          file.write("new", 3);
+          file.commit();
+        },
+        Error)
+        << nth;
+    seams::fail_file_call(0);
+    EXPECT_EQ(folder.listing(), "out\n") << nth;
+    EXPECT_EQ(read_file(folder.file("out"), 10), "old") << nth;
+  }
+}
+#endif
+
+TEST(Env, OnlyListedVariablesAreRead) {
+  EXPECT_THROW(env_value("TESSERA_NO_SUCH"), Error);
+  EXPECT_GE(env_variables().size(), 4u);
+}
+
+}  // namespace
+}  // namespace tessera

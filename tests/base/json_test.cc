@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/json.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+std::string error_of(const std::string& text) {
+  try {
+    Json::parse(text, "file.json");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "one line";
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Json, ReadsEveryKind) {
+  const Json json = Json::parse(R"({"a": [1, -2.5, true, null, "x\u00e9"], "b": {}})", "f");
+  const std::vector<Json>& a = json.find("a")->array();
+  EXPECT_EQ(a[0].integer(), 1);
+  EXPECT_EQ(a[1].number(), -2.5);
+  EXPECT_TRUE(a[2].boolean());
+  EXPECT_EQ(a[3].kind(), Json::Kind::kNull);
+  EXPECT_EQ(a[4].string(), "x\u00e9");
+  EXPECT_EQ(json.find("c"), nullptr);
+}
+
+TEST(Json, RefusesWhatIsNotOneStrictValue) {
+  for (const std::string text :
+       {"", " ", "{", "{} {}", "{\"a\":1,}", "[1 2]", "tru", "NaN", "{'a':1}", "\"\\ud800\"", "\"a\x01\"", "01", "1e999",
+        "99999999999999999999", "{\"a\":1,\"a\":2}", "{\"x\":{\"b\":1,\"b\":1}}", "\xff", "[\"\xc3\"]"}) {
+    EXPECT_NE(error_of(text), "") << text;
+  }
+  EXPECT_NE(error_of(std::string(5000, '[') + std::string(5000, ']')), "") << "depth";
+  EXPECT_NE(error_of(R"({"a":1,"a":2})").find("\"a\" twice"), std::string::npos);
+}
+
+TEST(Json, CursorsNameTheField) {
+  const Json json = Json::parse(R"({"a": {"b": [1, "x"]}, "f": 3.0, "n": null})", "f");
+  const JsonCursor root(json, "config.json");
+  EXPECT_EQ(root.at("f").integer(0, 10), 3);
+  EXPECT_FALSE(root.find("n").has_value());
+  const auto message = [&](auto&& read) -> std::string {
+    try {
+      read();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message([&] { root.at("a").at("b").elements()[1].integer(0, 9); }),
+            "config.json: field a.b[1]: expected an integer from 0 to 9, found \"x\"");
+  EXPECT_EQ(message([&] { root.at("a").at("c"); }), "config.json: field a.c: expected a value, found nothing");
+  EXPECT_EQ(message([&] { root.at("f").integer(4, 9); }), "config.json: field f: expected an integer from 4 to 9, found 3");
+  EXPECT_NE(message([&] { root.at("f").number(0, 1); }), "");
+  EXPECT_NE(message([&] { root.at("a").boolean(); }), "");
+  EXPECT_NE(message([&] { root.at("a").string(); }), "");
+}
+
+}  // namespace
+}  // namespace tessera

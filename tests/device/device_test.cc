@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <numeric>
+#include <stdexcept>
+#include <vector>
+
+#include "base/error.h"
+#include "base/test_seams.h"
+#include "device/buffer.h"
+#include "device/machine.h"
+#include "device/queue.h"
+
+namespace tessera::device {
+namespace {
+
+TEST(Queue, CoversEveryItemOnce) {
+  for (const int threads : {1, 2, 5}) {
+    Queue queue(threads);
+    for (const int64_t count : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+      queue.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+      });
+      for (const auto& times : seen) EXPECT_EQ(times, 1);
+    }
+  }
+}
+
+TEST(Queue, ThrowsWhatAPartThrew) {
+  Queue queue(2);
+  EXPECT_THROW(queue.parallel_for(10, 1, [](int64_t, int64_t end) { if (end == 10) throw std::runtime_error("x"); }), std::runtime_error);
+  int64_t sum = 0;
+  queue.parallel_for(3, 100, [&](int64_t begin, int64_t end) { sum += end - begin; });
+  EXPECT_EQ(sum, 3) << "usable afterwards; small work stays on this thread";
+}
+
+TEST(Buffer, IsAlignedAndZero) {
+  const Buffer buffer(1000);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kBufferAlignment, 0u);
+  EXPECT_EQ(std::accumulate(buffer.as<uint8_t>(), buffer.as<uint8_t>() + 1000, 0), 0);
+  EXPECT_EQ(Buffer(0).data(), nullptr);
+  EXPECT_THROW(Buffer(SIZE_MAX), std::bad_alloc);
+#ifdef TESSERA_TEST_SEAMS
+  seams::fail_allocation(1);
+  EXPECT_THROW(Buffer(8), std::bad_alloc);
+  seams::fail_allocation(0);
+#endif
+}
+
+TEST(Arena, GivesBackAndNeverOverruns) {
+  Arena arena(1024);
+  const TensorView a = arena.take(DType::kF32, {10});
+  const size_t mark = arena.mark();
+  const TensorView b = arena.take(DType::kBF16, {100});
+  EXPECT_NE(a.data, b.data);
+  arena.reset_to(mark);
+  EXPECT_EQ(arena.take(DType::kBF16, {100}).data, b.data);
+  EXPECT_THROW(arena.take(DType::kF32, {1000}), Error);
+}
+
+TEST(Machine, IsProbed) {
+  const Machine machine = probe_machine();
+  EXPECT_GE(machine.num_cores, 1);
+  EXPECT_GT(machine.memory_total_bytes, 0u);
+  EXPECT_LE(machine.memory_available_bytes, machine.memory_total_bytes);
+}
+
+}  // namespace
+}  // namespace tessera::device
