@@ -61,9 +61,9 @@ TESSERA_HOST_DEVICE constexpr void nvfp4_quantize_row(const float* x, int64_t co
   for (int64_t block = 0; block < count / kNvfp4Block; ++block) {
     const float* values = x + block * kNvfp4Block;
     const float amax = abs_max(values, kNvfp4Block);
-    const bool is_sound = detail::is_finite(amax) && detail::is_finite(g) && g > 0;
-    // A bound g of 0 (routing weight 0) means a row of zeros.
-    const uint8_t scale = is_sound ? e4m3_from_float(amax / (kE2m1Max * g)) : amax == 0 && g == 0 ? 0 : kE4m3Nan;
+    const bool is_sound = detail::is_finite(amax) && detail::is_finite(g);
+    // g is 0 for a row too small to scale (its 2688th part underflows) and for routing weight 0: a row of zeros.
+    const uint8_t scale = !is_sound ? kE4m3Nan : g == 0 ? uint8_t{0} : e4m3_from_float(amax / (kE2m1Max * g));
     scales[block] = scale;
     detail::nvfp4_encode_block(values, scale == kE4m3Nan ? 0 : scale, g, codes + block * (kNvfp4Block / 2));
   }

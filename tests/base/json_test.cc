@@ -32,8 +32,8 @@ TEST(Json, ReadsEveryKind) {
 
 TEST(Json, RefusesWhatIsNotOneStrictValue) {
   for (const std::string text :
-       {"", " ", "{", "{} {}", "{\"a\":1,}", "[1 2]", "tru", "NaN", "{'a':1}", "\"\\ud800\"", "\"a\x01\"", "01", "1e999",
-        "99999999999999999999", "{\"a\":1,\"a\":2}", "{\"x\":{\"b\":1,\"b\":1}}", "\xff", "[\"\xc3\"]"}) {
+       {"", " ", "{", "{} {}", "{\"a\":1,}", "[1 2]", "tru", "NaN", "{'a':1}", "\"\\ud800\"", "\"a\x01\"", "01",
+        "1e999", "99999999999999999999", "{\"a\":1,\"a\":2}", "{\"x\":{\"b\":1,\"b\":1}}", "\xff", "[\"\xc3\"]"}) {
     EXPECT_NE(error_of(text), "") << text;
   }
   EXPECT_NE(error_of(std::string(5000, '[') + std::string(5000, ']')), "") << "depth";
@@ -56,7 +56,8 @@ TEST(Json, CursorsNameTheField) {
   EXPECT_EQ(message([&] { root.at("a").at("b").elements()[1].integer(0, 9); }),
             "config.json: field a.b[1]: expected an integer from 0 to 9, found \"x\"");
   EXPECT_EQ(message([&] { root.at("a").at("c"); }), "config.json: field a.c: expected a value, found nothing");
-  EXPECT_EQ(message([&] { root.at("f").integer(4, 9); }), "config.json: field f: expected an integer from 4 to 9, found 3");
+  EXPECT_EQ(message([&] { root.at("f").integer(4, 9); }),
+            "config.json: field f: expected an integer from 4 to 9, found 3");
   EXPECT_NE(message([&] { root.at("f").number(0, 1); }), "");
   EXPECT_NE(message([&] { root.at("a").boolean(); }), "");
   EXPECT_NE(message([&] { root.at("a").string(); }), "");

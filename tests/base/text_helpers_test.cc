@@ -25,7 +25,8 @@ TEST(Strings, Utf8) {
   EXPECT_EQ(complete_utf8_prefix("\x80\x80\x80\x80"), 4u);
   EXPECT_EQ(replace_invalid_utf8("a\xe4\xb8z\xff"), "a\uFFFDz\uFFFD") << "one mark per maximal part";
   EXPECT_TRUE(is_valid_utf8("\u4f60\U0001F642"));
-  for (const char* bad : {"\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe4\xb8", "\x80"}) EXPECT_FALSE(is_valid_utf8(bad));
+  for (const char* bad : {"\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe4\xb8", "\x80"})
+    EXPECT_FALSE(is_valid_utf8(bad));
   // Every scalar value there and back.
   for (char32_t c = 0; c < 0x110000; c += 7) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
@@ -46,7 +47,8 @@ TEST(Strings, Bytes) {
 // Known answers of Random123's kat_vectors for philox4x32-10.
 TEST(Rng, PhiloxKnownAnswers) {
   EXPECT_EQ(philox(0, 0, 0), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(philox(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}), (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox(~uint64_t{0}, ~uint64_t{0}, ~uint64_t{0}),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox(0x299f31d0a4093822, 0x85a308d3243f6a88, 0x0370734413198a2e),
             (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }

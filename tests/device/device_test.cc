@@ -30,7 +30,11 @@ TEST(Queue, CoversEveryItemOnce) {
 
 TEST(Queue, ThrowsWhatAPartThrew) {
   Queue queue(2);
-  EXPECT_THROW(queue.parallel_for(10, 1, [](int64_t, int64_t end) { if (end == 10) throw std::runtime_error("x"); }), std::runtime_error);
+  EXPECT_THROW(queue.parallel_for(10, 1,
+                                  [](int64_t, int64_t end) {
+                                    if (end == 10) throw std::runtime_error("x");
+                                  }),
+               std::runtime_error);
   int64_t sum = 0;
   queue.parallel_for(3, 100, [&](int64_t begin, int64_t end) { sum += end - begin; });
   EXPECT_EQ(sum, 3) << "usable afterwards; small work stays on this thread";

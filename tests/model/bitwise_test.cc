@@ -23,11 +23,10 @@ struct Mode {
   ops::CacheMode cache;
 };
 
-constexpr Mode kModes[] = {
-    {ops::InputMode::kF32, ops::CacheMode::kExact}, {ops::InputMode::kF32, ops::CacheMode::kFp8},
-    {ops::InputMode::kA16, ops::CacheMode::kExact}, {ops::InputMode::kA16, ops::CacheMode::kFp8},
-    {ops::InputMode::kA8, ops::CacheMode::kExact},  {ops::InputMode::kA8, ops::CacheMode::kFp8},
-    {ops::InputMode::kA4, ops::CacheMode::kExact},  {ops::InputMode::kA4, ops::CacheMode::kFp8}};
+constexpr Mode kModes[] = {{ops::InputMode::kF32, ops::CacheMode::kExact}, {ops::InputMode::kF32, ops::CacheMode::kFp8},
+                           {ops::InputMode::kA16, ops::CacheMode::kExact}, {ops::InputMode::kA16, ops::CacheMode::kFp8},
+                           {ops::InputMode::kA8, ops::CacheMode::kExact},  {ops::InputMode::kA8, ops::CacheMode::kFp8},
+                           {ops::InputMode::kA4, ops::CacheMode::kExact},  {ops::InputMode::kA4, ops::CacheMode::kFp8}};
 
 std::string name_of(const Mode& mode) {
   return std::string(to_string(mode.input)) + "_" + std::string(to_string(mode.cache));
@@ -40,7 +39,8 @@ std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab) {
 }
 
 // Feeds ids in chunks of random length; all logits.
-std::vector<float> feed_random(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids, Rng& rng) {
+std::vector<float> feed_random(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,
+                               Rng& rng) {
   std::vector<float> logits;
   while (!ids.empty()) {
     const size_t most = std::min(ids.size(), static_cast<size_t>(runner.max_step_tokens()));
@@ -66,8 +66,9 @@ TEST_P(Bitwise, ChunkingDoesNotMatter) {
   SCOPED_TRACE(seed_text());
   const auto loaded = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache);
   model::Runner& runner = *loaded.runner;
-  for (const int64_t length : {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{33}, 129 + static_cast<int64_t>(rng_.below(10)),
-                               257 + static_cast<int64_t>(rng_.below(344))}) {
+  for (const int64_t length :
+       {int64_t{1}, int64_t{2}, int64_t{5}, int64_t{33}, 129 + static_cast<int64_t>(rng_.below(10)),
+        257 + static_cast<int64_t>(rng_.below(344))}) {
     const std::vector<int32_t> ids = random_ids(rng_, length, runner.facts().vocab_size);
     const auto whole = runner.new_sequence(length), split = runner.new_sequence(length + 7);
     const std::vector<float> expected = testing::feed(runner, *whole, ids, LogitRows::kAll);
@@ -132,7 +133,8 @@ TEST_P(Bitwise, ThreadsAndStepSizeDoNotMatter) {
   std::vector<float> expected;
   const std::vector<int32_t> ids = random_ids(rng_, 150, 1024);
   for (const int threads : {1, 2, 3}) {
-    const auto loaded = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, threads, threads == 3 ? 17 : 64);
+    const auto loaded =
+        testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, threads, threads == 3 ? 17 : 64);
     const auto state = loaded.runner->new_sequence(150);
     const std::vector<float> logits = testing::feed(*loaded.runner, *state, ids, LogitRows::kAll);
     if (expected.empty()) expected = logits;
@@ -162,7 +164,8 @@ TEST_P(Bitwise, SavedForkedAndRolledBackSequencesGoOn) {
     EXPECT_EQ(restored->position(), static_cast<int64_t>(cut));
     // Another future, farther than a step and than the ring, then back.
     const auto mark = state->mark();
-    const std::vector<int32_t> other = random_ids(rng_, std::min<int64_t>(150, total - static_cast<int64_t>(cut)), 1024);
+    const std::vector<int32_t> other =
+        random_ids(rng_, std::min<int64_t>(150, total - static_cast<int64_t>(cut)), 1024);
     testing::feed(runner, *state, other, LogitRows::kNone);
     state->rollback(*mark);
     EXPECT_TRUE(testing::same_bits(feed_random(runner, *state, tail, rng_), expected)) << "rolled back";

@@ -69,7 +69,8 @@ struct Score {
 };
 
 // An answer is right where its text is the expected one and it ends with the end token.
-Score evaluate(model::Runner& runner, const std::vector<Prompt>& prompts, size_t stride, const std::vector<std::string>& bytes) {
+Score evaluate(model::Runner& runner, const std::vector<Prompt>& prompts, size_t stride,
+               const std::vector<std::string>& bytes) {
   Score score;
   for (size_t i = 0; i < prompts.size(); i += stride) {
     const Answer got = answer(runner, prompts[i], 64);
@@ -138,11 +139,16 @@ void check_whole(ops::InputMode input, ops::CacheMode cache, int at_least) {
   EXPECT_GE(score.right, at_least);
 }
 
-TEST(SlowEval, AllPromptsA16Exact) { check_whole(ops::InputMode::kA16, ops::CacheMode::kExact, 455); }
-TEST(SlowEval, AllPromptsA16Fp8) { check_whole(ops::InputMode::kA16, ops::CacheMode::kFp8, 455); }
+TEST(SlowEval, AllPromptsA16Exact) {
+  check_whole(ops::InputMode::kA16, ops::CacheMode::kExact, 455);
+}
+TEST(SlowEval, AllPromptsA16Fp8) {
+  check_whole(ops::InputMode::kA16, ops::CacheMode::kFp8, 455);
+}
 
-// f32 x exact against the greedy ids of Hugging Face transformers in FP32 on the BF16 model. Differences are listed with
-// the lead of the best logit over the second where the answers part; returns how many have a lead above `explained`.
+// f32 x exact against the greedy ids of Hugging Face transformers in FP32 on the BF16 model. Differences are listed
+// with the lead of the best logit over the second where the answers part; returns how many have a lead above
+// `explained`.
 int count_unexplained(const std::string& folder, float explained) {
   const auto loaded = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
   int different = 0, unexplained = 0;
@@ -154,10 +160,11 @@ int count_unexplained(const std::string& folder, float explained) {
     const float gap = at < got.gaps.size() ? got.gaps[at] : INFINITY;
     ++different;
     unexplained += gap > explained;
-    std::printf("prompt %d (%s): differs at step %zu, top-2 gap %.4f\n", static_cast<int>(prompt.id), prompt.task.c_str(), at,
-                static_cast<double>(gap));
+    std::printf("prompt %d (%s): differs at step %zu, top-2 gap %.4f\n", static_cast<int>(prompt.id),
+                prompt.task.c_str(), at, static_cast<double>(gap));
   }
-  std::printf("%d of 474 prompts differ, %d by a gap above %g\n", different, unexplained, static_cast<double>(explained));
+  std::printf("%d of 474 prompts differ, %d by a gap above %g\n", different, unexplained,
+              static_cast<double>(explained));
   return unexplained;
 }
 
@@ -170,7 +177,9 @@ TEST(SlowEval, GreedyIdsOfTheBf16Original) {
 
 // Other weights (NVFP4 is about 10 % from the original, logits move by 6 to 13 %): answers part only where the model
 // was undecided.
-TEST(SlowEval, GreedyIdsOfTheNvfp4Model) { EXPECT_EQ(count_unexplained(testing::tiny_model(), 1.0f), 0); }
+TEST(SlowEval, GreedyIdsOfTheNvfp4Model) {
+  EXPECT_EQ(count_unexplained(testing::tiny_model(), 1.0f), 0);
+}
 
 // The numpy implementation's figure for these weights and this text, FP32.
 constexpr double kNumpyPerplexity = 42.30;

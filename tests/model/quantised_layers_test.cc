@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kHidden = 64, kNope = 64, kRope = 64, kIndex = 128;
 
 // Counts differing bytes; each must be one code step (of E4M3, or of one E2M1 nibble) from the golden one.
-int count_flips(const std::string& what, const std::vector<uint8_t>& found, const std::vector<uint8_t>& golden, bool is_fp4) {
+int count_flips(const std::string& what, const std::vector<uint8_t>& found, const std::vector<uint8_t>& golden,
+                bool is_fp4) {
   EXPECT_EQ(found.size(), golden.size()) << what;
   int flips = 0;
   for (size_t i = 0; i < std::min(found.size(), golden.size()); ++i) {
@@ -28,7 +29,8 @@ int count_flips(const std::string& what, const std::vector<uint8_t>& found, cons
     ++flips;
     int step = std::abs(static_cast<int>(found[i] & 0x7F) - static_cast<int>(golden[i] & 0x7F));
     if (is_fp4) {
-      const int low = std::abs((found[i] & 7) - (golden[i] & 7)), high = std::abs((found[i] >> 4 & 7) - (golden[i] >> 4 & 7));
+      const int low = std::abs((found[i] & 7) - (golden[i] & 7)),
+                high = std::abs((found[i] >> 4 & 7) - (golden[i] >> 4 & 7));
       step = std::max(low, high);
     }
     std::printf("%s: byte %zu is 0x%02x, golden 0x%02x\n", what.c_str(), i, found[i], golden[i]);
@@ -41,7 +43,8 @@ int count_flips(const std::string& what, const std::vector<uint8_t>& found, cons
 std::vector<uint8_t> column(const std::vector<uint8_t>& entries, int64_t stride, int64_t begin, int64_t count) {
   std::vector<uint8_t> out;
   for (size_t at = 0; at < entries.size(); at += static_cast<size_t>(stride)) {
-    out.insert(out.end(), entries.begin() + static_cast<int64_t>(at) + begin, entries.begin() + static_cast<int64_t>(at) + begin + count);
+    out.insert(out.end(), entries.begin() + static_cast<int64_t>(at) + begin,
+               entries.begin() + static_cast<int64_t>(at) + begin + count);
   }
   return out;
 }
@@ -79,9 +82,12 @@ void QuantisedLayers::check_entries(const std::string& name, const std::string& 
     return;
   }
   flips_ += count_flips(name + " codes", column(entries, stride, 0, kNope), goldens_.bytes(golden + "_codes"), false);
-  flips_ += count_flips(name + " scales", column(entries, stride, kNope + 4 * kRope, 1), goldens_.bytes(golden + "_scales"), false);
+  flips_ += count_flips(name + " scales", column(entries, stride, kNope + 4 * kRope, 1),
+                        goldens_.bytes(golden + "_scales"), false);
   codes_ += static_cast<int64_t>(entries.size());
-  EXPECT_TRUE(testing::is_close(as_floats(column(entries, stride, kNope, 4 * kRope)), goldens_.floats(golden + "_rope"), 1e-5)) << name;
+  EXPECT_TRUE(
+      testing::is_close(as_floats(column(entries, stride, kNope, 4 * kRope)), goldens_.floats(golden + "_rope"), 1e-5))
+      << name;
 }
 
 void QuantisedLayers::check_layer(const std::string& run, int layer, int64_t tokens, testing::TraceRecorder& trace) {
@@ -91,12 +97,16 @@ void QuantisedLayers::check_layer(const std::string& run, int layer, int64_t tok
   if (goldens_.has(theirs + "index_keys_codes")) {
     const int64_t stride = kIndex / 2 + kIndex / 32;
     const std::vector<uint8_t>& keys = trace.bytes(ours + "attn.indexer.compressor.entry_bytes");
-    flips_ += count_flips(ours + "key codes", column(keys, stride, 0, kIndex / 2), goldens_.bytes(theirs + "index_keys_codes"), true);
-    flips_ += count_flips(ours + "key scales", column(keys, stride, kIndex / 2, kIndex / 32), goldens_.bytes(theirs + "index_keys_scales"), false);
+    flips_ += count_flips(ours + "key codes", column(keys, stride, 0, kIndex / 2),
+                          goldens_.bytes(theirs + "index_keys_codes"), true);
+    flips_ += count_flips(ours + "key scales", column(keys, stride, kIndex / 2, kIndex / 32),
+                          goldens_.bytes(theirs + "index_keys_scales"), false);
     EXPECT_EQ(trace.ints(ours + "attn.indexer.selection"), goldens_.ints(theirs + "selection")) << theirs;
   }
   EXPECT_EQ(trace.ints(ours + "ffn.expert_ids"), goldens_.ints(theirs + "experts")) << theirs;
-  EXPECT_TRUE(testing::is_close(trace.floats(ours + "ffn.expert_weights"), goldens_.floats(theirs + "expert_weights"), 1e-5)) << theirs;
+  EXPECT_TRUE(
+      testing::is_close(trace.floats(ours + "ffn.expert_weights"), goldens_.floats(theirs + "expert_weights"), 1e-5))
+      << theirs;
   // Sublayer outputs, of all rows or of listed ones.
   std::vector<int32_t> rows;
   if (goldens_.shape(theirs + "mid")[0] == tokens) {
@@ -104,10 +114,12 @@ void QuantisedLayers::check_layer(const std::string& run, int layer, int64_t tok
   } else {
     rows = goldens_.ints("positions");
   }
-  for (const auto& [name, width] : {std::pair<std::string, int64_t>{"attn_out", kHidden}, {"mid", 4 * kHidden}, {"ffn_out", kHidden}}) {
+  for (const auto& [name, width] :
+       {std::pair<std::string, int64_t>{"attn_out", kHidden}, {"mid", 4 * kHidden}, {"ffn_out", kHidden}}) {
     const std::vector<float>& all = trace.floats(ours + name);
     std::vector<float> picked;
-    for (const int32_t row : rows) picked.insert(picked.end(), all.begin() + row * width, all.begin() + (row + 1) * width);
+    for (const int32_t row : rows)
+      picked.insert(picked.end(), all.begin() + row * width, all.begin() + (row + 1) * width);
     // A flipped code moves its neighbourhood by an E4M3 step, hence not 1e-5.
     EXPECT_TRUE(testing::is_close(picked, goldens_.floats(theirs + name), 1e-4)) << theirs << name;
   }
@@ -117,20 +129,24 @@ void QuantisedLayers::check_run(const std::string& run, int64_t tokens) {
   const std::vector<int32_t> ids = goldens_.ints(run + "input_ids");
   model::Model& model = dynamic_cast<model::Model&>(*loaded_.runner);
   for (int layer = 0; layer < 5; ++layer) {
-    testing::TraceRecorder trace({"entry_bytes", "selection", "expert_ids", "expert_weights", "attn_out", "mid", "ffn_out", ".out"});
+    testing::TraceRecorder trace(
+        {"entry_bytes", "selection", "expert_ids", "expert_weights", "attn_out", "mid", "ffn_out", ".out"});
     model.set_tracer(&trace);
     const auto state = model.new_sequence(tokens);
     std::vector<float> streams = goldens_.floats(run + "streams." + std::to_string(layer));
     for (int64_t begin = 0; begin < tokens; begin += model.max_step_tokens()) {
       const int64_t count = std::min(model.max_step_tokens(), tokens - begin);
-      const model::SequenceSlice slice{state.get(), std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)), model::LogitRows::kNone};
+      const model::SequenceSlice slice{state.get(),
+                                       std::span(ids).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)),
+                                       model::LogitRows::kNone};
       model.run_layer(static_cast<size_t>(layer), {&slice, 1},
                       {streams.data() + begin * 4 * kHidden, DType::kF32, {count, 4, kHidden}});
       dynamic_cast<model::SequenceCaches&>(*state).advance(count);
     }
     model.set_tracer(nullptr);
     check_layer(run, layer, tokens, trace);
-    EXPECT_TRUE(testing::is_close(streams, goldens_.floats(run + "streams." + std::to_string(layer + 1)), 1e-4)) << run << layer;
+    EXPECT_TRUE(testing::is_close(streams, goldens_.floats(run + "streams." + std::to_string(layer + 1)), 1e-4))
+        << run << layer;
   }
 }
 
@@ -148,10 +164,12 @@ TEST_F(QuantisedLayers, WholeModel) {
     std::vector<float> logits, drafts;
     for (int64_t begin = 0; begin < tokens; begin += 60) {
       const size_t count = static_cast<size_t>(std::min<int64_t>(60, tokens - begin));
-      const model::SequenceSlice slice{state.get(), std::span(ids).subspan(static_cast<size_t>(begin), count), model::LogitRows::kAll};
+      const model::SequenceSlice slice{state.get(), std::span(ids).subspan(static_cast<size_t>(begin), count),
+                                       model::LogitRows::kAll};
       const TensorView rows = loaded_.runner->step({&slice, 1});
       logits.insert(logits.end(), rows.as<float>(), rows.as<float>() + rows.shape.num_elements());
-      const model::SequenceSlice next{state.get(), std::span(ids).subspan(static_cast<size_t>(begin) + 1, count), model::LogitRows::kAll};
+      const model::SequenceSlice next{state.get(), std::span(ids).subspan(static_cast<size_t>(begin) + 1, count),
+                                      model::LogitRows::kAll};
       const TensorView draft = loaded_.runner->draft({&next, 1});
       drafts.insert(drafts.end(), draft.as<float>(), draft.as<float>() + draft.shape.num_elements());
     }

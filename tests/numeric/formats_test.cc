@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// E2M1, E4M3, UE8M0 and BF16: every code, every BF16 input, ties, signed zeros, NaN and infinities, against a search for
-// the nearest value in double.
+// E2M1, E4M3, UE8M0 and BF16: every code, every BF16 input, ties, signed zeros, NaN and infinities, against a search
+// for the nearest value in double.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +23,8 @@ const float kNan = std::nanf("");
 template <class Decode>
 int nearest_code(float x, int num_codes, const Decode& decode) {
   double magnitude = 0, best_distance = INFINITY;
-  for (int code = 0; code < num_codes; ++code) magnitude = std::fmax(magnitude, static_cast<double>(decode(static_cast<uint8_t>(code))));
+  for (int code = 0; code < num_codes; ++code)
+    magnitude = std::fmax(magnitude, static_cast<double>(decode(static_cast<uint8_t>(code))));
   magnitude = std::fmin(magnitude, std::fabs(static_cast<double>(x)));
   int best = 0;
   for (int code = 0; code < num_codes; ++code) {
@@ -58,7 +59,9 @@ TEST(Formats, E4m3Values) {
   for (int code = 0; code < 256; ++code) {
     const float value = e4m3_to_float(static_cast<uint8_t>(code));
     EXPECT_EQ(std::isnan(value), (code & 0x7F) == 0x7F);
-    if (!std::isnan(value)) { EXPECT_EQ(e4m3_from_float(value), code); }
+    if (!std::isnan(value)) {
+      EXPECT_EQ(e4m3_from_float(value), code);
+    }
     EXPECT_TRUE(std::memcmp(&value, &kE4m3Values[static_cast<size_t>(code)], 4) == 0);
   }
 }
@@ -78,9 +81,11 @@ TEST(Formats, RandomBitPatternsRoundToTheNearest) {
 }
 
 TEST(Formats, TiesGoToEvenAndSignsStay) {
-  const std::pair<float, int> e2m1[] = {{0.25f, 0}, {0.75f, 2}, {1.25f, 2}, {1.75f, 4}, {2.5f, 4}, {3.5f, 6}, {5, 6}, {-0.1f, 8}, {-0.0f, 8}, {1e9f, 7}, {-kInf, 15}};
+  const std::pair<float, int> e2m1[] = {{0.25f, 0}, {0.75f, 2}, {1.25f, 2}, {1.75f, 4}, {2.5f, 4},  {3.5f, 6},
+                                        {5, 6},     {-0.1f, 8}, {-0.0f, 8}, {1e9f, 7},  {-kInf, 15}};
   for (const auto& [x, code] : e2m1) EXPECT_EQ(e2m1_from_float(x), code) << x;
-  const std::pair<float, int> e4m3[] = {{448, 0x7E}, {464, 0x7E}, {1e30f, 0x7E}, {kInf, 0x7E}, {-kInf, 0xFE}, {0x1p-9f, 1}, {0x1p-10f, 0}, {0x1.000002p-10f, 1}, {-0.0f, 0x80}};
+  const std::pair<float, int> e4m3[] = {{448, 0x7E},  {464, 0x7E},   {1e30f, 0x7E},        {kInf, 0x7E}, {-kInf, 0xFE},
+                                        {0x1p-9f, 1}, {0x1p-10f, 0}, {0x1.000002p-10f, 1}, {-0.0f, 0x80}};
   for (const auto& [x, code] : e4m3) EXPECT_EQ(e4m3_from_float(x), code) << x;
   EXPECT_EQ(e2m1_from_float(kNan), 7);
   EXPECT_EQ(e4m3_from_float(kNan), kE4m3Nan);
@@ -94,7 +99,9 @@ TEST(Formats, E8m0) {
   for (int byte = 0; byte < 255; ++byte) {
     const float value = e8m0_to_float(static_cast<uint8_t>(byte));
     EXPECT_EQ(e8m0_from_float_up(value), byte);
-    if (byte < 254) { EXPECT_EQ(e8m0_from_float_up(std::nextafter(value, kInf)), byte + 1); }
+    if (byte < 254) {
+      EXPECT_EQ(e8m0_from_float_up(std::nextafter(value, kInf)), byte + 1);
+    }
   }
   EXPECT_EQ(e8m0_from_float_up(3), 129);
   EXPECT_EQ(e8m0_from_float_up(kInf), 254);
@@ -110,8 +117,8 @@ TEST(Formats, Bf16) {
       EXPECT_EQ(bf16_from_float(value), bits);
     }
   }
-  EXPECT_EQ(bf16_from_float(1 + 0x1p-8f), 0x3F80);                // a tie, to even
-  EXPECT_EQ(bf16_from_float(1 + 0x1p-7f + 0x1p-8f), 0x3F82);      // a tie, to even, upward
+  EXPECT_EQ(bf16_from_float(1 + 0x1p-8f), 0x3F80);            // a tie, to even
+  EXPECT_EQ(bf16_from_float(1 + 0x1p-7f + 0x1p-8f), 0x3F82);  // a tie, to even, upward
   EXPECT_EQ(bf16_from_float(std::nextafter(1 + 0x1p-8f, 2.0f)), 0x3F81);
   EXPECT_TRUE(std::isinf(bf16_round(std::numeric_limits<float>::max())));
   EXPECT_TRUE(std::isnan(bf16_round(__builtin_bit_cast(float, 0x7F800001u))));  // payload in the lower half only

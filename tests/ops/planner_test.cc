@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The planner's choices with backends made for the test.
+#include "ops/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "backends/registry.h"
+#include "base/error.h"
+
+namespace tessera::ops {
+namespace {
+
+int g_small_calls = 0, g_any_calls = 0;
+
+bool available(const device::Machine&, std::string&) {
+  return true;
+}
+bool unavailable(const device::Machine&, std::string& why_not) {
+  why_not = "no such hardware";
+  return false;
+}
+bool small_only(const RmsNorm::Desc& desc, std::string& why_not) {
+  why_not = "only widths up to 8";
+  return desc.width <= 8;
+}
+bool any(const RmsNorm::Desc&, std::string&) {
+  return true;
+}
+void run_small(const RmsNorm::Desc&, const RmsNorm::Args&, device::Queue&) {
+  ++g_small_calls;
+}
+void run_any(const RmsNorm::Desc&, const RmsNorm::Args&, device::Queue&) {
+  ++g_any_calls;
+}
+
+constexpr Variant<RmsNorm> kFast[] = {{"small", small_only, nullptr, nullptr, run_small}};
+constexpr Variant<RmsNorm> kPlain[] = {{"any", any, nullptr, nullptr, run_any}};
+
+constexpr AllVariants only(std::span<const Variant<RmsNorm>> list) {
+  AllVariants all{};
+  std::get<std::span<const Variant<RmsNorm>>>(all.lists) = list;
+  return all;
+}
+
+constinit const Backend kBackends[] = {{"gone", unavailable, Verification::kCompiledOnly, only(kPlain)},
+                                       {"fast", available, Verification::kEmulated, only(kFast)},
+                                       {"plain", available, Verification::kRunOnHardware, only(kPlain)}};
+const Backend* const kList[] = {&kBackends[0], &kBackends[1], &kBackends[2]};
+
+TEST(Planner, TakesTheFirstThatSupportsAndRemembersWhy) {
+  Planner planner(kList, {});
+  const auto small = planner.bind<RmsNorm>("a", {.width = 8}), large = planner.bind<RmsNorm>("b", {.width = 9});
+  EXPECT_STREQ(small.variant->name, "small");
+  EXPECT_STREQ(large.variant->name, "any");
+  EXPECT_EQ(planner.lines()[0].chosen, "fast.small");
+  ASSERT_EQ(planner.lines()[1].refusals.size(), 1u);
+  EXPECT_EQ(planner.lines()[1].refusals[0], "fast.small: only widths up to 8");
+  EXPECT_EQ(planner.unavailable()[0], "gone: no such hardware");
+}
+
+TEST(Planner, AForcedVariantRuns) {
+  Planner planner(kList, {}, parse_forced("rms_norm=plain.any"));
+  const auto bound = planner.bind<RmsNorm>("a", {.width = 2});
+  device::Queue queue(1);
+  g_small_calls = g_any_calls = 0;
+  bound.run({}, queue);
+  EXPECT_EQ(g_any_calls, 1);
+  EXPECT_EQ(g_small_calls, 0);
+}
+
+std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Planner, RefusalsAreListed) {
+  Planner planner(kList, {}, parse_forced("rms_norm=fast"));
+  const std::string message = message_of([&] { planner.bind<RmsNorm>("layers.0.x", {.width = 9}); });
+  for (const char* part : {"layers.0.x", "fast.small: only widths up to 8", "plain.any: TESSERA_FORCE asks for fast",
+                           "gone: no such hardware"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  }
+}
+
+TEST(Planner, MisspeltForceIsAnError) {
+  for (const char* text : {"rms_norm=none", "rmsnorm=plain", "rms_norm=gone", "rms_norm", "=x", "rms_norm="}) {
+    EXPECT_NE(message_of([&] { Planner(kList, {}, parse_forced(text)); }), "") << text;
+  }
+}
+
+TEST(Registry, ReferenceIsLastAndComputesEveryOp) {
+  const auto backends = backends::all_backends();
+  ASSERT_FALSE(backends.empty());
+  EXPECT_STREQ(backends.back()->name, "ref");
+  const bool has_all =
+      std::apply([](const auto&... lists) { return (!lists.empty() && ...); }, backends.back()->variants.lists);
+  EXPECT_TRUE(has_all);
+}
+
+}  // namespace
+}  // namespace tessera::ops

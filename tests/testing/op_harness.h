@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Runs every variant of every backend that this machine can run, on the same inputs as the reference.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/registry.h"
+#include "testing/compare.h"
+#include "testing/fills.h"
+
+namespace tessera::testing {
+
+// How close a variant's output must be to the reference's (docs/contracts/numerics.md, section 5).
+constexpr double kBf16Bound = 4e-3, kF32Bound = 1e-5;
+
+// Calls test(variant, is_reference) for each variant that supports `desc`; says which declined and why.
+template <class Op>
+void for_each_variant(const typename Op::Desc& desc, const std::function<void(const ops::Variant<Op>&, bool)>& test) {
+  const device::Machine machine = device::probe_machine();
+  for (const ops::Backend* backend : backends::all_backends()) {
+    std::string why_not;
+    if (!backend->available(machine, why_not)) {
+      std::printf("%s: %s\n", backend->name, why_not.c_str());
+      continue;
+    }
+    for (const ops::Variant<Op>& variant : backend->template variants_of<Op>()) {
+      why_not.clear();
+      if (!variant.supports(desc, why_not)) {
+        std::printf("%s.%s %s: %s\n", backend->name, variant.name, desc.to_string().c_str(), why_not.c_str());
+        continue;
+      }
+      SCOPED_TRACE(std::string(backend->name) + "." + variant.name + " " + Op::kName + " " + desc.to_string());
+      test(variant, std::string(backend->name) == "ref");
+    }
+  }
+}
+
+// Scratch for one call.
+template <class Op>
+device::Buffer workspace_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, int64_t max_tokens) {
+  return device::Buffer(
+      variant.workspace_bytes == nullptr ? 0 : static_cast<size_t>(variant.workspace_bytes(desc, max_tokens)));
+}
+
+// Fresh random data each run; the seed is shown when a test fails.
+class RandomTest : public ::testing::Test {
+ protected:
+  RandomTest()
+      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  uint64_t seed_;
+  Rng rng_;
+  ::testing::ScopedTrace trace_;
+};
+
+}  // namespace tessera::testing
