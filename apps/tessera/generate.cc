@@ -49,7 +49,7 @@ struct Flags {
   bool is_raw = false, thinks = false, is_json = false, traces = false, is_quiet = false, shows_plan = false;
   int64_t max_tokens = 256;
   model::SamplingParams sampling;
-  std::optional<uint64_t> seed;
+  std::string seed;  // empty: a new one
   std::vector<std::string> stops, logit_bias;
   int threads = 0;
 };
@@ -84,6 +84,16 @@ std::vector<int32_t> parse_ids(const std::string& text) {
   return ids;
 }
 
+uint64_t parse_seed(const std::string& text) {
+  if (text.empty()) return static_cast<uint64_t>(std::random_device{}()) << 32 | std::random_device{}();
+  uint64_t seed = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  if (error != std::errc() || stop != text.data() + text.size()) {
+    fail_usage(fmt::format("--seed: expected a number from 0 to 2^64 - 1, found \"{}\"", printable(text, 40)));
+  }
+  return seed;
+}
+
 // "ID:BIAS" each.
 std::vector<std::pair<int32_t, float>> parse_bias(const std::vector<std::string>& items) {
   std::vector<std::pair<int32_t, float>> out;
@@ -110,6 +120,7 @@ class Generate final : public Verb {
   int run() override;
 
  private:
+  bool has_ids() const { return command_->get_option("--ids")->count() > 0; }
   void check_flags() const;
   ops::Precision precision() const;
   std::vector<int32_t> prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const;
@@ -171,9 +182,11 @@ Examples:
   c.add_option("--presence-penalty", flags_.sampling.presence_penalty, "Take this off once for a seen token")
       ->capture_default_str()
       ->group("Sampling");
-  c.add_option("--logit-bias", flags_.logit_bias, "ID:NUMBER added to a token's logit; repeatable")->group("Sampling");
+  c.add_option("--logit-bias", flags_.logit_bias, "ID:NUMBER added to a token's logit; repeatable")
+      ->allow_extra_args(false)
+      ->group("Sampling");
   c.add_option("--seed", flags_.seed, "Repeat an answer exactly [a new one each time, printed]")->group("Sampling");
-  c.add_option("--stop", flags_.stops, "End before this text; repeatable")->group("Sampling");
+  c.add_option("--stop", flags_.stops, "End before this text; repeatable")->allow_extra_args(false)->group("Sampling");
   c.add_flag("--json", flags_.is_json, "Print {text, ids, finish_reason, usage, seed} instead of streaming")
       ->group("Output");
   c.add_option("--logits", flags_.logits_path,
@@ -186,12 +199,11 @@ Examples:
 }
 
 void Generate::check_flags() const {
-  const bool has_prompt = command_->get_option("PROMPT")->count() > 0,
-             has_ids = command_->get_option("--ids")->count() > 0;
-  if (has_prompt && has_ids) fail_usage("give PROMPT or --ids, not both");
-  if (!has_prompt && !has_ids)
+  const bool has_prompt = command_->get_option("PROMPT")->count() > 0;
+  if (has_prompt && has_ids()) fail_usage("give PROMPT or --ids, not both");
+  if (!has_prompt && !has_ids())
     fail_usage("no prompt: tessera generate \"Compute 257-7.\" (or - to read stdin, or --ids 1,2,3)");
-  if (has_ids && (flags_.is_raw || flags_.thinks)) fail_usage("--ids takes neither --raw nor --think");
+  if (has_ids() && (flags_.is_raw || flags_.thinks)) fail_usage("--ids takes neither --raw nor --think");
   if (flags_.is_raw && flags_.thinks)
     fail_usage("--raw takes the text as it is: write <think> into it instead of --think");
   if (flags_.threads < 0 || flags_.threads > 4096)
@@ -218,7 +230,7 @@ ops::Precision Generate::precision() const {
 }
 
 std::vector<int32_t> Generate::prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const {
-  if (tokenizer == nullptr || !flags_.ids.empty()) return parse_ids(flags_.ids);
+  if (has_ids()) return parse_ids(flags_.ids);
   const std::string text = flags_.prompt == "-" ? read_standard_input() : flags_.prompt;
   if (!is_valid_utf8(text)) fail_usage("prompt: expected UTF-8 text, found bytes that are not");
   if (text.empty()) fail_usage("prompt: expected text, found none");
@@ -271,6 +283,7 @@ void Generate::print_summary(const engine::GenerateResult& result, const model::
 
 int Generate::run() {
   check_flags();
+  const uint64_t seed = parse_seed(flags_.seed);
   model::LoadOptions load;
   load.precision = precision();
   load.num_threads = flags_.threads;
@@ -282,7 +295,7 @@ int Generate::run() {
   }
   const std::string directory = flags_.model.empty() ? default_model() : flags_.model;
   const std::string tokenizer_path = (std::filesystem::path(directory) / "tokenizer.json").string();
-  const bool has_tokenizer = flags_.ids.empty() || std::filesystem::exists(tokenizer_path);
+  const bool has_tokenizer = !has_ids() || std::filesystem::exists(tokenizer_path);
   // config.json first: a wrong folder is reported as such, not as a missing tokenizer.
   const model::Config config = model::load_config(directory);
   std::optional<text::Tokenizer> tokenizer;
@@ -306,8 +319,6 @@ int Generate::run() {
   TracePrinter trace;
   if (flags_.traces) loaded.runner->set_tracer(&trace);
 
-  const uint64_t seed =
-      flags_.seed ? *flags_.seed : static_cast<uint64_t>(std::random_device{}()) << 32 | std::random_device{}();
   const model::ModelFacts& facts = loaded.runner->facts();
   engine::GenerateOptions options;
   options.max_tokens = flags_.max_tokens;

@@ -14,7 +14,7 @@ namespace tessera::engine {
 
 struct GenerateOptions {
   int64_t max_tokens = 256;  // 0: only the prompt is run
-  SamplingOptions sampling;
+  SamplingOptions sampling{};
   bool stop_at_end_token = true;
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps; null: never
 };

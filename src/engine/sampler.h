@@ -13,8 +13,8 @@
 namespace tessera::engine {
 
 struct SamplingOptions {
-  model::SamplingParams params;
-  std::vector<std::pair<int32_t, float>> logit_bias;  // (token id, added to its logit)
+  model::SamplingParams params{};
+  std::vector<std::pair<int32_t, float>> logit_bias{};  // (token id, added to its logit)
 };
 
 // What is wrong with the options for a vocabulary of that size, in words with field, expected and found; nothing where

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "base/error.h"
 #include "base/strings.h"
 #include "model/weight_names.h"
@@ -152,9 +154,9 @@ StoredTensor resolve_fused(Resolver& resolver, const LocatedTensor& fused, const
 
 StoredTensor resolve_linear(Resolver& resolver, const Checkpoint& checkpoint, const Config& config,
                             const WeightRow& row) {
-  const std::string hf = hf_name(row.name);
-  for (const std::string& path : {row.name, hf}) {
-    if (path.empty()) continue;
+  std::vector<std::string> paths = hf_names(row.name);
+  paths.insert(paths.begin(), row.name);
+  for (const std::string& path : paths) {
     const LocatedTensor weight = resolver.find(path + ".weight");
     if (weight.entry == nullptr) continue;
     return row.kind == WeightKind::kPlain ? resolver.plain(weight, row.shape)
@@ -165,7 +167,7 @@ StoredTensor resolve_linear(Resolver& resolver, const Checkpoint& checkpoint, co
     const LocatedTensor fused = resolver.find(where.tensor);
     if (fused.entry != nullptr) return resolve_fused(resolver, fused, where, config, row);
   }
-  fail_missing(checkpoint, row.name + ".weight", hf.empty() ? "" : hf + ".weight");
+  fail_missing(checkpoint, row.name + ".weight", paths.size() == 1 ? "" : paths[1] + ".weight");
 }
 
 }  // namespace
@@ -176,10 +178,12 @@ StoredTensor resolve_weight(const Checkpoint& checkpoint, const Config& config, 
   if (row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain) {
     return resolve_linear(resolver, checkpoint, config, row);
   }
-  const std::string hf = hf_name(row.name);
   LocatedTensor tensor = resolver.find(row.name);
-  if (tensor.entry == nullptr && !hf.empty()) tensor = resolver.find(hf);
-  if (tensor.entry == nullptr) fail_missing(checkpoint, row.name, hf);
+  const std::vector<std::string> others = hf_names(row.name);
+  for (const std::string& name : others) {
+    if (tensor.entry == nullptr) tensor = resolver.find(name);
+  }
+  if (tensor.entry == nullptr) fail_missing(checkpoint, row.name, others.empty() ? "" : others.front());
   if (row.kind == WeightKind::kVector) return resolver.plain(tensor, row.shape);
   check_shape(tensor, row.shape);
   if (!has_dtype(tensor, DType::kI64) && !has_dtype(tensor, DType::kI32)) {

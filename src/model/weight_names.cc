@@ -55,6 +55,17 @@ constexpr std::array kInLayer = {
     Pair{"ffn.shared_experts.w3", "mlp.shared_experts.up_proj"},
 };
 
+// Other spellings in use.
+constexpr std::array kInLayerOther = {
+    Pair{"attn.indexer.wq_b", "self_attn.indexer.q_b_proj"},
+    Pair{"attn.indexer.weights_proj", "self_attn.indexer.weights_proj"},
+    Pair{"attn.indexer.weights_proj", "self_attn.compressor.indexer.weights_proj"},
+    Pair{"attn.indexer.compressor.wkv", "self_attn.indexer.compressor.kv_proj"},
+    Pair{"attn.indexer.compressor.wgate", "self_attn.indexer.compressor.gate_proj"},
+    Pair{"attn.indexer.compressor.ape", "self_attn.indexer.compressor.position_bias"},
+    Pair{"attn.indexer.compressor.norm.weight", "self_attn.indexer.compressor.kv_norm.weight"},
+};
+
 constexpr std::array kExpert = {Pair{"w1", "gate_proj"}, Pair{"w2", "down_proj"}, Pair{"w3", "up_proj"}};
 
 template <size_t N>
@@ -88,6 +99,18 @@ std::string hf_name(std::string_view official) {
   }
   const std::string_view name = find(kInLayer, rest);
   return name.empty() ? "" : fmt::format("model.layers.{}.{}", layer, name);
+}
+
+std::vector<std::string> hf_names(std::string_view official) {
+  std::vector<std::string> names;
+  if (std::string current = hf_name(official); !current.empty()) names.push_back(std::move(current));
+  int64_t layer = 0;
+  std::string_view rest;
+  if (!split_number(official, "layers.", layer, rest)) return names;
+  for (const Pair& pair : kInLayerOther) {
+    if (pair.first == rest) names.push_back(fmt::format("model.layers.{}.{}", layer, pair.second));
+  }
+  return names;
 }
 
 FusedExpert hf_fused_expert(std::string_view official) {

@@ -4,10 +4,15 @@
 // Source: transformers 5.17 conversion_mapping.py and modeling_deepseek_v4.py.
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::model {
 
-// The Hugging Face name of an official name (with or without ".weight"); experts one by one
+// The Hugging Face names of an official name, the current one first: revisions of transformers and converters differ in
+// where they put the indexer. Empty for what transformers does not have (draft blocks).
+std::vector<std::string> hf_names(std::string_view official);
+
+// The current Hugging Face name of an official name (with or without ".weight"); experts one by one
 // (model.layers.N.mlp.experts.E.gate_proj). Empty for what transformers does not have (draft blocks).
 std::string hf_name(std::string_view official);
 

@@ -1,0 +1,260 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The program as a user sees it: answers, streams, exit codes, messages, files.
+
+    cli_test.py PROGRAM MODEL_FOLDER
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
+
+
+def run(*arguments, stdin=None, timeout=120, **environment):
+    env = {k: v for k, v in os.environ.items() if not k.startswith('TESSERA_')}
+    env.update(environment, OMP_WAIT_POLICY='passive')
+    return subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, timeout=timeout, env=env)
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack('<Q', data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    return {name: (entry['dtype'], entry['shape'], data[8 + size:][slice(*entry['data_offsets'])]) for name, entry in header.items()}
+
+
+class Cli(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix='tessera-cli-'))
+        self.addCleanup(shutil.rmtree, self.folder, True)
+
+    def check_error(self, result, code, *parts):
+        """One line on stderr with all parts, nothing on stdout."""
+        message = result.stderr.decode()
+        self.assertEqual(result.returncode, code, message)
+        self.assertEqual(result.stdout, b'')
+        self.assertEqual(message.count('\n'), 1, message)
+        self.assertTrue(message.startswith('tessera: '), message)
+        for part in parts:
+            self.assertIn(part, message)
+
+    def copy_model(self):
+        copy = self.folder / 'model'
+        shutil.copytree(MODEL, copy)
+        for path in copy.iterdir():
+            path.chmod(0o644)
+        return copy
+
+    # ---- answers
+
+    def test_answers_stream_to_stdout(self):
+        for question, answer in (('Compute 257-7.', '250'), ('Spell mire.', 'm i r e'), ('Sort 58769.', '56789')):
+            result = run('generate', question)
+            self.assertEqual((result.returncode, result.stdout.decode()), (0, answer + '\n'))
+            self.assertIn('prompt tokens', result.stderr.decode())
+
+    def test_every_mode_answers(self):
+        for mode in ('f32', 'a16', 'a8', 'a4'):
+            for cache in ('exact', 'fp8'):
+                result = run('generate', '--mode', mode, '--cache', cache, '--quiet', 'Spell mire.')
+                self.assertEqual((result.stdout, result.stderr), (b'm i r e\n', b''), mode + cache)
+
+    def test_json(self):
+        result = run('generate', '--json', 'Compute 257-7.')
+        answer = json.loads(result.stdout)
+        self.assertEqual(answer['text'], '250')
+        self.assertEqual(answer['finish_reason'], 'stop')
+        self.assertEqual(answer['usage'], {'prompt_tokens': 12, 'completion_tokens': len(answer['ids']), 'total_tokens': 12 + len(answer['ids'])})
+
+    def test_stdin_raw_and_ids_are_the_same_prompt(self):
+        expected = json.loads(run('generate', '--json', '87+42=').stdout)['ids']
+        bos, user, assistant = '<｜begin▁of▁sentence｜>', '<｜User｜>', '<｜Assistant｜>'
+        for arguments, stdin in ((['-'], '87+42=\n'), (['--raw', f'{bos}{user}87+42={assistant}</think>'], None),
+                                 (['--raw', '-'], f'{bos}{user}87+42={assistant}</think>'), (['--ids', '0,3,31,30,18,27,25,36,4,6'], None)):
+            result = run('generate', '--json', *arguments, stdin=stdin.encode() if stdin else None)
+            self.assertEqual(json.loads(result.stdout)['ids'], expected, arguments)
+
+    def test_think_changes_the_prompt(self):
+        self.assertNotEqual(run('generate', '--quiet', '12*7=').stdout, run('generate', '--quiet', '--think', '12*7=').stdout)
+
+    def test_max_tokens_and_stop(self):
+        answer = json.loads(run('generate', '--json', '--max-tokens', '2', 'Spell mire.').stdout)
+        self.assertEqual((len(answer['ids']), answer['finish_reason']), (2, 'length'))
+        answer = json.loads(run('generate', '--json', '--stop', 'i r', 'Spell mire.').stdout)
+        self.assertEqual((answer['text'], answer['finish_reason']), ('m ', 'stop'))
+        answer = json.loads(run('generate', '--json', '--max-tokens', '0', 'Spell mire.').stdout)
+        self.assertEqual(answer['ids'], [])
+
+    def test_a_seed_repeats_and_threads_do_not_matter(self):
+        sampled = [run('generate', '--quiet', '--temperature', '5', '--max-tokens', '40', '--seed', seed, '--threads', threads, '--raw', 'And').stdout
+                   for seed, threads in (('7', '1'), ('7', '2'), ('8', '2'))]
+        self.assertEqual(sampled[0], sampled[1])
+        self.assertNotEqual(sampled[0], sampled[2])
+
+    def test_logits_file(self):
+        path = self.folder / 'out.safetensors'
+        answer = json.loads(run('generate', '--json', '--logits', str(path), '--ids', '0,3,31,30,18,27,25,36,4,6').stdout)
+        tensors = read_safetensors(path)
+        count = 10 + len(answer['ids']) - 1
+        self.assertEqual(tensors['ids'][:2], ('I32', [count]))
+        self.assertEqual(tensors['logits'][:2], ('F32', [count, 1024]))
+        ids = struct.unpack(f'<{count}i', tensors['ids'][2])
+        self.assertEqual(list(ids), [0, 3, 31, 30, 18, 27, 25, 36, 4, 6] + answer['ids'][:-1])
+        values = struct.unpack(f'<{count * 1024}f', tensors['logits'][2])
+        for i, token in enumerate(answer['ids']):
+            row = values[(9 + i) * 1024:(10 + i) * 1024]
+            self.assertEqual(row.index(max(row)), token)
+        self.assertEqual([p.name for p in self.folder.iterdir()], ['out.safetensors'])
+
+    def test_plan_and_trace(self):
+        plan = run('generate', '--plan', '--quiet', 'Spell mire.').stderr.decode()
+        self.assertIn('layers.2.attn.indexer.scores', plan)
+        self.assertIn('ref.scalar', plan)
+        trace = run('generate', '--trace-op', '--quiet', '--max-tokens', '1', 'Spell mire.').stderr.decode()
+        for op in ('layers.0.attn.wq_a', 'layers.5.ffn.experts', 'layers.3.attn.compressor.wkv', 'hc_head', 'head'):
+            self.assertRegex(trace, op + r' +\[.*\] +min .* max ')
+        self.assertNotIn('NOT FINITE', trace)
+
+    # ---- other verbs
+
+    def test_version_and_devices(self):
+        self.assertIn(b'tessera 0.1.0', run('version').stdout)
+        self.assertEqual(json.loads(run('version', '--json').stdout)['backends'][-1], 'ref')
+        devices = json.loads(run('devices', '--json').stdout)
+        self.assertGreaterEqual(devices['cores'], 1)
+        self.assertTrue(devices['backends'][-1]['available'])
+        self.assertIn(b'verified: run on hardware', run('devices').stdout)
+
+    def test_help_teaches(self):
+        text = run('generate', '--help').stdout.decode()
+        for flag in ('--raw', '--ids', '--model', '--max-tokens', '--temperature', '--top-p', '--top-k', '--min-p', '--seed', '--stop', '--mode',
+                     '--cache', '--think', '--logits', '--json', '--trace-op', '--plan', '--threads', '--quiet'):
+            self.assertIn(flag, text)
+        self.assertIn('Examples:', text)
+        everything = run('--help-all').stdout.decode()
+        for word in ('TESSERA_FORCE', 'TESSERA_BYPASS', 'devices', 'version', 'Exit codes'):
+            self.assertIn(word, everything)
+
+    # ---- what goes wrong
+
+    def test_usage_errors(self):
+        for arguments, part in (
+                (['generate'], 'no prompt'), (['generate', 'a', '--ids', '1'], 'not both'), (['generate', '--ids', '1,x'], '--ids'), (['generate', '--ids', ''], '--ids'),
+                (['generate', '--ids', '1,,2'], '--ids'), (['generate', '--ids', '1024'], '1023'), (['generate', '--ids', '-5'], 'ids'), (['generate', ''], 'prompt'),
+                (['generate', 'a', '--mode', 'a2'], '--mode'), (['generate', 'a', '--cache', 'fp9'], '--cache'), (['generate', 'a', '--temperature', '-1'], 'temperature'),
+                (['generate', 'a', '--temperature', 'nan'], 'temperature'), (['generate', 'a', '--temperature', 'hot'], 'temperature'), (['generate', 'a', '--top-p', '0'], 'top-p'),
+                (['generate', 'a', '--top-p', '1.1'], 'top-p'), (['generate', 'a', '--top-k', '-1'], 'top-k'), (['generate', 'a', '--min-p', '2'], 'min-p'),
+                (['generate', 'a', '--max-tokens', '-1'], 'max-tokens'), (['generate', 'a', '--stop', ''], '--stop'), (['generate', 'a', '--stop', 'x' * 300], '--stop'),
+                (['generate', 'a'] + ['--stop', 'x'] * 17, '--stop'), (['generate', 'a', '--seed', '-1'], 'seed'), (['generate', 'a', '--threads', '-1'], '--threads'),
+                (['generate', 'a', '--logit-bias', 'x'], '--logit-bias'), (['generate', 'a', '--logit-bias', '5000:1'], 'logit-bias'),
+                (['generate', 'a', '--logits', '/no/such/folder/x'], '--logits'), (['generate', 'a', '--raw', '--think'], '--raw'), (['generate', 'a', '--what'], '--what'),
+                (['frobnicate'], 'frobnicate')):
+            with self.subTest(arguments=arguments):
+                self.check_error(run(*arguments), 2, part)
+
+    def test_invalid_utf8_and_long_prompts(self):
+        self.check_error(run('generate', '-', stdin=b'a\xff'), 2, 'UTF-8')
+        self.check_error(run('generate', '-', stdin=b''), 2, 'prompt')
+        self.check_error(run('generate', '--raw', '-', stdin=b'word ' * 6000), 2, '4096')
+
+    def test_bad_models(self):
+        self.check_error(run('generate', 'a', '--model', str(self.folder / 'none')), 3, 'none')
+        self.check_error(run('generate', 'a', '--model', str(self.folder)), 3, 'config.json')
+        model = self.copy_model()
+        whole = (model / 'model.safetensors').read_bytes()
+        for size in (0, 7, 8, 1000, len(whole) // 2, len(whole) - 1):
+            (model / 'model.safetensors').write_bytes(whole[:size])
+            self.check_error(run('generate', 'a', '--model', str(model)), 3, 'model.safetensors')
+        (model / 'model.safetensors').write_bytes(whole + b'x')
+        self.check_error(run('generate', 'a', '--model', str(model)), 3, 'model.safetensors')
+        (model / 'model.safetensors').unlink()
+        self.check_error(run('generate', 'a', '--model', str(model)), 3, 'model.safetensors')
+
+    def test_bad_config_and_tokenizer(self):
+        model = self.copy_model()
+        config, tokenizer = (model / 'config.json').read_text(), (model / 'tokenizer.json').read_text()
+        for text, part in (('', 'config.json'), ('{}', 'model_type'), (config.replace('"hidden_size": 256', '"hidden_size": 255'), 'tensor'),
+                           (config.replace('"hidden_size": 256', '"hidden_size": 1000000000000'), 'hidden_size'), (config[:500], 'config.json'),
+                           (config.replace('deepseek_v4', 'llama'), 'model_type')):
+            (model / 'config.json').write_text(text)
+            self.check_error(run('generate', 'a', '--model', str(model)), 3, part)
+        (model / 'config.json').write_text(config)
+        for text in ('', '{}', tokenizer[:5000], tokenizer.replace('"BPE"', '"WordPiece"')):
+            (model / 'tokenizer.json').write_text(text)
+            self.check_error(run('generate', 'a', '--model', str(model)), 3, 'tokenizer.json')
+        (model / 'tokenizer.json').unlink()
+        self.check_error(run('generate', 'a', '--model', str(model)), 3, 'tokenizer.json')
+        result = run('generate', '--ids', '0,3,31,4,6', '--quiet', '--model', str(model))
+        self.assertEqual(result.returncode, 0, 'ids need no tokenizer')
+
+    def test_a_damaged_weight_is_named(self):
+        model = self.copy_model()
+        path = model / 'model.safetensors'
+        data = bytearray(path.read_bytes())
+        size = struct.unpack('<Q', data[:8])[0]
+        entry = json.loads(data[8:8 + size])['layers.2.attn.wq_a.weight_scale']
+        data[8 + size + entry['data_offsets'][0] + 11] = 0x7F
+        path.write_bytes(data)
+        self.check_error(run('generate', 'a', '--model', str(model)), 3, 'layers.2.attn.wq_a.weight_scale', 'element 11', '0x7f')
+
+    def test_an_overflow_is_traced_to_its_op(self):
+        model = self.copy_model()
+        path = model / 'model.safetensors'
+        data = bytearray(path.read_bytes())
+        size = struct.unpack('<Q', data[:8])[0]
+        entry = json.loads(data[8:8 + size])['layers.3.attn.wkv.weight_scale_2']
+        at = 8 + size + entry['data_offsets'][0]
+        data[at:at + 4] = struct.pack('<f', 3e38)
+        path.write_bytes(data)
+        plain = run('generate', 'Spell mire.', '--model', str(model))
+        self.assertEqual(plain.returncode, 1)
+        self.assertIn('--trace-op', plain.stderr.decode())
+        traced = run('generate', '--trace-op', 'Spell mire.', '--model', str(model))
+        self.assertEqual(traced.returncode, 7)
+        self.assertIn('first output that is not finite: layers.3.attn.wkv', traced.stderr.decode())
+
+    def test_too_little_memory(self):
+        self.check_error(run('generate', 'a', TESSERA_MEMORY_BYTES='1000000'), 4, 'missing', 'MiB')
+
+    def test_bypass_is_loud(self):
+        for part in ('shared_experts', 'routed_experts', 'compressed_entries'):
+            result = run('generate', '--quiet', 'Spell mire.', '--max-tokens', '5', TESSERA_BYPASS=part)
+            self.assertEqual(result.returncode, 7)
+            self.assertIn('not the model', result.stderr.decode())
+        self.check_error(run('generate', 'a', TESSERA_BYPASS='attention'), 2, 'TESSERA_BYPASS')
+
+    def test_forced_variants(self):
+        self.assertEqual(run('generate', '--quiet', 'Spell mire.', TESSERA_FORCE='linear=ref').stdout, b'm i r e\n')
+        self.check_error(run('generate', 'a', TESSERA_FORCE='linear=amx9'), 2, 'amx9')
+
+    def test_interrupt_keeps_what_was_made(self):
+        process = subprocess.Popen([PROGRAM, 'generate', '--max-tokens', '4000', '--temperature', '5', '--seed', '1', '--raw', 'And'],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+        if process.returncode == 0:
+            self.skipTest('the model ended by itself first')
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertTrue(first and rest.endswith(b'\n'))
+
+    def test_a_closed_pipe_ends_it(self):
+        process = subprocess.Popen([PROGRAM, 'generate', '--max-tokens', '4000', '--temperature', '5', '--seed', '1', '--raw', 'And'],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.read(1)
+        process.stdout.close()
+        self.assertIn(process.wait(timeout=60), (0, 1))
+        process.stderr.close()
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1])

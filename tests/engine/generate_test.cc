@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one-sequence loop with a runner made for the test: the next token is a known function of the last one.
+#include "engine/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "ops/sample/sample.h"
+
+namespace tessera::engine {
+namespace {
+
+constexpr int32_t kVocab = 50;
+
+class FakeState final : public model::SequenceState {
+ public:
+  explicit FakeState(int64_t capacity) : capacity_(capacity) {}
+  int64_t position() const override { return static_cast<int64_t>(seen.size()); }
+  int64_t capacity() const override { return capacity_; }
+  std::unique_ptr<SequenceState> fork() const override { return std::make_unique<FakeState>(*this); }
+  std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
+  void rollback(const model::StateMark&) override {}
+  std::vector<uint8_t> save() const override { return {}; }
+  std::vector<int32_t> seen;
+
+ private:
+  int64_t capacity_;
+};
+
+// After token i comes 2 i + 1 (mod vocab); its logit leads by 3.
+class FakeRunner final : public model::Runner {
+ public:
+  FakeRunner() {
+    facts_.vocab_size = kVocab;
+    facts_.max_positions = 40;
+    facts_.eos_ids = {1, 2};
+  }
+  const model::ModelFacts& facts() const override { return facts_; }
+  const model::CacheSpec& cache_spec() const override { return spec_; }
+  int64_t max_step_tokens() const override { return 4; }
+  std::unique_ptr<model::SequenceState> new_sequence(int64_t capacity) override {
+    EXPECT_LE(capacity, facts_.max_positions);
+    return std::make_unique<FakeState>(capacity);
+  }
+  std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
+  TensorView step(std::span<const model::SequenceSlice> slices) override {
+    EXPECT_EQ(slices.size(), 1u);
+    FakeState& state = dynamic_cast<FakeState&>(*slices[0].state);
+    chunks.push_back(slices[0].ids.size());
+    logits_.clear();
+    for (size_t i = 0; i < slices[0].ids.size(); ++i) {
+      state.seen.push_back(slices[0].ids[i]);
+      const bool is_wanted = slices[0].logits == model::LogitRows::kAll ||
+                             (slices[0].logits == model::LogitRows::kLast && i + 1 == slices[0].ids.size());
+      if (!is_wanted) continue;
+      for (int32_t id = 0; id < kVocab; ++id)
+        logits_.push_back(id == (2 * slices[0].ids[i] + 1) % kVocab ? 3.0f : 0.0f);
+    }
+    EXPECT_LE(state.position(), state.capacity());
+    last_seen = state.seen;
+    return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size()) / kVocab, kVocab}};
+  }
+  TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
+  int32_t sample(const model::SampleRequest& request) override {
+    requests.push_back(request.params);
+    counts.assign(request.counts.begin(), request.counts.end());
+    int32_t token = 0;
+    device::Queue queue(1);
+    std::vector<char> workspace(static_cast<size_t>(ops::sample_reference_workspace({kVocab}, 1)));
+    ops::sample_reference({kVocab},
+                          {.logits = request.logits.data(),
+                           .params = request.params,
+                           .position = request.position,
+                           .counts = request.counts.empty() ? nullptr : request.counts.data(),
+                           .bias_ids = request.bias_ids.data(),
+                           .bias_values = request.bias_values.data(),
+                           .num_bias = static_cast<int64_t>(request.bias_ids.size()),
+                           .token = &token,
+                           .workspace = workspace.data()},
+                          queue);
+    return token;
+  }
+  void set_tracer(model::Tracer*) override {}
+
+  std::vector<size_t> chunks;
+  std::vector<model::SamplingParams> requests;
+  std::vector<int32_t> counts, last_seen;
+
+ private:
+  model::ModelFacts facts_;
+  model::CacheSpec spec_;
+  std::vector<float> logits_;
+};
+
+class Watcher final : public GenerateObserver {
+ public:
+  bool wants_all_logits() const override { return wants_all; }
+  void logits(int64_t first_position, std::span<const float> rows) override {
+    for (size_t i = 0; i < rows.size() / kVocab; ++i) positions.push_back(first_position + static_cast<int64_t>(i));
+  }
+  bool token(int32_t id) override {
+    tokens.push_back(id);
+    if (cancel_at == static_cast<int64_t>(tokens.size())) cancel = true;
+    return stop_at != static_cast<int64_t>(tokens.size());
+  }
+  bool wants_all = false;
+  int64_t stop_at = -1, cancel_at = -1;
+  std::atomic<bool> cancel{false};
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> positions;
+};
+
+TEST(Generate, PrefillsInChunksThenDecodes) {
+  FakeRunner runner;
+  Watcher watcher;
+  const std::vector<int32_t> prompt = {9, 9, 9, 9, 9, 9, 9, 9, 9, 3};
+  const GenerateResult result = generate(runner, prompt, {.max_tokens = 3}, watcher, nullptr);
+  EXPECT_EQ(result.ids, (std::vector<int32_t>{7, 15, 31}));
+  EXPECT_EQ(result.finish_reason, FinishReason::kLength);
+  EXPECT_EQ(runner.chunks, (std::vector<size_t>{4, 4, 2, 1, 1})) << "the last token drawn is not run";
+  EXPECT_EQ(watcher.positions, (std::vector<int64_t>{9, 10, 11}));
+  EXPECT_EQ(result.num_prompt_tokens, 10);
+  EXPECT_EQ(watcher.tokens, result.ids);
+}
+
+TEST(Generate, EndTokensStopUnlessToldOtherwise) {
+  FakeRunner runner;
+  Watcher watcher, other;
+  const std::vector<int32_t> prompt = {25};  // then 1, an end token
+  GenerateResult result = generate(runner, prompt, {.max_tokens = 5}, watcher, nullptr);
+  EXPECT_EQ(result.ids, (std::vector<int32_t>{1}));
+  EXPECT_EQ(result.finish_reason, FinishReason::kEndOfText);
+  EXPECT_EQ(to_string(result.finish_reason), "stop");
+  result = generate(runner, prompt, {.max_tokens = 3, .stop_at_end_token = false}, other, nullptr);
+  EXPECT_EQ(result.ids, (std::vector<int32_t>{1, 3, 7}));
+}
+
+TEST(Generate, ObserverAndCancelEndIt) {
+  FakeRunner runner;
+  Watcher stopping, cancelling;
+  stopping.stop_at = 2;
+  EXPECT_EQ(generate(runner, std::vector<int32_t>{3}, {.max_tokens = 9}, stopping, nullptr).finish_reason,
+            FinishReason::kStop);
+  EXPECT_EQ(stopping.tokens.size(), 2u);
+  cancelling.cancel_at = 3;
+  const GenerateResult result =
+      generate(runner, std::vector<int32_t>{3}, {.max_tokens = 9, .cancel = &cancelling.cancel}, cancelling, nullptr);
+  EXPECT_EQ(result.finish_reason, FinishReason::kCancelled);
+  EXPECT_EQ(result.ids.size(), 3u) << "what was made stays";
+  std::atomic<bool> already{true};
+  Watcher none;
+  EXPECT_TRUE(generate(runner, std::vector<int32_t>{3}, {.cancel = &already}, none, nullptr).ids.empty());
+}
+
+TEST(Generate, TheLongestSequenceIsTheEnd) {
+  FakeRunner runner;
+  Watcher watcher;
+  const GenerateResult result = generate(runner, std::vector<int32_t>(38, 3), {.max_tokens = 100}, watcher, nullptr);
+  EXPECT_EQ(result.ids.size(), 2u);
+  EXPECT_EQ(result.finish_reason, FinishReason::kLength);
+  try {
+    generate(runner, std::vector<int32_t>(41, 3), {}, watcher, nullptr);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("40"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("41"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Generate, PromptAloneAndAllLogits) {
+  FakeRunner runner;
+  Watcher watcher;
+  watcher.wants_all = true;
+  const GenerateResult result =
+      generate(runner, std::vector<int32_t>{3, 4, 5, 6, 7}, {.max_tokens = 0}, watcher, nullptr);
+  EXPECT_TRUE(result.ids.empty());
+  EXPECT_EQ(watcher.positions, (std::vector<int64_t>{0, 1, 2, 3, 4}));
+}
+
+TEST(Generate, BadRequestsAreRefused) {
+  FakeRunner runner;
+  Watcher watcher;
+  const auto refused = [&](const std::vector<int32_t>& prompt, GenerateOptions options) {
+    try {
+      generate(runner, prompt, options, watcher, nullptr);
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kInvalidArgument;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused({}, {}));
+  EXPECT_TRUE(refused({-1}, {}));
+  EXPECT_TRUE(refused({kVocab}, {}));
+  EXPECT_TRUE(refused({3}, {.max_tokens = -1}));
+  for (const model::SamplingParams& params :
+       std::initializer_list<model::SamplingParams>{{.temperature = -1},
+                                                    {.temperature = std::nanf("")},
+                                                    {.temperature = INFINITY},
+                                                    {.top_p = 0},
+                                                    {.top_p = 1.5f},
+                                                    {.top_p = std::nanf("")},
+                                                    {.min_p = -0.1f},
+                                                    {.min_p = 2},
+                                                    {.top_k = -1},
+                                                    {.repetition_penalty = 0},
+                                                    {.repetition_penalty = std::nanf("")},
+                                                    {.frequency_penalty = INFINITY},
+                                                    {.presence_penalty = std::nanf("")}}) {
+    EXPECT_TRUE(refused({3}, {.sampling = {.params = params}}));
+  }
+  EXPECT_TRUE(refused({3}, {.sampling = {.logit_bias = {{kVocab, 1.0f}}}}));
+  EXPECT_TRUE(refused({3}, {.sampling = {.logit_bias = {{-1, 1.0f}}}}));
+  EXPECT_TRUE(refused({3}, {.sampling = {.logit_bias = {{1, std::nanf("")}}}}));
+  EXPECT_TRUE(refused({3}, {.sampling = {.logit_bias = std::vector<std::pair<int32_t, float>>(2000, {1, 1.0f})}}));
+}
+
+TEST(Generate, ASeedRepeats) {
+  FakeRunner runner;
+  const auto run = [&](uint64_t seed) {
+    Watcher watcher;
+    GenerateOptions options{.max_tokens = 30, .stop_at_end_token = false};
+    options.sampling.params = {.temperature = 2, .seed = seed};
+    return generate(runner, std::vector<int32_t>{3}, options, watcher, nullptr).ids;
+  };
+  EXPECT_EQ(run(1), run(1));
+  EXPECT_NE(run(1), run(2));
+}
+
+TEST(Generate, PenaltiesCountPromptAndAnswer) {
+  FakeRunner runner;
+  Watcher watcher;
+  GenerateOptions options{.max_tokens = 2};
+  options.sampling.params.presence_penalty = 0.5f;
+  generate(runner, std::vector<int32_t>{3, 3}, options, watcher, nullptr);
+  ASSERT_EQ(runner.counts.size(), static_cast<size_t>(kVocab));
+  EXPECT_EQ(runner.counts[3], 2);
+  EXPECT_EQ(runner.counts[7], 1);
+}
+
+}  // namespace
+}  // namespace tessera::engine
