@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every fuzz target on thousands of random mutations of a sound input: what CI runs of the fuzzers. Long runs use the
+// libFuzzer programs (preset fuzz).
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+#include "fuzz/targets.h"
+
+namespace tessera::fuzz {
+namespace {
+
+std::string mutate(std::string text, std::mt19937& random) {
+  static const char* const kPieces[] = {
+      "{",     "}",    "[",    "]",       "\"",   ":", ",",  "0", "-1", "9223372036854775807",
+      "1e308", "null", "true", "\\u0000", "\xff", "a", "\\", " "};
+  for (uint32_t edits = 1 + random() % 4; edits > 0; --edits) {
+    const size_t at = text.empty() ? 0 : random() % text.size();
+    switch (random() % 5) {
+      case 0:
+        if (!text.empty()) text[at] = static_cast<char>(random());
+        break;
+      case 1:
+        text.insert(at, kPieces[random() % (sizeof(kPieces) / sizeof(kPieces[0]))]);
+        break;
+      case 2:
+        text.erase(at, 1 + random() % 8);
+        break;
+      case 3:
+        text.insert(at, text.substr(random() % (text.size() + 1), random() % 40));
+        break;
+      case 4:
+        text.resize(random() % (text.size() + 1));
+        break;
+    }
+  }
+  return text;
+}
+
+class Mutations : public ::testing::TestWithParam<size_t> {};
+
+TEST_P(Mutations, NeverCrash) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const Target& target = kTargets[GetParam()];
+  const auto run = [&](const std::string& text) {
+    target.run(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  };
+  run(target.seed);
+  run("");
+  for (int i = 0; i < 20000; ++i) run(mutate(target.seed, random));
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, Mutations, ::testing::Range(size_t{0}, kNumTargets),
+                         [](const auto& target) { return std::string(kTargets[target.param].name); });
+
+}  // namespace
+}  // namespace tessera::fuzz
