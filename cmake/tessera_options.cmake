@@ -23,7 +23,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms about std::string concatenation (GCC bug 105651).
   target_compile_options(tessera_flags INTERFACE -Wno-restrict)
 endif()
-target_compile_definitions(tessera_flags INTERFACE FMT_HEADER_ONLY=1 SPDLOG_FMT_EXTERNAL_HO=1)
+target_compile_definitions(tessera_flags INTERFACE FMT_HEADER_ONLY=1)
 if(TESSERA_TEST_SEAMS)
   target_compile_definitions(tessera_flags INTERFACE TESSERA_TEST_SEAMS=1)
 endif()
@@ -34,9 +34,7 @@ if(TESSERA_SANITIZE)
 endif()
 
 find_package(PkgConfig REQUIRED)
-find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(Threads REQUIRED)
-find_package(simdjson REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)

@@ -10,7 +10,7 @@ endfunction()
 
 # tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
 # One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. Tests whose suite begins
-# with "Slow" get the label slow. Threads wait without spinning, since tests run side by side.
+# with "Slow" get the label slow.
 function(tessera_test name)
   cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_executable(test_${name} ${TEST_SOURCES})
@@ -20,9 +20,8 @@ function(tessera_test name)
                              TESSERA_BINARY_DIR="${PROJECT_BINARY_DIR}")
   target_link_libraries(test_${name} PRIVATE ${TEST_ROOMS} ${TEST_LIBS} tessera_flags GTest::gtest GTest::gmock
                         GTest::gtest_main)
-  set(waiting "OMP_WAIT_POLICY=passive")
-  gtest_discover_tests(test_${name} TEST_FILTER "-Slow*" DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS ${name} TIMEOUT 900 ENVIRONMENT ${waiting})
-  gtest_discover_tests(test_${name} TEST_FILTER "Slow*" TEST_LIST slow_${name} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${name};slow" TIMEOUT 1800 ENVIRONMENT ${waiting})
+  gtest_discover_tests(test_${name} TEST_FILTER "-Slow*:*/Slow*" DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS ${name} TIMEOUT 900)
+  gtest_discover_tests(test_${name} TEST_FILTER "Slow*:*/Slow*" TEST_LIST slow_${name} DISCOVERY_TIMEOUT 60
+                       PROPERTIES LABELS "${name};slow" TIMEOUT 1800)
 endfunction()

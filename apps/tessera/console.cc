@@ -3,7 +3,15 @@
 
 #include <cstdio>
 
+#include "base/strings.h"
+
 namespace tessera::app {
+
+namespace {
+
+constexpr size_t kMaxLineBytes = 2000;
+
+}  // namespace
 
 void print_note(std::string_view message) {
   std::fwrite(message.data(), 1, message.size(), stderr);
@@ -12,7 +20,7 @@ void print_note(std::string_view message) {
 
 void print_error(std::string_view message) {
   std::fputs("tessera: ", stderr);
-  print_note(message);
+  print_note(printable(message, kMaxLineBytes));
 }
 
 bool print_result(std::string_view text) {

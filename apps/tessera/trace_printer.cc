@@ -14,6 +14,7 @@ namespace tessera::app {
 void TracePrinter::tensor(std::string_view name, const TensorView& value) {
   if (value.dtype != DType::kF32 && value.dtype != DType::kBF16) return;  // ids and cache bytes have no range to show
   const int64_t count = value.shape.num_elements();
+  if (count == 0) return;  // scores before the first compressed entry, for example
   std::vector<float> values(static_cast<size_t>(count));
   ops::load_floats(value, 0, count, values.data());
   float min = INFINITY, max = -INFINITY;

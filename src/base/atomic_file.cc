@@ -5,11 +5,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -19,9 +19,28 @@ namespace tessera {
 
 namespace {
 
+// Not to be guessed, so that nobody can put a link there first.
 std::string temporary_name(const std::string& path) {
-  static std::atomic<int> counter{0};
-  return fmt::format("{}.tmp-{}-{}", path, ::getpid(), counter++);
+  std::random_device random;
+  return fmt::format("{}.tmp-{:08x}{:08x}", path, random(), random());
+}
+
+// Where a link points to; anything there that is not a regular file (a device, a FIFO, a folder) must stay.
+std::string checked_target(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  const bool is_link = fs::is_symlink(fs::symlink_status(path, error));
+  if (type == fs::file_type::not_found && !is_link) return path;
+  if (type != fs::file_type::regular) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("{}: expected a regular file or nothing there, found {}", printable(path),
+                     type == fs::file_type::directory   ? "a folder"
+                     : type == fs::file_type::not_found ? "a link to nothing"
+                     : type == fs::file_type::none      ? "a path that can't be looked up"
+                                                        : "a device, pipe or socket"));
+  }
+  return is_link ? fs::canonical(path, error).string() : path;
 }
 
 // Makes the rename itself durable. A folder that can't be opened or flushed (some network disks) is not an error:
@@ -36,8 +55,8 @@ void sync_folder_of(const std::string& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)), temporary_path_(temporary_name(path_)), file_(File::create(temporary_path_)) {}
+AtomicFile::AtomicFile(const std::string& path)
+    : path_(checked_target(path)), temporary_path_(temporary_name(path_)), file_(File::create_new(temporary_path_)) {}
 
 AtomicFile::~AtomicFile() {
   if (!is_committed_) ::unlink(temporary_path_.c_str());

@@ -9,8 +9,9 @@ namespace tessera {
 
 class AtomicFile {
  public:
-  // Creates PATH.tmp-PID-N. Throws kInvalidArgument where the folder can't be written.
-  explicit AtomicFile(std::string path);
+  // Creates PATH.tmp-RANDOM; a link is followed to the file it means. Throws kInvalidArgument where the folder can't be
+  // written or PATH is a folder, a device, a pipe.
+  explicit AtomicFile(const std::string& path);
   // Without commit() the temporary file is removed.
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

@@ -42,7 +42,8 @@ struct stat checked_stat(int descriptor, const std::string& path) {
 }  // namespace
 
 File File::open_read(const std::string& path) {
-  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK, opening a FIFO would wait for a writer before the check below sees what it is.
+  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) {
     fail(errno == ENOENT || errno == ENOTDIR ? ErrorCode::kNotFound : ErrorCode::kDataLoss, system_error(path, "open"));
   }
@@ -51,8 +52,9 @@ File File::open_read(const std::string& path) {
   return file;
 }
 
-File File::create(const std::string& path) {
-  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+File File::create_new(const std::string& path) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, 0666);
   if (descriptor < 0) fail(ErrorCode::kInvalidArgument, system_error(path, "create"));
   return File(descriptor, path);
 }

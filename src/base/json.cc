@@ -2,9 +2,9 @@
 #include "base/json.h"
 
 #include <fmt/format.h>
-#include <simdjson.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "base/error.h"
@@ -12,73 +12,162 @@
 
 namespace tessera {
 
-// Copies simdjson's tree, refusing duplicate keys on the way.
-struct JsonBuilder {
-  std::string_view where;
+// Receives nlohmann's parse events and builds values; limits and duplicate keys are checked as they come, so that a
+// hostile document is refused before it takes memory.
+class JsonEvents {
+ public:
+  JsonEvents(std::string_view where, size_t max_values, JsonMemberSink* members)
+      : where_(where), max_values_(max_values), members_(members) {}
 
-  Json build(simdjson::dom::element element, const std::string& path) const {
-    using Type = simdjson::dom::element_type;
-    Json out;
-    switch (element.type()) {
-      case Type::NULL_VALUE:
-        break;
-      case Type::BOOL:
-        out.kind_ = Json::Kind::kBool;
-        out.bool_ = bool(element);
-        break;
-      case Type::INT64:
-        out.kind_ = Json::Kind::kInt;
-        out.int_ = int64_t(element);
-        break;
-      case Type::UINT64:
-        fail_data(where, path.empty() ? "value" : path, "an integer below 2^63", "a larger one");
-      case Type::DOUBLE:
-        out.kind_ = Json::Kind::kDouble;
-        out.double_ = double(element);
-        break;
-      case Type::STRING:
-        out.kind_ = Json::Kind::kString;
-        out.string_ = std::string(std::string_view(element));
-        break;
-      case Type::ARRAY: {
-        out.kind_ = Json::Kind::kArray;
-        size_t index = 0;
-        for (simdjson::dom::element child : simdjson::dom::array(element)) {
-          out.array_.push_back(build(child, path));
-          ++index;
-        }
-        break;
-      }
-      case Type::OBJECT:
-        build_object(out, simdjson::dom::object(element), path);
-        break;
+  Json take_root() { return std::move(root_); }
+
+  // The interface that nlohmann::json::sax_parse calls; true means: go on.
+  bool null() { return add(Json{}); }
+  bool boolean(bool value) { return add_value(value); }
+  bool number_integer(int64_t value) { return add_value(value); }
+  bool number_unsigned(uint64_t value) {
+    if (value > static_cast<uint64_t>(INT64_MAX)) fail_here("an integer below 2^63", fmt::format("{}", value));
+    return add_value(static_cast<int64_t>(value));
+  }
+  bool number_float(double value, const std::string& text) {
+    // What has neither point nor exponent was an integer that no 64 bits hold.
+    if (text.find_first_of(".eE") == std::string::npos) fail_here("an integer below 2^63", printable(text, 40));
+    return add_value(value);
+  }
+  bool string(std::string& value) { return add_value(std::move(value)); }
+  bool binary(std::vector<uint8_t>&) { return false; }  // never in text
+  bool start_object(size_t) {
+    open(std::vector<Json::Member>{});
+    keys_.emplace_back();
+    return true;
+  }
+  bool start_array(size_t) {
+    if (members_ != nullptr && open_.empty()) fail_here("an object", "an array");
+    open(std::vector<Json>{});
+    return true;
+  }
+  bool key(std::string& name) {
+    if (!keys_.back().insert(name).second) {
+      fail_here("every key once", fmt::format("key \"{}\" twice", printable(name, 60)));
     }
-    return out;
+    key_ = std::move(name);
+    return true;
+  }
+  bool end_object() {
+    keys_.pop_back();
+    return close();
+  }
+  bool end_array() { return close(); }
+  template <class Exception>
+  bool parse_error(size_t position, const std::string&, const Exception&) {
+    fail_data(where_, "JSON", "one well-formed value", fmt::format("an error at byte {}", position));
   }
 
-  void build_object(Json& out, simdjson::dom::object object, const std::string& path) const {
-    out.kind_ = Json::Kind::kObject;
-    std::unordered_set<std::string_view> seen;
-    for (auto [key, child] : object) {
-      if (!seen.insert(key).second) {
-        fail_data(where, path.empty() ? "top level" : path, "every key once", fmt::format("key \"{}\" twice", key));
-      }
-      out.object_.emplace_back(std::string(key), build(child, std::string(key)));
+ private:
+  struct Level {
+    Json value;
+    std::string key;  // of this value in its parent
+  };
+
+  template <class T>
+  bool add_value(T&& value) {
+    Json json;
+    json.value_ = std::forward<T>(value);
+    return add(std::move(json));
+  }
+
+  template <class T>
+  void open(T empty) {
+    if (open_.size() >= Json::kMaxDepth) fail_here(fmt::format("at most {} levels", Json::kMaxDepth), "more");
+    if (members_ == nullptr || !open_.empty()) count_value();
+    Level level;
+    level.value.value_ = std::move(empty);
+    level.key = std::move(key_);
+    open_.push_back(std::move(level));
+  }
+
+  bool close() {
+    Level level = std::move(open_.back());
+    open_.pop_back();
+    key_ = std::move(level.key);
+    return attach(std::move(level.value));
+  }
+
+  bool add(Json&& value) {
+    if (members_ != nullptr && open_.empty()) fail_here("an object", describe(value));
+    count_value();
+    return attach(std::move(value));
+  }
+
+  bool attach(Json&& value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+    } else if (auto* array = std::get_if<std::vector<Json>>(&open_.back().value.value_)) {
+      array->push_back(std::move(value));
+    } else if (members_ != nullptr && open_.size() == 1) {
+      num_values_ = 0;
+      members_->member(std::move(key_), std::move(value));
+    } else {
+      std::get<std::vector<Json::Member>>(open_.back().value.value_).emplace_back(std::move(key_), std::move(value));
+    }
+    return true;
+  }
+
+  void count_value() {
+    if (++num_values_ > max_values_) fail_here(fmt::format("at most {} values", max_values_), "more");
+  }
+
+  [[noreturn]] void fail_here(const std::string& expected, const std::string& found) const {
+    std::string path;
+    for (size_t i = 1; i < open_.size(); ++i) append_step(path, open_[i - 1].value, open_[i].key);
+    if (!open_.empty() && !key_.empty()) append_step(path, open_.back().value, key_);
+    fail_data(where_, path.empty() ? "top level" : fmt::format("field {}", path), expected, found);
+  }
+
+  static void append_step(std::string& path, const Json& parent, const std::string& name) {
+    if (parent.kind() == Json::Kind::kArray) {
+      path += fmt::format("[{}]", parent.array().size());
+    } else {
+      path += (path.empty() ? "" : ".") + printable(name, 60);
     }
   }
+
+  std::string_view where_;
+  size_t max_values_, num_values_ = 0;
+  JsonMemberSink* members_;  // null: one tree
+  Json root_;
+  std::string key_;                                    // of the value that comes next
+  std::vector<Level> open_;                            // objects and arrays that have not ended
+  std::vector<std::unordered_set<std::string>> keys_;  // of each open object
 };
 
-Json Json::parse(std::string_view text, std::string_view where) {
-  simdjson::dom::parser parser;
-  simdjson::dom::element root;
-  const simdjson::error_code error = parser.parse(simdjson::padded_string(text)).get(root);
-  if (error == simdjson::MEMALLOC) throw std::bad_alloc();
-  if (error) fail_data(where, "JSON", "one well-formed value", simdjson::error_message(error));
-  return JsonBuilder{where}.build(root, "");
+namespace {
+
+void parse_events(std::string_view text, std::string_view where, JsonEvents& events) {
+  // The parser would skip a byte order mark; JSON has none.
+  if (text.starts_with("\xEF\xBB\xBF")) fail_data(where, "JSON", "text without a byte order mark", "one");
+  // It would also take a zero byte as the end of the text.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    fail_data(where, "JSON", "one well-formed value", fmt::format("a zero byte at byte {}", zero));
+  }
+  nlohmann::json::sax_parse(text, &events);
+}
+
+}  // namespace
+
+Json Json::parse(std::string_view text, std::string_view where, size_t max_values) {
+  JsonEvents events(where, max_values, nullptr);
+  parse_events(text, where, events);
+  return events.take_root();
+}
+
+void Json::parse_members(std::string_view text, std::string_view where, size_t max_values, JsonMemberSink& sink) {
+  JsonEvents events(where, max_values, &sink);
+  parse_events(text, where, events);
 }
 
 const Json* Json::find(std::string_view key) const {
-  for (const Member& member : object_) {
+  for (const Member& member : object()) {
     if (member.first == key) return &member.second;
   }
   return nullptr;
@@ -147,6 +236,14 @@ int64_t JsonCursor::integer(int64_t min, int64_t max) const {
   }
   if (!is_whole || found < min || found > max) fail_expected(fmt::format("an integer from {} to {}", min, max));
   return found;
+}
+
+int64_t JsonCursor::exact_integer(int64_t min, int64_t max) const {
+  const bool is_integer = value_->kind() == Json::Kind::kInt;
+  if (!is_integer || value_->integer() < min || value_->integer() > max) {
+    fail_expected(fmt::format("an integer from {} to {}", min, max));
+  }
+  return value_->integer();
 }
 
 double JsonCursor::number(double min, double max) const {

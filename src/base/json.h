@@ -1,44 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// JSON that comes in: a strict reader (simdjson's DOM, UTF-8 checked, depth limited; duplicate keys refused) into a
-// plain tree, and a cursor that knows its path so that errors name the field.
+// JSON that comes in: a strict reader (nlohmann's event parser: UTF-8 checked, no recursion; here depth and size are
+// limited and duplicate keys refused) into a plain tree, and a cursor that knows its path so that errors name the
+// field.
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace tessera {
+
+class JsonMemberSink;
 
 class Json {
  public:
   enum class Kind { kNull, kBool, kInt, kDouble, kString, kArray, kObject };
   using Member = std::pair<std::string, Json>;
 
-  // Parses one document; `where` (a file name) opens the error message. Throws kDataLoss for anything that is not
-  // exactly one JSON value, for duplicate keys, and for integers outside int64.
-  static Json parse(std::string_view text, std::string_view where);
+  // Values that one document may hold (kDefaultMaxValues: about 300 MB as a tree).
+  static constexpr size_t kDefaultMaxValues = size_t{1} << 22;
+  static constexpr size_t kMaxDepth = 64;
 
-  Kind kind() const { return kind_; }
-  bool boolean() const { return bool_; }
-  int64_t integer() const { return int_; }
-  double number() const { return kind_ == Kind::kInt ? static_cast<double>(int_) : double_; }
-  const std::string& string() const { return string_; }
-  const std::vector<Json>& array() const { return array_; }
-  const std::vector<Member>& object() const { return object_; }
+  // Parses one document; `where` (a file name) opens the error message. Throws kDataLoss for anything that is not
+  // exactly one JSON value, for duplicate keys, for integers outside int64, and for more than `max_values` values.
+  static Json parse(std::string_view text, std::string_view where, size_t max_values = kDefaultMaxValues);
+
+  // For documents too large for a tree: the text must be one object, whose members are handed over one by one, in
+  // order. Each may hold `max_values` values. Duplicate keys of the object itself are refused too.
+  static void parse_members(std::string_view text, std::string_view where, size_t max_values, JsonMemberSink& sink);
+
+  Kind kind() const { return static_cast<Kind>(value_.index()); }
+  // The value where it is of that kind; false, 0 and empty ones otherwise.
+  bool boolean() const { return value_or<bool>(false); }
+  int64_t integer() const { return value_or<int64_t>(0); }
+  double number() const { return kind() == Kind::kInt ? static_cast<double>(integer()) : value_or<double>(0); }
+  const std::string& string() const { return value_or_empty<std::string>(); }
+  const std::vector<Json>& array() const { return value_or_empty<std::vector<Json>>(); }
+  const std::vector<Member>& object() const { return value_or_empty<std::vector<Member>>(); }
   const Json* find(std::string_view key) const;  // nullptr where absent, or where this is not an object
 
  private:
-  friend struct JsonBuilder;
-  Kind kind_ = Kind::kNull;
-  bool bool_ = false;
-  int64_t int_ = 0;
-  double double_ = 0;
-  std::string string_;
-  std::vector<Json> array_;
-  std::vector<Member> object_;  // in file order
+  friend class JsonEvents;
+  template <class T>
+  T value_or(T otherwise) const {
+    const T* value = std::get_if<T>(&value_);
+    return value != nullptr ? *value : otherwise;
+  }
+  template <class T>
+  const T& value_or_empty() const {
+    static const T kEmpty{};
+    const T* value = std::get_if<T>(&value_);
+    return value != nullptr ? *value : kEmpty;
+  }
+
+  // In the order of Kind; an object's members are in file order.
+  std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<Json>, std::vector<Member>> value_;
+};
+
+// Receives the members of an object from Json::parse_members; what it throws ends the parsing.
+class JsonMemberSink {
+ public:
+  virtual ~JsonMemberSink() = default;
+  virtual void member(std::string&& key, Json&& value) = 0;
 };
 
 // One line of JSON-like text describing a value for messages: its kind, and the value where it is short.
@@ -60,7 +87,8 @@ class JsonCursor {
   std::vector<JsonCursor> elements() const;                         // of an array
   std::vector<std::pair<std::string, JsonCursor>> members() const;  // of an object
 
-  int64_t integer(int64_t min, int64_t max) const;  // inclusive bounds; 3.0 counts as 3
+  int64_t integer(int64_t min, int64_t max) const;        // inclusive bounds; 3.0 counts as 3
+  int64_t exact_integer(int64_t min, int64_t max) const;  // inclusive bounds; written without fraction and exponent
   double number(double min, double max) const;
   bool boolean() const;
   const std::string& string() const;

@@ -19,6 +19,8 @@ constexpr const char* kMetadataKey = "__metadata__";
 constexpr uint64_t kLengthBytes = 8;
 // Offsets and dimensions: anything larger can't be a file's.
 constexpr int64_t kMaxValue = int64_t{1} << 62;
+// JSON values in one entry, or in the metadata.
+constexpr size_t kMaxEntryValues = 65536;
 
 std::string tensor_label(std::string_view name) {
   return fmt::format("tensor {}", printable(name, 160));
@@ -55,15 +57,15 @@ TensorEntry parse_entry(const Json::Member& member, uint64_t data_bytes, uint64_
   entry.dtype = dtype_from_name(entry.dtype_text);
 
   std::vector<int64_t> dims;
-  for (const JsonCursor& dim : cursor.at("shape").elements()) dims.push_back(dim.integer(0, kMaxValue));
+  for (const JsonCursor& dim : cursor.at("shape").elements()) dims.push_back(dim.exact_integer(0, kMaxValue));
   if (dims.size() > kMaxRank)
     bad("shape", fmt::format("at most {} dimensions", kMaxRank), fmt::format("{}", dims.size()));
   entry.shape = Shape(dims);
 
   const std::vector<JsonCursor> offsets = cursor.at("data_offsets").elements();
   if (offsets.size() != 2) bad("data_offsets", "two numbers", fmt::format("{}", offsets.size()));
-  const uint64_t begin = static_cast<uint64_t>(offsets[0].integer(0, kMaxValue));
-  const uint64_t end = static_cast<uint64_t>(offsets[1].integer(0, kMaxValue));
+  const uint64_t begin = static_cast<uint64_t>(offsets[0].exact_integer(0, kMaxValue));
+  const uint64_t end = static_cast<uint64_t>(offsets[1].exact_integer(0, kMaxValue));
   if (begin > end || end > data_bytes) {
     bad("data_offsets", fmt::format("begin <= end <= {} bytes of data", data_bytes),
         fmt::format("[{}, {}]", begin, end));
@@ -104,6 +106,30 @@ void check_tiling(std::vector<TensorEntry>& entries, uint64_t data_offset, uint6
   }
 }
 
+class HeaderReader final : public JsonMemberSink {
+ public:
+  HeaderReader(SafetensorsHeader& header, uint64_t data_bytes, uint64_t data_offset, const std::string& where)
+      : header_(header), data_bytes_(data_bytes), data_offset_(data_offset), where_(where) {}
+
+  void member(std::string&& name, Json&& value) override {
+    if (name == kMetadataKey) {
+      for (const auto& [key, text] : JsonCursor(value, where_, kMetadataKey).members()) {
+        header_.metadata.emplace_back(key, text.string());
+      }
+      return;
+    }
+    if (header_.entries.size() == kMaxTensors) {
+      fail_data(where_, "header", fmt::format("at most {} tensors", kMaxTensors), "more");
+    }
+    header_.entries.push_back(parse_entry({std::move(name), std::move(value)}, data_bytes_, data_offset_, where_));
+  }
+
+ private:
+  SafetensorsHeader& header_;
+  uint64_t data_bytes_, data_offset_;
+  const std::string& where_;
+};
+
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_bytes, const std::string& where) {
@@ -111,21 +137,10 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t file_
   // JSON allows other white space after the value; the format allows spaces only.
   const size_t last = json.find_last_not_of(' ');
   if (json[last] != '}') fail_data(where, "header", "JSON that ends with } and spaces", "something else");
-  const Json root = Json::parse(json.substr(0, last + 1), where);
   const uint64_t data_offset = kLengthBytes + json.size();
   SafetensorsHeader header;
-  if (root.object().size() > kMaxTensors) {
-    fail_data(where, "header", fmt::format("at most {} tensors", kMaxTensors), fmt::format("{}", root.object().size()));
-  }
-  for (const Json::Member& member : root.object()) {
-    if (member.first != kMetadataKey) {
-      header.entries.push_back(parse_entry(member, file_bytes - data_offset, data_offset, where));
-      continue;
-    }
-    for (const auto& [key, value] : JsonCursor(member.second, where, kMetadataKey).members()) {
-      header.metadata.emplace_back(key, value.string());
-    }
-  }
+  HeaderReader reader(header, file_bytes - data_offset, data_offset, where);
+  Json::parse_members(json.substr(0, last + 1), where, kMaxEntryValues, reader);
   check_tiling(header.entries, data_offset, file_bytes, where);
   std::sort(header.entries.begin(), header.entries.end(),
             [](const TensorEntry& a, const TensorEntry& b) { return a.name < b.name; });

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/machine.h"
 
-#include <omp.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
+#include <cmath>
 #include <fstream>
 #include <optional>
+#include <thread>
 
 #include "base/env.h"
+#include "base/error.h"
+#include "base/strings.h"
 
 namespace tessera::device {
 
@@ -44,10 +49,19 @@ std::optional<uint64_t> number_in(const char* path) {
 
 }  // namespace
 
+int usable_cores() {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // by affinity
+  // A container's share of processor time: "200000 100000" is two cores' worth, "max 100000" has no limit.
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;
+  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return cores;
+  return std::clamp(static_cast<int>(std::ceil(quota / period)), 1, cores);
+}
+
 Machine probe_machine() {
   Machine machine;
   machine.cpu_name = cpu_model_name();
-  machine.num_cores = std::max(1, omp_get_num_procs());
+  machine.num_cores = usable_cores();
   machine.memory_total_bytes = meminfo_bytes("MemTotal");
   uint64_t available = meminfo_bytes("MemAvailable");
   // Control group v2 as seen from inside a container; usage counts against the limit.
@@ -57,10 +71,17 @@ Machine probe_machine() {
   }
   rlimit address_space{};
   if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
-    available = std::min<uint64_t>(available, address_space.rlim_cur);
+    // What is mapped already counts against the limit: the first number of statm, in pages.
+    const uint64_t mapped = number_in("/proc/self/statm").value_or(0) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    available = std::min<uint64_t>(available, address_space.rlim_cur > mapped ? address_space.rlim_cur - mapped : 0);
   }
   if (const auto pretended = env_value("TESSERA_MEMORY_BYTES")) {
-    available = std::strtoull(pretended->c_str(), nullptr, 10);
+    const char* end = pretended->data() + pretended->size();
+    const auto [stop, error] = std::from_chars(pretended->data(), end, available);
+    if (error != std::errc() || stop != end) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("TESSERA_MEMORY_BYTES: expected a number of bytes, found \"{}\"", printable(*pretended, 40)));
+    }
   }
   machine.memory_available_bytes = available;
   return machine;

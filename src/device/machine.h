@@ -14,6 +14,9 @@ struct Machine {
       0;  // the least of: what the kernel says, the control group's limit, the address-space limit
 };
 
+// Cores that this process may use: those of its affinity, at most its control group's share; at least 1.
+int usable_cores();
+
 Machine probe_machine();
 
 }  // namespace tessera::device

@@ -44,9 +44,12 @@ class Loop {
       if (progress != nullptr) progress->advance(count);
     }
     if (progress != nullptr) progress->end();
+    if (!sequence_.pending().empty()) sequence_.finish(FinishReason::kCancelled);
   }
 
-  void decode() {
+  void decode(ProgressSink* progress) {
+    if (progress != nullptr)
+      progress->begin("decode", static_cast<uint64_t>(std::max<int64_t>(0, max_tokens_)), "tokens");
     const int32_t vocab = runner_.facts().vocab_size;
     while (sequence_.finish_reason() == FinishReason::kNone) {
       if (static_cast<int64_t>(sequence_.generated().size()) >= max_tokens_) {
@@ -58,8 +61,10 @@ class Loop {
         const std::span<const float> row(logits_.as<float>() + (logits_.shape[0] - 1) * vocab,
                                          static_cast<size_t>(vocab));
         accept(sampler_.draw(runner_, row, sequence_.next_position()));
+        if (progress != nullptr) progress->advance(1);
       }
     }
+    if (progress != nullptr) progress->end();
   }
 
   Sequence& sequence() { return sequence_; }
@@ -124,12 +129,12 @@ GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, 
   loop.prefill(progress);
   result.times.prefill_seconds = seconds_since(start);
   const auto decode_start = Clock::now();
-  loop.decode();
+  loop.decode(options.shows_decode ? progress : nullptr);
   result.times.decode_seconds = seconds_since(decode_start);
   const std::span<const int32_t> drawn = loop.sequence().generated();
   result.ids.assign(drawn.begin(), drawn.end());
   result.finish_reason = loop.sequence().finish_reason();
-  result.num_prompt_tokens = static_cast<int64_t>(prompt.size());
+  result.num_prompt_tokens = std::min(static_cast<int64_t>(prompt.size()), loop.sequence().state().position());
   return result;
 }
 

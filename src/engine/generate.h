@@ -17,6 +17,7 @@ struct GenerateOptions {
   SamplingOptions sampling{};
   bool stop_at_end_token = true;
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps; null: never
+  bool shows_decode = false;                  // progress covers decoding too: for who does not stream tokens
 };
 
 // Sees what happens, step by step. The loop calls it from its own thread.
@@ -39,13 +40,13 @@ struct GenerateTimes {
 struct GenerateResult {
   std::vector<int32_t> ids;  // drawn, the end token included
   FinishReason finish_reason = FinishReason::kNone;
-  int64_t num_prompt_tokens = 0;
+  int64_t num_prompt_tokens = 0;  // that were run: fewer than the prompt has where it was cancelled
   GenerateTimes times;
 };
 
 // `prompt` is not empty. Throws kInvalidArgument where the prompt has an id out of range, is longer than the model's
-// longest sequence, or an option has a fault. `progress` of the prefill may be null. max_tokens is cut to what the
-// longest sequence leaves; the reason is then kLength.
+// longest sequence, or an option has a fault. `progress` of the prefill (and decode, see GenerateOptions) may be null.
+// max_tokens is cut to what the longest sequence leaves; the reason is then kLength.
 GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
                         GenerateObserver& observer, ProgressSink* progress);
 

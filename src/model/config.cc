@@ -2,6 +2,8 @@
 #include "model/config.h"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <cmath>
 #include <filesystem>
@@ -14,7 +16,7 @@ namespace tessera::model {
 
 namespace {
 
-constexpr uint64_t kMaxConfigBytes = 16 << 20;
+constexpr uint64_t kMaxConfigBytes = 1 << 20;
 // No dimension of a real model comes near; products of two stay far from overflow.
 constexpr int64_t kMaxDim = 1 << 24;
 constexpr int64_t kMaxLayers = 4096;
@@ -227,6 +229,17 @@ Config parse_config(const Json& json, const std::string& file) {
   c.eos_ids = parse_ids(root.at("eos_token_id"), c.vocab_size);
   check_consistency(root, c);
   return c;
+}
+
+uint64_t Config::fingerprint() const {
+  const std::string facts = fmt::format(
+      "{} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", vocab_size,
+      hidden_size, num_layers, num_heads, head_dim, rope_dim, q_lora_rank, o_groups, o_lora_rank, sliding_window,
+      fmt::join(compress_ratios, ","), index_num_heads, index_head_dim, index_topk, num_experts, experts_per_token,
+      expert_inner, num_hash_layers, routed_scaling_factor, swiglu_limit, norm_topk_prob, hc_sinkhorn_iters, hc_eps,
+      rms_norm_eps, rope_theta, compress_rope_theta, yarn.factor, yarn.beta_fast, yarn.beta_slow,
+      yarn.original_max_positions, max_positions, bos_id);
+  return XXH3_64bits(facts.data(), facts.size());
 }
 
 Config load_config(const std::string& directory) {

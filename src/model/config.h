@@ -47,6 +47,8 @@ struct Config {
   int64_t heads_per_group() const { return num_heads / o_groups; }
   int64_t group_width() const { return heads_per_group() * head_dim; }
   bool is_hashed(int64_t layer) const { return layer < num_hash_layers; }
+  // Differs where any fact differs that outputs depend on.
+  uint64_t fingerprint() const;
 };
 
 // Throws kDataLoss naming file and field, kUnsupported for another model or a setting that this program has not got.

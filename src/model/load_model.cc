@@ -78,8 +78,15 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   }
   ops::Planner planner(backends, machine, options.forced);
   const Phase phase(progress, "read weights", weights.total_bytes());
-  loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts, options.max_step_tokens,
-                                          options.num_threads, options.bypass);
+  try {
+    loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
+                                            options.max_step_tokens, options.num_threads, options.bypass);
+  } catch (const Error& error) {
+    // Layers know ops and shapes, not files.
+    const std::string message = error.what();
+    if (error.code() != ErrorCode::kUnsupported || message.find(directory) != std::string::npos) throw;
+    fail(ErrorCode::kUnsupported, fmt::format("{}: {}", printable(directory), message));
+  }
   loaded.plan.assign(planner.lines().begin(), planner.lines().end());
   return loaded;
 }

@@ -58,9 +58,10 @@ Model::Model(const Config& config, ops::Planner& planner, WeightSource& weights,
     cache_layout_.layers.push_back(draft_->cache_layout());
     cache_layout_.num_draft_layers = 1;
   }
-  cache_layout_.fingerprint = mix(
-      mix(weights.fingerprint(), static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache)),
-      static_cast<uint64_t>(builder.window_slots));
+  cache_layout_.fingerprint =
+      mix(mix(mix(weights.fingerprint(), config.fingerprint()),
+              static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache)),
+          static_cast<uint64_t>(builder.window_slots));
   cache_spec_ = make_cache_spec(cache_layout_);
 
   workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes));
@@ -90,7 +91,7 @@ std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
 }
 
 std::unique_ptr<SequenceState> Model::restore(std::span<const uint8_t> bytes) {
-  auto state = SequenceCaches::restore(cache_layout_, bytes);
+  auto state = SequenceCaches::restore(cache_layout_, config_.max_positions, bytes);
   reserve_scores(state->capacity());
   return state;
 }

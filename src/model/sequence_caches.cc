@@ -19,7 +19,7 @@ struct SavedHeader {
   uint64_t fingerprint = 0;
   int64_t capacity = 0, position = 0, draft_position = 0;
   uint64_t payload_bytes = 0;
-  uint64_t payload_hash = 0;  // XXH3-64
+  uint64_t hash = 0;  // XXH3-64 of payload and header, with this field 0
 };
 static_assert(sizeof(SavedHeader) == 56, "written as raw bytes");
 
@@ -45,6 +45,11 @@ size_t index_bytes_at(const LayerCacheLayout& layout, int64_t position) {
   return layout.has_indexer ? static_cast<size_t>(position / layout.ratio * layout.index.entry_bytes()) : 0;
 }
 
+uint64_t hash_of(SavedHeader header, std::span<const uint8_t> payload) {
+  header.hash = 0;
+  return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(&header, sizeof(header)));
+}
+
 // Calls visit(data, bytes) for each part of a layer that matters at `position`, always in the same order.
 template <class Visit>
 void for_each_part(const LayerCacheLayout& layout, LayerCaches& caches, int64_t position, const Visit& visit) {
@@ -53,6 +58,18 @@ void for_each_part(const LayerCacheLayout& layout, LayerCaches& caches, int64_t 
   visit(caches.index_keys.data(), index_bytes_at(layout, position));
   visit(caches.compressor.data(), caches.compressor.size());
   visit(caches.index_compressor.data(), caches.index_compressor.size());
+}
+
+// Bytes that all parts take at `position`.
+size_t payload_bytes_at(const CacheLayout& layout, int64_t position) {
+  size_t total = 0;
+  for (const LayerCacheLayout& layer : layout.layers) {
+    total += static_cast<size_t>(layer.window_slots * layer.kv.entry_bytes());
+    total += entry_bytes_at(layer, position) + index_bytes_at(layer, position);
+    if (layer.ratio != 0) total += static_cast<size_t>(layer.compressor.state_floats()) * sizeof(float);
+    if (layer.has_indexer) total += static_cast<size_t>(layer.index_compressor.state_floats()) * sizeof(float);
+  }
+  return total;
 }
 
 void copy_bytes(const device::Buffer& from, const device::Buffer& to) {
@@ -148,12 +165,13 @@ std::vector<uint8_t> SequenceCaches::save() const {
     });
   }
   header.payload_bytes = out.size() - sizeof(header);
-  header.payload_hash = XXH3_64bits(out.data() + sizeof(header), header.payload_bytes);
+  header.hash = hash_of(header, std::span(out).subspan(sizeof(header)));
   std::memcpy(out.data(), &header, sizeof(header));
   return out;
 }
 
-std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layout, std::span<const uint8_t> bytes) {
+std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layout, int64_t max_positions,
+                                                        std::span<const uint8_t> bytes) {
   SavedHeader header;
   const SavedHeader expected;
   if (bytes.size() < sizeof(header)) {
@@ -171,16 +189,17 @@ std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layou
   if (header.payload_bytes != payload.size()) {
     fail_data(kSavedName, "payload", fmt::format("{} bytes", header.payload_bytes), fmt::format("{}", payload.size()));
   }
-  if (header.payload_hash != XXH3_64bits(payload.data(), payload.size())) {
-    fail_data(kSavedName, "payload hash", fmt::format("{:016x}", header.payload_hash),
-              "another one: the bytes are damaged");
+  if (header.hash != hash_of(header, payload)) {
+    fail_data(kSavedName, "hash", fmt::format("{:016x}", header.hash), "another one: the bytes are damaged");
   }
-  // What the hash does not cover is the header itself: bound it before anything is allocated by it.
-  constexpr int64_t kMaxCapacity = int64_t{1} << 32;
-  if (header.capacity < 0 || header.capacity > kMaxCapacity || header.position < 0 ||
+  // A hash is no signature: bound everything before memory is taken for it.
+  if (header.capacity < 0 || header.capacity > max_positions || header.position < 0 ||
       header.position > header.capacity || header.draft_position < 0 || header.draft_position > header.position) {
-    fail_data(kSavedName, "positions", "0 <= draft <= position <= capacity",
+    fail_data(kSavedName, "positions", fmt::format("0 <= draft <= position <= capacity <= {}", max_positions),
               fmt::format("{}, {}, {}", header.draft_position, header.position, header.capacity));
+  }
+  if (const size_t expected_bytes = payload_bytes_at(layout, header.position); expected_bytes != payload.size()) {
+    fail_data(kSavedName, "payload", fmt::format("{} bytes", expected_bytes), fmt::format("{}", payload.size()));
   }
   auto state = std::make_unique<SequenceCaches>(layout, header.capacity);
   state->position_ = header.position;
@@ -188,13 +207,10 @@ std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layou
   size_t used = 0;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     for_each_part(layout.layers[i], state->layers_[i], header.position, [&](void* data, size_t part_bytes) {
-      if (part_bytes > payload.size() - used) fail_data(kSavedName, "payload", "more bytes", "its end");
       if (part_bytes > 0) std::memcpy(data, payload.data() + used, part_bytes);
       used += part_bytes;
     });
   }
-  if (used != payload.size())
-    fail_data(kSavedName, "payload", fmt::format("{} bytes", used), fmt::format("{}", payload.size()));
   return state;
 }
 

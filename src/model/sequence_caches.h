@@ -47,7 +47,8 @@ class SequenceCaches final : public SequenceState {
   void rollback(const StateMark& mark) override;
   std::vector<uint8_t> save() const override;
   // The inverse of save(); see Runner::restore.
-  static std::unique_ptr<SequenceCaches> restore(const CacheLayout& layout, std::span<const uint8_t> bytes);
+  static std::unique_ptr<SequenceCaches> restore(const CacheLayout& layout, int64_t max_positions,
+                                                 std::span<const uint8_t> bytes);
 
   const CacheLayout& layout() const { return *layout_; }
   LayerCaches& layer(size_t i) { return layers_[i]; }

@@ -117,7 +117,7 @@ void WeightSource::read_bytes(const LocatedTensor& tensor, uint64_t begin, uint6
 
 void WeightSource::add_fingerprint(const std::string& name, const void* data, size_t bytes) {
   fingerprint_ = XXH3_64bits_withSeed(name.data(), name.size(), fingerprint_);
-  fingerprint_ = XXH3_64bits_withSeed(data, std::min<size_t>(bytes, 4096), fingerprint_);
+  fingerprint_ = XXH3_64bits_withSeed(data, bytes, fingerprint_);
 }
 
 // Copies the slice's bytes of codes and scales; each row of the slice is one run of the row-major tensor.
@@ -240,6 +240,7 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
   }
   check_values(stored, matrix);
   add_fingerprint(name, matrix.data.data(), matrix.data.size());
+  add_fingerprint(name, matrix.scales.data(), matrix.scales.size());
   return layout == nullptr ? std::move(matrix) : pack(std::move(matrix), *layout);
 }
 

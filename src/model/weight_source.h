@@ -46,7 +46,7 @@ class WeightSource {
   // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
   device::Tensor load_table(const std::string& name);
 
-  // Changes with the weights' content: a hash over the first bytes of everything loaded so far.
+  // Changes with the weights' content: a hash over everything loaded so far.
   uint64_t fingerprint() const { return fingerprint_; }
   const Config& config() const { return config_; }
   const Shard& shard() const { return shard_; }

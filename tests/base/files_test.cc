@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "base/atomic_file.h"
 #include "base/env.h"
@@ -48,6 +52,36 @@ TEST(AtomicFile, AppearsWholeOrNotAtAll) {
   EXPECT_EQ(folder.listing(), "out\n");
   EXPECT_EQ(read_file(folder.file("out"), 10), "abc");
   EXPECT_THROW(AtomicFile(folder.file("no/such/folder")), Error);
+}
+
+TEST(AtomicFile, FollowsLinksAndSparesDevices) {
+  const testing::TemporaryFolder folder;
+  const std::string target = folder.write("target", "old"), link = folder.file("link");
+  ASSERT_EQ(::symlink(target.c_str(), link.c_str()), 0);
+  AtomicFile file(link);
+  file.write("new", 3);
+  file.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(link)) << "the link stays";
+  EXPECT_EQ(read_file(target, 10), "new");
+  const std::string pipe = folder.file("pipe"), dangling = folder.file("dangling");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  ASSERT_EQ(::symlink("nowhere", dangling.c_str()), 0);
+  for (const std::string& path : {pipe, dangling, folder.path(), std::string("/dev/null"), std::string(5000, 'x')}) {
+    try {
+      AtomicFile refused(path);
+      ADD_FAILURE() << path;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
+    }
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+}
+
+TEST(File, DoesNotWaitForAPipe) {
+  const testing::TemporaryFolder folder;
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(File::open_read(pipe), Error);
 }
 
 #ifdef TESSERA_TEST_SEAMS

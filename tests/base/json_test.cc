@@ -40,6 +40,43 @@ TEST(Json, RefusesWhatIsNotOneStrictValue) {
   EXPECT_NE(error_of(R"({"a":1,"a":2})").find("\"a\" twice"), std::string::npos);
 }
 
+TEST(Json, RefusesWhatOtherReadersForgive) {
+  EXPECT_NE(error_of("\xEF\xBB\xBF{}"), "") << "a byte order mark";
+  EXPECT_NE(error_of(std::string("{}\0", 3)), "") << "a zero byte";
+  EXPECT_NE(error_of(std::string("{}\0{", 4)), "");
+  EXPECT_NE(error_of("18446744073709551615"), "");
+  EXPECT_EQ(error_of(R"({"a":[{"b":0},{"b":1,"b":2}]})"),
+            "file.json: field a[1]: expected every key once, found key \"b\" twice");
+}
+
+TEST(Json, LimitsTheNumberOfValues) {
+  EXPECT_NO_THROW(Json::parse("[1,2,3]", "f", 4));
+  EXPECT_THROW(Json::parse("[1,2,3]", "f", 3), Error);
+}
+
+TEST(Json, GivesMembersOneByOne) {
+  struct Sizes final : JsonMemberSink {
+    void member(std::string&& key, Json&& value) override {
+      seen += key + "=" + std::to_string(value.array().size()) + ";";
+    }
+    std::string seen;
+  } sizes;
+  const auto read = [&](const std::string& text) { Json::parse_members(text, "f", 3, sizes); };
+  read(R"({"a": [1, 2], "b": {}, "c": [3, 4]})");
+  EXPECT_EQ(sizes.seen, "a=2;b=0;c=2;") << "the limit counts each member by itself";
+  EXPECT_THROW(read(R"({"a": [1, 2, 3]})"), Error);
+  EXPECT_THROW(read(R"({"a": 1, "a": 1})"), Error);
+  for (const char* text : {"[]", "1", "null", "", "{\"a\":1", "{}{}"}) EXPECT_THROW(read(text), Error) << text;
+}
+
+TEST(Json, ExactIntegersHaveNoFraction) {
+  const Json json = Json::parse("[1, 1.0, 1e0]", "f");
+  const auto items = JsonCursor(json, "f").elements();
+  EXPECT_EQ(items[0].exact_integer(0, 9), 1);
+  EXPECT_THROW(items[1].exact_integer(0, 9), Error);
+  EXPECT_THROW(items[2].exact_integer(0, 9), Error);
+}
+
 TEST(Json, CursorsNameTheField) {
   const Json json = Json::parse(R"({"a": {"b": [1, "x"]}, "f": 3.0, "n": null})", "f");
   const JsonCursor root(json, "config.json");

@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
@@ -38,6 +40,25 @@ TEST(Queue, ThrowsWhatAPartThrew) {
   int64_t sum = 0;
   queue.parallel_for(3, 100, [&](int64_t begin, int64_t end) { sum += end - begin; });
   EXPECT_EQ(sum, 3) << "usable afterwards; small work stays on this thread";
+}
+
+// Many short loops back to back, with work of unequal length: each part once, in its own loop.
+TEST(Queue, LoopsNeverMix) {
+  for (const int threads : {2, 3, 8}) {
+    Queue queue(threads);
+    std::vector<int64_t> last(257);
+    for (int64_t loop = 1; loop <= 3000; ++loop) {
+      const int64_t count = 1 + loop * 31 % 257;
+      queue.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) last[static_cast<size_t>(i)] += loop;
+        if (begin == 0 && loop % 100 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+      });
+      for (int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(last[static_cast<size_t>(i)], loop) << threads << " threads, item " << i;
+        last[static_cast<size_t>(i)] = 0;
+      }
+    }
+  }
 }
 
 TEST(Buffer, IsAlignedAndZero) {

@@ -125,6 +125,20 @@ TEST(Generate, PrefillsInChunksThenDecodes) {
   EXPECT_EQ(watcher.tokens, result.ids);
 }
 
+TEST(Generate, CancelledInPrefillSaysSo) {
+  FakeRunner runner;
+  Watcher watcher;
+  watcher.cancel = true;
+  const std::vector<int32_t> prompt(10, 9);
+  for (const int64_t max_tokens : {0, 3}) {
+    const GenerateResult result =
+        generate(runner, prompt, {.max_tokens = max_tokens, .cancel = &watcher.cancel}, watcher, nullptr);
+    EXPECT_EQ(result.finish_reason, FinishReason::kCancelled);
+    EXPECT_EQ(result.num_prompt_tokens, 0) << "only what was run";
+    EXPECT_TRUE(result.ids.empty());
+  }
+}
+
 TEST(Generate, EndTokensStopUnlessToldOtherwise) {
   FakeRunner runner;
   Watcher watcher, other;

@@ -86,6 +86,21 @@ TEST_P(Bitwise, DecodeEqualsPrefill) {
   EXPECT_TRUE(testing::same_bits(testing::feed(runner, *at_once, ids, LogitRows::kAll), decoded));
 }
 
+class SlowBitwise : public Bitwise {};
+
+// 600 tokens in one step, in steps of 64, and one by one.
+TEST_P(SlowBitwise, OneStepEqualsSixHundred) {
+  SCOPED_TRACE(seed_text());
+  const auto small = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache);
+  const auto large = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, 2, 600);
+  const std::vector<int32_t> ids = random_ids(rng_, 600, small.runner->facts().vocab_size);
+  const auto at_once = large.runner->new_sequence(600), in_steps = small.runner->new_sequence(600),
+             one_by_one = small.runner->new_sequence(600);
+  const std::vector<float> expected = testing::feed(*small.runner, *in_steps, ids, LogitRows::kAll);
+  EXPECT_TRUE(testing::same_bits(testing::feed(*large.runner, *at_once, ids, LogitRows::kAll), expected));
+  EXPECT_TRUE(testing::same_bits(testing::feed(*small.runner, *one_by_one, ids, LogitRows::kAll, 1), expected));
+}
+
 TEST_P(Bitwise, CompanyInTheBatchDoesNotMatter) {
   SCOPED_TRACE(seed_text());
   const auto loaded = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache);
@@ -175,6 +190,8 @@ TEST_P(Bitwise, SavedForkedAndRolledBackSequencesGoOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, Bitwise, ::testing::ValuesIn(kModes),
+                         [](const auto& mode) { return name_of(mode.param); });
+INSTANTIATE_TEST_SUITE_P(Modes, SlowBitwise, ::testing::ValuesIn(kModes),
                          [](const auto& mode) { return name_of(mode.param); });
 
 // The generated model T0 adds a CSA layer with hashed routing and the draft block.

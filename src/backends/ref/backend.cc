@@ -25,11 +25,11 @@ constexpr Variant<Op> plain(void (*run)(const typename Op::Desc&, const typename
 }
 
 constexpr Variant<Embedding> kEmbedding[] = {plain<Embedding>(embedding_reference)};
-constexpr Variant<RmsNorm> kRmsNorm[] = {plain<RmsNorm>(rms_norm_reference)};
-constexpr Variant<Rope> kRope[] = {plain<Rope>(rope_reference)};
-constexpr Variant<MhcPre> kMhcPre[] = {plain<MhcPre>(mhc_pre_reference)};
+constexpr Variant<RmsNorm> kRmsNorm[] = {plain<RmsNorm>(rms_norm_reference, rms_norm_reference_supports)};
+constexpr Variant<Rope> kRope[] = {plain<Rope>(rope_reference, rope_reference_supports)};
+constexpr Variant<MhcPre> kMhcPre[] = {plain<MhcPre>(mhc_pre_reference, mhc_reference_supports)};
 constexpr Variant<MhcPost> kMhcPost[] = {plain<MhcPost>(mhc_post_reference)};
-constexpr Variant<MhcHead> kMhcHead[] = {plain<MhcHead>(mhc_head_reference)};
+constexpr Variant<MhcHead> kMhcHead[] = {plain<MhcHead>(mhc_head_reference, mhc_reference_supports)};
 constexpr Variant<Linear> kLinear[] = {
     plain<Linear>(linear_reference, linear_reference_supports, linear_reference_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {
@@ -37,7 +37,8 @@ constexpr Variant<MoeExperts> kMoeExperts[] = {
 constexpr Variant<SwiGlu> kSwiGlu[] = {plain<SwiGlu>(swiglu_reference)};
 constexpr Variant<MoeCombine> kMoeCombine[] = {plain<MoeCombine>(moe_combine_reference)};
 constexpr Variant<Router> kRouter[] = {plain<Router>(router_reference)};
-constexpr Variant<CacheWrite> kCacheWrite[] = {plain<CacheWrite>(cache_write_reference)};
+constexpr Variant<CacheWrite> kCacheWrite[] = {
+    plain<CacheWrite>(cache_write_reference, cache_write_reference_supports)};
 constexpr Variant<Hadamard> kHadamard[] = {plain<Hadamard>(hadamard_reference, hadamard_reference_supports)};
 constexpr Variant<CompressorPool> kCompressorPool[] = {plain<CompressorPool>(compressor_pool_reference)};
 constexpr Variant<IndexScores> kIndexScores[] = {

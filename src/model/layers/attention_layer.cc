@@ -132,6 +132,7 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
   context.trace(prefix_, "attention", out);
   out_rope_.run({.x = out, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
                 context.queue);
+  context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);
   wo_b_.run_into(context, low, result, n);
   return result;

@@ -38,6 +38,7 @@ const int32_t* IndexerLayer::run(const StepContext& context, size_t layer, const
   const TensorView queries = wq_b_.run(context, qr, n);
   rope_.run({.x = queries, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
             context.queue);
+  context.trace(prefix_, "queries_rotated", queries);
   if (has_hadamard_) hadamard_.run({.x = queries, .num_rows = n * scores_.desc.heads}, context.queue);
   context.trace(prefix_, "queries", queries);
   const TensorView weights = weights_proj_.run(context, x, n);

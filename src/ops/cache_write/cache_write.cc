@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/cache_write/cache_write.h"
 
-#include "base/error.h"
+#include <fmt/format.h>
+
 #include "ops/reference_rows.h"
 
 namespace tessera::ops {
@@ -16,9 +17,14 @@ std::string CacheWrite::Desc::to_string() const {
   return layout.to_string();
 }
 
+bool cache_write_reference_supports(const CacheWrite::Desc& desc, std::string& why_not) {
+  if (desc.layout.width <= kMaxWidth) return true;
+  why_not = fmt::format("entries of at most {} values, not {}", kMaxWidth, desc.layout.width);
+  return false;
+}
+
 void cache_write_reference(const CacheWrite::Desc& desc, const CacheWrite::Args& args, device::Queue& queue) {
   const int64_t width = desc.layout.width, entry_bytes = desc.layout.entry_bytes();
-  TESSERA_CHECK(width <= kMaxWidth, desc.to_string());
   queue.parallel_for(args.num_rows, 64, [&](int64_t begin, int64_t end) {
     float row[kMaxWidth];
     for (int64_t i = begin; i < end; ++i) {

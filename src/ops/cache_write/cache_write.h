@@ -26,6 +26,7 @@ struct CacheWrite {
   };
 };
 
+bool cache_write_reference_supports(const CacheWrite::Desc& desc, std::string& why_not);
 void cache_write_reference(const CacheWrite::Desc& desc, const CacheWrite::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

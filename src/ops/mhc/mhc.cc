@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
 #include "ops/reference_rows.h"
 
 namespace tessera::ops {
@@ -80,8 +79,13 @@ void sinkhorn_reference(float* c, int iterations, float eps) {
   }
 }
 
+bool mhc_reference_supports(const MhcDesc& desc, std::string& why_not) {
+  if (desc.hidden <= kMaxHidden) return true;
+  why_not = fmt::format("streams of at most {}, not {}", kMaxHidden, desc.hidden);
+  return false;
+}
+
 void mhc_pre_reference(const MhcDesc& desc, const MhcPre::Args& args, device::Queue& queue) {
-  TESSERA_CHECK(desc.hidden <= kMaxHidden, desc.to_string());
   queue.parallel_for(args.num_tokens, 1, [&](int64_t begin, int64_t end) {
     float streams[kS * kMaxHidden], m[kHcCoefficients], pre[kS];
     for (int64_t t = begin; t < end; ++t) {
@@ -122,7 +126,6 @@ void mhc_post_reference(const MhcDesc& desc, const MhcPost::Args& args, device::
 }
 
 void mhc_head_reference(const MhcDesc& desc, const MhcHead::Args& args, device::Queue& queue) {
-  TESSERA_CHECK(desc.hidden <= kMaxHidden, desc.to_string());
   queue.parallel_for(args.num_rows, 1, [&](int64_t begin, int64_t end) {
     float streams[kS * kMaxHidden], m[kS], pre[kS];
     for (int64_t i = begin; i < end; ++i) {

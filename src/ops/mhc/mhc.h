@@ -75,6 +75,7 @@ struct MhcHead {
 // In place on C[4][4], see above.
 void sinkhorn_reference(float* c, int iterations, float eps);
 
+bool mhc_reference_supports(const MhcDesc& desc, std::string& why_not);
 void mhc_pre_reference(const MhcDesc& desc, const MhcPre::Args& args, device::Queue& queue);
 void mhc_post_reference(const MhcDesc& desc, const MhcPost::Args& args, device::Queue& queue);
 void mhc_head_reference(const MhcDesc& desc, const MhcHead::Args& args, device::Queue& queue);

@@ -20,8 +20,13 @@ std::string RmsNorm::Desc::to_string() const {
   return fmt::format("[{}]", width);
 }
 
+bool rms_norm_reference_supports(const RmsNorm::Desc& desc, std::string& why_not) {
+  if (desc.width <= kMaxWidth) return true;
+  why_not = fmt::format("rows of at most {}, not {}", kMaxWidth, desc.width);
+  return false;
+}
+
 void rms_norm_reference(const RmsNorm::Desc& desc, const RmsNorm::Args& args, device::Queue& queue) {
-  TESSERA_CHECK(desc.width <= kMaxWidth, desc.to_string());
   queue.parallel_for(args.num_rows, 1 + 8192 / desc.width, [&](int64_t begin, int64_t end) {
     float row[kMaxWidth], weight[kMaxWidth];
     const bool has_weight = args.weight.data != nullptr;

@@ -27,6 +27,7 @@ struct RmsNorm {
   };
 };
 
+bool rms_norm_reference_supports(const RmsNorm::Desc& desc, std::string& why_not);
 void rms_norm_reference(const RmsNorm::Desc& desc, const RmsNorm::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

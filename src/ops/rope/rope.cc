@@ -45,8 +45,13 @@ std::vector<float> rope_frequencies(int64_t rope_dim, double theta, const Yarn* 
   return frequencies;
 }
 
+bool rope_reference_supports(const Rope::Desc& desc, std::string& why_not) {
+  if (desc.rope_dim <= kMaxRopeDim) return true;
+  why_not = fmt::format("rotary parts of at most {}, not {}", kMaxRopeDim, desc.rope_dim);
+  return false;
+}
+
 void rope_reference(const Rope::Desc& desc, const Rope::Args& args, device::Queue& queue) {
-  TESSERA_CHECK(desc.rope_dim <= kMaxRopeDim, desc.to_string());
   const int64_t pairs = desc.rope_dim / 2;
   queue.parallel_for(args.num_tokens, 16, [&](int64_t begin, int64_t end) {
     float cosine[kMaxRopeDim / 2], sine[kMaxRopeDim / 2], x[kMaxRopeDim];

@@ -40,6 +40,7 @@ struct Yarn {
 // FP32 frequencies theta^(-2i / rope_dim), i < rope_dim / 2; blended by YaRN where `yarn` is not null.
 std::vector<float> rope_frequencies(int64_t rope_dim, double theta, const Yarn* yarn);
 
+bool rope_reference_supports(const Rope::Desc& desc, std::string& why_not);
 void rope_reference(const Rope::Desc& desc, const Rope::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

@@ -14,8 +14,11 @@ namespace tessera::text {
 
 namespace {
 
-constexpr uint64_t kMaxFileBytes = 512 << 20;
-constexpr int64_t kMaxId = (1 << 24) - 1;
+constexpr uint64_t kMaxFileBytes = 64 << 20;  // eight times DeepSeek-V4's
+// The largest id a vocabulary of `entries` may use: some are left out on purpose, but ids index a table.
+int64_t max_id(size_t entries) {
+  return 2 * static_cast<int64_t>(entries) + 65536;
+}
 
 [[noreturn]] void refuse(const JsonCursor& field, std::string_view expected) {
   fail(ErrorCode::kUnsupported, fmt::format("{}: field {}: expected {}, found {}", printable(field.file()),
@@ -65,8 +68,9 @@ Tokenizer Tokenizer::parse(std::string_view text, const std::string& where) {
 }
 
 void Tokenizer::read_vocabulary(const JsonCursor& model) {
-  for (const auto& [text, field] : model.at("vocab").members()) {
-    const size_t id = static_cast<size_t>(field.integer(0, kMaxId));
+  const auto vocabulary = model.at("vocab").members();
+  for (const auto& [text, field] : vocabulary) {
+    const size_t id = static_cast<size_t>(field.integer(0, max_id(vocabulary.size())));
     if (id >= tokens_.size()) tokens_.resize(id + 1);
     if (!tokens_[id].bytes.empty()) field.fail_expected("every id once");
     if (text.empty()) field.fail_expected("a token that is not empty");
@@ -80,7 +84,7 @@ void Tokenizer::read_added_tokens(const JsonCursor& root) {
   const auto list = root.find("added_tokens");
   if (!list) return;
   for (const JsonCursor& item : list->elements()) {
-    const size_t id = static_cast<size_t>(item.at("id").integer(0, kMaxId));
+    const size_t id = static_cast<size_t>(item.at("id").integer(0, max_id(vocabulary_.size())));
     const std::string& content = item.at("content").string();
     if (content.empty()) item.at("content").fail_expected("a text that is not empty");
     for (const char* key : {"single_word", "lstrip", "rstrip"}) require_unset(item, key);
