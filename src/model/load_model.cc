@@ -14,7 +14,8 @@ namespace {
 
 // Classic draft blocks that this program runs; DSpark stages are kept aside.
 int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
-  return !config.has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;
+  const bool has_dspark = config.has_dspark || checkpoint.find("mtp.0.main_proj.weight") != nullptr;
+  return !has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;
 }
 
 // What a sequence of `tokens` keeps, before any weight is read: an upper estimate in the widest layout.
@@ -44,6 +45,17 @@ void check_fit(uint64_t weights, uint64_t state, const device::Machine& machine)
                   format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
 }
 
+void log_unused(const WeightSource& weights, LogSink& log) {
+  if (!weights.kept_aside().empty()) {
+    log.write(LogLevel::kDebug, fmt::format("{} tensors of draft blocks are kept aside, the first is {}",
+                                            weights.kept_aside().size(), printable(weights.kept_aside().front())));
+  }
+  if (!weights.unknown().empty()) {
+    log.write(LogLevel::kWarning, fmt::format("{} tensors of the checkpoint are unknown and not used, the first is {}",
+                                              weights.unknown().size(), printable(weights.unknown().front())));
+  }
+}
+
 // Ends the phase however loading ends.
 class Phase {
  public:
@@ -68,14 +80,12 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const Config& config = loaded.config;
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
   const int64_t drafts = options.with_draft ? num_draft_layers(checkpoint, config) : 0;
-  WeightSource weights(checkpoint, config, drafts, Shard{}, progress);
+  const Inexact inexact = options.allow_inexact ? Inexact::kRound : Inexact::kRefuse;
+  WeightSource weights(checkpoint, config, drafts, Shard{}, progress, inexact);
   const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
   check_fit(weights.total_bytes(), sequence_bytes(config, options.precision, options.sequence_tokens, window_slots),
             machine);
-  if (log != nullptr && !weights.unused().empty()) {
-    log->write(LogLevel::kDebug, fmt::format("{} tensors of the checkpoint are not used, the first is {}",
-                                             weights.unused().size(), printable(weights.unused().front())));
-  }
+  if (log != nullptr) log_unused(weights, *log);
   ops::Planner planner(backends, machine, options.forced);
   const Phase phase(progress, "read weights", weights.total_bytes());
   try {
@@ -86,6 +96,10 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
     const std::string message = error.what();
     if (error.code() != ErrorCode::kUnsupported || message.find(directory) != std::string::npos) throw;
     fail(ErrorCode::kUnsupported, fmt::format("{}: {}", printable(directory), message));
+  }
+  if (log != nullptr && weights.num_rounded_blocks() > 0) {
+    log->write(LogLevel::kWarning, fmt::format("{} blocks of MXFP4 experts were rounded: NVFP4 can't hold them exactly",
+                                               weights.num_rounded_blocks()));
   }
   loaded.plan.assign(planner.lines().begin(), planner.lines().end());
   return loaded;

@@ -23,7 +23,8 @@ struct LoadOptions {
   int64_t sequence_tokens = 0;  // counted into the memory that must fit, besides the weights
   std::vector<std::pair<std::string, std::string>> forced;  // ops::parse_forced
   Bypass bypass;
-  bool with_draft = true;  // load the draft block where the checkpoint has one
+  bool allow_inexact = false;  // round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing them
+  bool with_draft = true;      // load the draft block where the checkpoint has one
 };
 
 struct LoadedModel {

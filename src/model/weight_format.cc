@@ -15,7 +15,6 @@ namespace {
 
 using checkpoint::Checkpoint;
 using checkpoint::LocatedTensor;
-using ops::WeightFormat;
 
 constexpr int64_t kNvfp4Group = 16, kMxfp4Group = 32, kFp8Block = 128;
 
@@ -25,12 +24,6 @@ int64_t blocks(int64_t count, int64_t block) {
 
 [[noreturn]] void fail_tensor(const LocatedTensor& tensor, const std::string& expected, const std::string& found) {
   fail_data(tensor.file->path(), fmt::format("tensor {}", tensor.entry->name), expected, found);
-}
-
-[[noreturn]] void fail_unsupported(const LocatedTensor& tensor, const std::string& what) {
-  fail(ErrorCode::kUnsupported,
-       fmt::format("{}: tensor {}: {}; this version reads NVFP4 (ModelOpt), FP8 128x128 blocks, BF16 and F32",
-                   printable(tensor.file->path()), printable(tensor.entry->name), what));
 }
 
 std::string described(const LocatedTensor& tensor) {
@@ -63,61 +56,52 @@ class Resolver {
     return *found;
   }
 
+  // The one of several spellings that is there, or nothing. Two of them could disagree, and only one would be right.
+  LocatedTensor find_only(const std::vector<std::string>& names) {
+    LocatedTensor only;
+    for (const std::string& name : names) {
+      const LocatedTensor found = find(name);
+      if (found.entry == nullptr) continue;
+      if (only.entry != nullptr) {
+        fail_tensor(only, "to be there under one name only", fmt::format("{} too", found.entry->name));
+      }
+      only = found;
+    }
+    return only;
+  }
+
   StoredTensor plain(const LocatedTensor& tensor, const Shape& shape) {
     check_shape(tensor, shape);
     if (!is_float(tensor)) fail_tensor(tensor, "BF16 or F32", described(tensor));
     StoredTensor stored;
-    stored.format = has_dtype(tensor, DType::kF32) ? WeightFormat::kF32 : WeightFormat::kBf16;
+    stored.format = has_dtype(tensor, DType::kF32) ? StoredFormat::kF32 : StoredFormat::kBf16;
     stored.codes = tensor;
     return stored;
   }
 
-  // A linear map whose values or codes are `weight` = PATH.weight.
+  // A linear map whose values or codes are `weight`: PATH.weight, or PATH.weight_packed of compressed-tensors.
   StoredTensor linear(const std::string& path, const LocatedTensor& weight, const Shape& shape) {
-    if (is_float(weight)) return plain(weight, shape);
-    const int64_t rows = shape[0], cols = shape[1];
-    if (has_dtype(weight, DType::kF8E4M3)) return fp8_block(path, weight, shape);
-    const bool is_packed =
-        has_dtype(weight, DType::kU8) || has_dtype(weight, DType::kI8) || has_dtype(weight, DType::kF4);
-    if (!is_packed) fail_tensor(weight, "BF16, F32, F8_E4M3, or packed FP4 codes in U8", described(weight));
-    const LocatedTensor scales = find(path + ".weight_scale");
-    if (scales.entry == nullptr) {
-      if (find(path + ".scale").entry != nullptr) fail_unsupported(weight, "MXFP4 codes with E8M0 scales");
-      fail_tensor(weight, fmt::format("block scales in {}.weight_scale", path), "no such tensor");
+    const bool is_packed = weight.entry->name.ends_with("_packed");
+    if (!is_packed && is_float(weight)) return plain(weight, shape);
+    // Static activation scales are known and not needed: activations are rounded by their own range or not at all.
+    find(path + ".input_scale");
+    find(path + ".input_global_scale");
+    if (!is_packed && has_dtype(weight, DType::kF8E4M3)) return fp8_block(path, weight, shape);
+    if (has_dtype(weight, DType::kU8) || has_dtype(weight, DType::kI8) || has_dtype(weight, DType::kF4)) {
+      return fp4(path, weight, shape);
     }
-    if (scales.entry->shape == Shape{rows, cols / kMxfp4Group} && !has_dtype(scales, DType::kF8E4M3)) {
-      fail_unsupported(weight, "MXFP4 codes with E8M0 scales");
-    }
-    if (!has_dtype(weight, DType::kU8)) fail_tensor(weight, "U8 codes of NVFP4", described(weight));
-    if (cols % kNvfp4Group != 0) {
-      fail_tensor(weight, fmt::format("input features in multiples of {} for NVFP4", kNvfp4Group),
-                  fmt::format("{}", cols));
-    }
-    check_shape(weight, {rows, cols / 2});
-    if (!has_dtype(scales, DType::kF8E4M3)) fail_tensor(scales, "F8_E4M3 block scales", described(scales));
-    check_shape(scales, {rows, cols / kNvfp4Group});
-    const LocatedTensor global = find(path + ".weight_scale_2");
-    if (global.entry == nullptr) {
-      fail_data(weight.file->path(), fmt::format("tensor {}.weight_scale_2", path), "the F32 scale of its NVFP4 weight",
-                "no such tensor");
-    }
-    if (!has_dtype(global, DType::kF32) || global.entry->shape.num_elements() != 1) {
-      fail_tensor(global, "one F32 value", described(global));
-    }
-    find(path + ".input_scale");  // known, not needed: activations are dynamic or BF16
-    StoredTensor stored;
-    stored.format = WeightFormat::kNvfp4;
-    stored.codes = weight, stored.block_scales = scales, stored.tensor_scale = global;
-    return stored;
+    fail_tensor(weight, is_packed ? "packed FP4 codes in U8" : "BF16, F32, F8_E4M3, or packed FP4 codes",
+                described(weight));
   }
 
  private:
   StoredTensor fp8_block(const std::string& path, const LocatedTensor& weight, const Shape& shape) {
     check_shape(weight, shape);
-    LocatedTensor scales;
-    for (const char* suffix : {".scale", ".weight_scale_inv", ".weight_scale"}) {
-      if (scales.entry == nullptr) scales = find(path + suffix);
-    }
+    StoredTensor stored;
+    stored.format = StoredFormat::kFp8Block;
+    stored.codes = weight;
+    stored.block_scales = find_only({path + ".scale", path + ".weight_scale_inv", path + ".weight_scale"});
+    const LocatedTensor& scales = stored.block_scales;
     if (scales.entry == nullptr) {
       fail_tensor(weight, fmt::format("block scales in {}.scale or {}.weight_scale_inv", path, path), "no such tensor");
     }
@@ -125,10 +109,60 @@ class Resolver {
       fail_tensor(scales, "F8_E8M0, F32 or BF16 block scales", described(scales));
     }
     check_shape(scales, {blocks(shape[0], kFp8Block), blocks(shape[1], kFp8Block)});
+    return stored;
+  }
+
+  // The block scales tell NVFP4 (E4M3 per 16) from MXFP4 (E8M0 per 32), whatever they are called.
+  StoredTensor fp4(const std::string& path, const LocatedTensor& weight, const Shape& shape) {
+    const LocatedTensor scales = find_only({path + ".weight_scale", path + ".scale"});
+    if (scales.entry == nullptr) {
+      fail_tensor(weight, fmt::format("block scales in {}.weight_scale or {}.scale", path, path), "no such tensor");
+    }
+    const LocatedTensor global = find_only({path + ".weight_scale_2", path + ".weight_global_scale"});
+    if (has_dtype(scales, DType::kF8E4M3)) return nvfp4(path, weight, scales, global, shape);
+    if (!has_dtype(scales, DType::kF8E8M0) && !has_dtype(scales, DType::kU8)) {
+      fail_tensor(scales, "block scales of NVFP4 (F8_E4M3) or MXFP4 (F8_E8M0)", described(scales));
+    }
+    if (global.entry != nullptr) {
+      fail_tensor(global, "no tensor scale beside MXFP4's F8_E8M0 block scales", described(global));
+    }
+    check_groups(weight, shape, kMxfp4Group, "MXFP4");
+    check_shape(scales, {shape[0], shape[1] / kMxfp4Group});
     StoredTensor stored;
-    stored.format = WeightFormat::kFp8Block;
+    stored.format = StoredFormat::kMxfp4;
     stored.codes = weight, stored.block_scales = scales;
     return stored;
+  }
+
+  StoredTensor nvfp4(const std::string& path, const LocatedTensor& weight, const LocatedTensor& scales,
+                     const LocatedTensor& global, const Shape& shape) {
+    const bool is_packed = weight.entry->name.ends_with("_packed");
+    if (!has_dtype(weight, DType::kU8)) fail_tensor(weight, "U8 codes of NVFP4", described(weight));
+    check_groups(weight, shape, kNvfp4Group, "NVFP4");
+    check_shape(scales, {shape[0], shape[1] / kNvfp4Group});
+    // One is the other's reciprocal: which of them it is, both names must say.
+    const std::string expected = path + (is_packed ? ".weight_global_scale" : ".weight_scale_2");
+    if (global.entry == nullptr || global.entry->name != expected) {
+      fail_data(weight.file->path(), fmt::format("tensor {}", expected),
+                fmt::format("the F32 scale of {}", weight.entry->name),
+                global.entry == nullptr ? "no such tensor" : fmt::format("{} instead", global.entry->name));
+    }
+    if (!has_dtype(global, DType::kF32) || global.entry->shape.num_elements() != 1) {
+      fail_tensor(global, "one F32 value", described(global));
+    }
+    StoredTensor stored;
+    stored.format = is_packed ? StoredFormat::kNvfp4Reciprocal : StoredFormat::kNvfp4;
+    stored.codes = weight, stored.block_scales = scales, stored.tensor_scale = global;
+    return stored;
+  }
+
+  // Two codes in a byte, or one in an element of four bits.
+  static void check_groups(const LocatedTensor& weight, const Shape& shape, int64_t group, const char* format) {
+    if (shape[1] % group != 0) {
+      fail_tensor(weight, fmt::format("input features in multiples of {} for {}", group, format),
+                  fmt::format("{}", shape[1]));
+    }
+    check_shape(weight, {shape[0], has_dtype(weight, DType::kF4) ? shape[1] : shape[1] / 2});
   }
 
   const Checkpoint& checkpoint_;
@@ -145,9 +179,6 @@ StoredTensor resolve_fused(Resolver& resolver, const LocatedTensor& fused, const
 }
 
 [[noreturn]] void fail_missing(const Checkpoint& checkpoint, const std::string& name, const std::string& hf) {
-  if (checkpoint.find(name + "_packed") != nullptr) {
-    fail_unsupported(*checkpoint.find(name + "_packed"), "a compressed-tensors weight");
-  }
   fail_data(checkpoint.directory(), fmt::format("tensor {}", name),
             hf.empty() ? "it to be in the checkpoint" : fmt::format("it, or {}", hf), "neither");
 }
@@ -157,10 +188,11 @@ StoredTensor resolve_linear(Resolver& resolver, const Checkpoint& checkpoint, co
   std::vector<std::string> paths = hf_names(row.name);
   paths.insert(paths.begin(), row.name);
   for (const std::string& path : paths) {
-    const LocatedTensor weight = resolver.find(path + ".weight");
+    const bool is_plain = row.kind == WeightKind::kPlain;
+    const LocatedTensor weight =
+        is_plain ? resolver.find(path + ".weight") : resolver.find_only({path + ".weight", path + ".weight_packed"});
     if (weight.entry == nullptr) continue;
-    return row.kind == WeightKind::kPlain ? resolver.plain(weight, row.shape)
-                                          : resolver.linear(path, weight, row.shape);
+    return is_plain ? resolver.plain(weight, row.shape) : resolver.linear(path, weight, row.shape);
   }
   const FusedExpert where = hf_fused_expert(row.name);
   if (!where.tensor.empty()) {
@@ -171,6 +203,24 @@ StoredTensor resolve_linear(Resolver& resolver, const Checkpoint& checkpoint, co
 }
 
 }  // namespace
+
+std::string_view to_string(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::kF32:
+      return "f32";
+    case StoredFormat::kBf16:
+      return "bf16";
+    case StoredFormat::kFp8Block:
+      return "fp8-block";
+    case StoredFormat::kNvfp4:
+      return "nvfp4";
+    case StoredFormat::kNvfp4Reciprocal:
+      return "nvfp4 (compressed-tensors)";
+    case StoredFormat::kMxfp4:
+      return "mxfp4";
+  }
+  return "?";
+}
 
 StoredTensor resolve_weight(const Checkpoint& checkpoint, const Config& config, const WeightRow& row,
                             std::set<std::string>& used) {

@@ -10,17 +10,16 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "device/buffer.h"
+#include "model/matrix_reader.h"
+#include "model/mxfp4_scaling.h"
 #include "model/weight_format.h"
 #include "model/weight_spec.h"
 #include "ops/packed_layout.h"
 
 namespace tessera::model {
 
-// An owned linear map.
-struct Matrix {
-  device::Buffer data, scales;
-  ops::WeightView view;
-};
+// What happens to MXFP4 blocks that NVFP4 can't hold exactly.
+enum class Inexact { kRefuse, kRound };
 
 class WeightSource {
  public:
@@ -28,23 +27,31 @@ class WeightSource {
   // the wrong shape, or of a format that can't be read, naming file, tensor, expected and found. `progress` may be
   // null; it is advanced by the bytes read.
   WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers, Shard shard,
-               ProgressSink* progress);
+               ProgressSink* progress, Inexact inexact = Inexact::kRefuse);
 
-  ops::WeightFormat format(const std::string& name) const { return resolved(name).format; }
+  // The format in memory of this rank's slice, and how the checkpoint stores it.
+  ops::WeightFormat format(const std::string& name) const;
+  const StoredTensor& stored(const std::string& name) const { return resolved(name); }
   // Rows and columns of a linear map that this rank holds.
   Shape local_shape(const std::string& name) const;
   // Bytes that all weights of this rank take in memory.
   uint64_t total_bytes() const { return total_bytes_; }
-  // Names in the checkpoint that no row of the table asked for: draft blocks kept aside, static activation scales, ...
-  const std::vector<std::string>& unused() const { return unused_; }
+  // Names in the checkpoint that no row of the table asked for: those of draft blocks (MTP, DSpark), which are known
+  // and kept aside, and those that this program does not know.
+  const std::vector<std::string>& kept_aside() const { return kept_aside_; }
+  const std::vector<std::string>& unknown() const { return unknown_; }
 
-  // A linear map in the checkpoint's layout, or packed where `layout` is not null. Checks that no value is NaN or
-  // infinite and no scale negative, naming the tensor.
+  // A linear map in the checkpoint's layout (MXFP4 as NVFP4, w1 and w3 of an expert with one tensor scale), or packed
+  // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
+  // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr);
   // A small tensor, widened exactly to FP32.
   device::Tensor load_vector(const std::string& name);
   // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
   device::Tensor load_table(const std::string& name);
+
+  // MXFP4 blocks rounded so far; 0 unless Inexact::kRound.
+  int64_t num_rounded_blocks() const { return reader_.num_rounded_blocks(); }
 
   // Changes with the weights' content: a hash over everything loaded so far.
   uint64_t fingerprint() const { return fingerprint_; }
@@ -54,16 +61,18 @@ class WeightSource {
  private:
   const WeightRow& row(const std::string& name) const;
   const StoredTensor& resolved(const std::string& name) const;
-  void read_rows(const StoredTensor& stored, const WeightSlice& slice, const Matrix& matrix);
-  void read_bytes(const checkpoint::LocatedTensor& tensor, uint64_t begin, uint64_t num_bytes, void* out);
+  const Mxfp4Scaling& scaling(const std::string& name);
+  int global_exponent(const std::string& name);
   void add_fingerprint(const std::string& name, const void* data, size_t bytes);
 
   const Config& config_;
   Shard shard_;
-  ProgressSink* progress_;
+  Inexact inexact_;
+  MatrixReader reader_;
   std::map<std::string, WeightRow> rows_;
   std::map<std::string, StoredTensor> stored_;
-  std::vector<std::string> unused_;
+  std::map<std::string, Mxfp4Scaling> scalings_;  // by w1 for w1 and w3
+  std::vector<std::string> kept_aside_, unknown_;
   uint64_t total_bytes_ = 0, fingerprint_ = 0;
 };
 

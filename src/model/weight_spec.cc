@@ -33,8 +33,8 @@ class Table {
 
   void compressor(const std::string& prefix, int64_t ratio, int64_t width) {
     const int64_t wide = ratio == 4 ? 2 * width : width;
-    plain(prefix + "wkv", wide, c_.hidden_size);
-    plain(prefix + "wgate", wide, c_.hidden_size);
+    linear(prefix + "wkv", wide, c_.hidden_size);
+    linear(prefix + "wgate", wide, c_.hidden_size);
     vector(prefix + "ape", {ratio, wide}, "compressor_pool");
     vector(prefix + "norm.weight", {width}, "rms_norm");
   }
@@ -52,7 +52,7 @@ class Table {
     if (ratio != 0) compressor(a + "compressor.", ratio, c_.head_dim);
     if (ratio == 4) {
       linear(a + "indexer.wq_b", c_.index_num_heads * c_.index_head_dim, c_.q_lora_rank);
-      plain(a + "indexer.weights_proj", c_.index_num_heads, d);
+      linear(a + "indexer.weights_proj", c_.index_num_heads, d);
       compressor(a + "indexer.compressor.", ratio, c_.index_head_dim);
     }
   }
@@ -104,7 +104,7 @@ std::vector<WeightRow> make_weight_spec(const Config& config, int64_t num_draft_
   Table table(config);
   const int64_t d = config.hidden_size;
   table.plain("embed", config.vocab_size, d, "embedding");
-  table.plain("head", config.vocab_size, d);
+  table.linear("head", config.vocab_size, d);
   table.head("");
   for (int64_t n = 0; n < config.num_layers; ++n) {
     table.layer(fmt::format("layers.{}.", n), config.compress_ratios[static_cast<size_t>(n)], config.is_hashed(n));

@@ -14,7 +14,7 @@ namespace tessera::model {
 
 enum class WeightKind : uint8_t {
   kLinear,  // "NAME.weight": a linear map in any readable weight format
-  kPlain,   // "NAME.weight": a linear map that is never quantised: BF16 or F32
+  kPlain,   // "NAME.weight": a matrix that is never quantised (embedding, router): BF16 or F32
   kVector,  // small tensors kept as FP32: norms, sinks, position biases, hyper-connections, router bias
   kTable,   // integers: the hash layers' routing table
 };

@@ -372,7 +372,7 @@ TEST_F(WeightsTest, TooLittleMemoryIsSaidBeforeReading) {
 TEST_F(WeightsTest, FixturesGiveTheirExpectedValues) {
   const std::string shared = testing::shared_data();
   if (shared.empty()) GTEST_SKIP() << "TESSERA_SHARED_DATA does not name the fixtures";
-  for (const char* layout : {"hf-single", "hf-fused", "modelopt-unequal"}) {
+  for (const char* layout : {"official", "base", "modelopt-nvfp4", "modelopt-unequal", "compressed-tensors", "hf-single", "hf-fused", "unaligned"}) {
     SCOPED_TRACE(layout);
     const std::string folder = shared + "/formats/" + layout;
     const Config config = load_config(folder);
