@@ -104,9 +104,13 @@ ops::WeightFormat format_in_memory(const StoredTensor& stored, const Shape& shap
     case StoredFormat::kBf16:
       return WeightFormat::kBf16;
     case StoredFormat::kFp8Block: {
-      const auto cuts_block = [](int64_t part, int64_t all) { return part != all && part % kFp8Block != 0; };
-      return cuts_block(num_rows(slice), shape[0]) || cuts_block(num_cols(slice), shape[1]) ? WeightFormat::kF32
-                                                                                            : WeightFormat::kFp8Block;
+      const auto cuts_block = [](int64_t begin, int64_t end, int64_t all) {
+        return begin % kFp8Block != 0 || (end - begin != all && (end - begin) % kFp8Block != 0);
+      };
+      return cuts_block(slice.row_begin, slice.row_end, shape[0]) ||
+                     cuts_block(slice.col_begin, slice.col_end, shape[1])
+                 ? WeightFormat::kF32
+                 : WeightFormat::kFp8Block;
     }
     case StoredFormat::kNvfp4:
     case StoredFormat::kNvfp4Reciprocal:

@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "base/test_seams.h"
-#include "checkpoint/safetensors_writer.h"
 #include "model/model_helpers.h"
 #include "model/weight_names.h"
 #include "model/weight_source.h"
@@ -19,36 +18,14 @@
 #include "ops/linear/linear.h"
 #include "testing/compare.h"
 #include "testing/generated_model.h"
-#include "testing/goldens.h"
+#include "testing/stored_tensors.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::model {
 namespace {
 
-struct Stored {
-  DType dtype = DType::kF32;
-  Shape shape;
-  std::vector<uint8_t> bytes;
-};
-using Tensors = std::map<std::string, Stored>;
-
-Tensors read_all(const std::string& folder) {
-  const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder);
-  Tensors out;
-  for (const checkpoint::LocatedTensor& tensor : source.tensors()) {
-    Stored& stored = out[tensor.entry->name];
-    stored = {*tensor.entry->dtype, tensor.entry->shape, std::vector<uint8_t>(tensor.entry->num_bytes)};
-    tensor.read(stored.bytes.data());
-  }
-  return out;
-}
-
-void write_all(const std::string& folder, Tensors& tensors) {
-  std::vector<std::pair<std::string, TensorView>> views;
-  for (auto& [name, stored] : tensors)
-    views.emplace_back(name, TensorView{stored.bytes.data(), stored.dtype, stored.shape});
-  checkpoint::write_safetensors(folder + "/model.safetensors", views);
-}
+using testing::Stored;
+using testing::Tensors;
 
 // Replaces NAME.weight by its NVFP4 form.
 void quantise(Tensors& tensors, const std::string& name) {
@@ -74,17 +51,17 @@ class WeightsTest : public ::testing::Test {
  protected:
   WeightsTest() {
     testing::write_generated_model(testing::Generated::kT0, folder_.path());
-    tensors_ = read_all(folder_.path());
+    tensors_ = testing::read_tensors(folder_.path());
     config_ = load_config(folder_.path());
   }
   WeightSource open(Shard shard = {}) {
-    write_all(folder_.path(), tensors_);
+    testing::write_tensors(folder_.path(), tensors_);
     checkpoints_.push_back(std::make_unique<checkpoint::Checkpoint>(checkpoint::Checkpoint::open(folder_.path())));
     return WeightSource(*checkpoints_.back(), config_, 1, shard, nullptr);
   }
   // The message of loading the whole model; exactly one line that names the folder's file.
   std::string error() {
-    write_all(folder_.path(), tensors_);
+    testing::write_tensors(folder_.path(), tensors_);
     try {
       testing::load(folder_.path(), ops::InputMode::kF32, ops::CacheMode::kExact);
     } catch (const Error& error) {
@@ -250,7 +227,7 @@ TEST_F(WeightsTest, BitsAreKept) {
 TEST_F(WeightsTest, HuggingFaceNamesGiveTheSameModel) {
   const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, 40);
   const auto logits = [&] {
-    write_all(folder_.path(), tensors_);
+    testing::write_tensors(folder_.path(), tensors_);
     const auto loaded = testing::load(folder_.path(), ops::InputMode::kA16, ops::CacheMode::kFp8);
     const auto state = loaded.runner->new_sequence(40);
     return testing::feed(*loaded.runner, *state, ids, LogitRows::kAll);
@@ -357,7 +334,7 @@ TEST_F(WeightsTest, PackedLayoutsAreAskedAndLossless) {
 }
 
 TEST_F(WeightsTest, TooLittleMemoryIsSaidBeforeReading) {
-  write_all(folder_.path(), tensors_);
+  testing::write_tensors(folder_.path(), tensors_);
   device::Machine machine = device::probe_machine();
   machine.memory_available_bytes = 1 << 20;
   try {
@@ -369,44 +346,10 @@ TEST_F(WeightsTest, TooLittleMemoryIsSaidBeforeReading) {
   }
 }
 
-TEST_F(WeightsTest, FixturesGiveTheirExpectedValues) {
-  const std::string shared = testing::shared_data();
-  if (shared.empty()) GTEST_SKIP() << "TESSERA_SHARED_DATA does not name the fixtures";
-  for (const char* layout : {"official", "base", "modelopt-nvfp4", "modelopt-unequal", "compressed-tensors", "hf-single", "hf-fused", "unaligned"}) {
-    SCOPED_TRACE(layout);
-    const std::string folder = shared + "/formats/" + layout;
-    const Config config = load_config(folder);
-    const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder);
-    // The folder also holds expected.safetensors, which is not part of the model: model.safetensors alone is read.
-    const bool has_draft = source.find("mtp.0.enorm.weight") != nullptr;
-    WeightSource weights(source, config, has_draft ? 1 : 0, {}, nullptr);
-    const testing::Goldens expected(folder + "/expected.safetensors");
-    int compared = 0;
-    for (const WeightRow& row : make_weight_spec(config, has_draft ? 1 : 0)) {
-      if (row.kind != WeightKind::kLinear || !expected.has(row.name + ".weight")) continue;
-      const Matrix matrix = weights.load_matrix(row.name);
-      std::vector<float> values(static_cast<size_t>(row.shape.num_elements()));
-      for (int64_t r = 0; r < row.shape[0]; ++r) {
-        ops::decode_weight_row(matrix.view, r, values.data() + r * row.shape[1]);
-      }
-      for (float& value : values) value *= matrix.view.tensor_scale;
-      EXPECT_TRUE(testing::same_bits(values, expected.floats(row.name + ".weight"))) << row.name;
-      ++compared;
-    }
-    EXPECT_GT(compared, 10);
-    const auto loaded = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
-    const std::vector<int32_t> ids = expected.ints("input_ids");
-    const auto state = loaded.runner->new_sequence(static_cast<int64_t>(ids.size()));
-    const std::vector<float> logits = testing::feed(*loaded.runner, *state, ids, LogitRows::kAll);
-    const std::vector<float> last = expected.floats("logits");
-    EXPECT_TRUE(testing::is_close(std::span(logits).last(last.size()), last, 1e-5));
-  }
-}
-
 #ifdef TESSERA_TEST_SEAMS
 // Every file call of a load fails once: an error each time, never a crash, and loading works afterwards.
 TEST_F(WeightsTest, AnyFailingFileCallIsAnError) {
-  write_all(folder_.path(), tensors_);
+  testing::write_tensors(folder_.path(), tensors_);
   const auto load = [&] { return testing::load(folder_.path(), ops::InputMode::kA16, ops::CacheMode::kFp8); };
   seams::fail_file_call(0);
   load();
@@ -421,7 +364,7 @@ TEST_F(WeightsTest, AnyFailingFileCallIsAnError) {
 
 // The same for allocations.
 TEST_F(WeightsTest, AnyFailingAllocationIsAnError) {
-  write_all(folder_.path(), tensors_);
+  testing::write_tensors(folder_.path(), tensors_);
   const auto load = [&] { return testing::load(folder_.path(), ops::InputMode::kA16, ops::CacheMode::kFp8, 1); };
   seams::fail_allocation(0);
   load();

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every checkpoint layout: fixtures of an independent writer with their expected values and logits, and the generated
+// model T0 written in every layout with random variations.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <random>
+
+#include "base/rng.h"
+#include "model/model_helpers.h"
+#include "model/weight_source.h"
+#include "ops/linear/linear.h"
+#include "testing/checkpoint_layouts.h"
+#include "testing/compare.h"
+#include "testing/generated_model.h"
+#include "testing/goldens.h"
+#include "testing/temporary_folder.h"
+
+namespace tessera::model {
+namespace {
+
+using testing::Layout;
+
+std::vector<float> values_of(const Matrix& matrix) {
+  const ops::WeightView& view = matrix.view;
+  std::vector<float> values(static_cast<size_t>(view.rows * view.cols));
+  for (int64_t r = 0; r < view.rows; ++r) ops::decode_weight_row(view, r, values.data() + r * view.cols);
+  for (float& value : values) value *= view.tensor_scale;
+  return values;
+}
+
+std::vector<float> part_of(const std::vector<float>& values, int64_t cols, const WeightSlice& slice) {
+  std::vector<float> out;
+  for (int64_t r = slice.row_begin; r < slice.row_end; ++r) {
+    out.insert(out.end(), values.begin() + r * cols + slice.col_begin, values.begin() + r * cols + slice.col_end);
+  }
+  return out;
+}
+
+std::vector<float> logits_of(const std::string& folder, std::span<const int32_t> ids) {
+  const auto loaded = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
+  const auto state = loaded.runner->new_sequence(static_cast<int64_t>(ids.size()));
+  return testing::feed(*loaded.runner, *state, ids, LogitRows::kAll);
+}
+
+// Row t from the streams of token t and the id of token t + 1.
+std::vector<float> draft_logits_of(const std::string& folder, std::span<const int32_t> ids) {
+  const auto loaded = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
+  const auto state = loaded.runner->new_sequence(static_cast<int64_t>(ids.size()));
+  testing::feed(*loaded.runner, *state, ids.first(ids.size() - 1), LogitRows::kNone);
+  const SequenceSlice slice{state.get(), ids.last(ids.size() - 1), LogitRows::kAll};
+  const TensorView view = loaded.runner->draft({&slice, 1});
+  return {view.as<float>(), view.as<float>() + view.shape.num_elements()};
+}
+
+TEST(Formats, FixturesGiveTheirExpectedValues) {
+  const std::string shared = testing::shared_data();
+  if (shared.empty()) GTEST_SKIP() << "TESSERA_SHARED_DATA does not name the fixtures";
+  for (const char* layout : {"official", "base", "modelopt-nvfp4", "modelopt-unequal", "compressed-tensors",
+                             "hf-single", "hf-fused", "unaligned"}) {
+    SCOPED_TRACE(layout);
+    const std::string folder = shared + "/formats/" + layout;
+    const Config config = load_config(folder);
+    // The folder also holds expected.safetensors, which is not part of the model: model.safetensors alone is read.
+    const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder);
+    const testing::Goldens expected(folder + "/expected.safetensors");
+    const int64_t num_drafts = expected.has("mtp_logits") ? 1 : 0;
+    WeightSource weights(source, config, num_drafts, {}, nullptr);
+    EXPECT_TRUE(weights.unknown().empty());
+    EXPECT_TRUE(weights.kept_aside().empty());
+    int compared = 0;
+    for (const WeightRow& row : make_weight_spec(config, num_drafts)) {
+      if (row.kind != WeightKind::kLinear || !expected.has(row.name + ".weight")) continue;
+      EXPECT_TRUE(testing::same_bits(values_of(weights.load_matrix(row.name)), expected.floats(row.name + ".weight")))
+          << row.name;
+      ++compared;
+    }
+    EXPECT_GT(compared, 60) << "two layers of experts, attention and shared experts";
+    const std::vector<int32_t> ids = expected.ints("input_ids");
+    const std::vector<float> last = expected.floats("logits");
+    EXPECT_TRUE(testing::is_close(std::span<const float>(logits_of(folder, ids)).last(last.size()), last, 1e-5));
+    if (num_drafts == 0) continue;
+    const std::vector<float> draft = expected.floats("mtp_logits");
+    EXPECT_TRUE(
+        testing::is_close(std::span<const float>(draft_logits_of(folder, ids)).last(draft.size()), draft, 1e-5));
+  }
+}
+
+class LayoutTest : public ::testing::TestWithParam<Layout> {
+ protected:
+  LayoutTest()
+      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
+    testing::write_generated_model(testing::Generated::kT0, folder_.path());
+    config_ = load_config(folder_.path());
+    plain_ = testing::read_tensors(folder_.path());
+    written_ = testing::make_layout(GetParam(), plain_, config_, rng_);
+  }
+  uint64_t seed_;
+  Rng rng_;
+  ::testing::ScopedTrace trace_;
+  testing::TemporaryFolder folder_;
+  Config config_;
+  testing::Tensors plain_;
+  testing::LayoutModel written_;
+};
+
+// Whole, as two ranks' slices, and as any rows and columns that groups allow: the values that were written.
+TEST_P(LayoutTest, ValuesAndSlicesAreThoseWritten) {
+  if (rng_.below(2) == 0) {
+    testing::write_tensors(folder_.path(), written_.tensors);
+  } else {
+    testing::write_odd_tensors(folder_.path(), written_.tensors, rng_);
+  }
+  const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder_.path());
+  WeightSource whole(source, config_, 1, {}, nullptr);
+  WeightSource ranks[] = {{source, config_, 1, {0, 2}, nullptr}, {source, config_, 1, {1, 2}, nullptr}};
+  MatrixReader reader(nullptr);
+  for (const WeightRow& row : make_weight_spec(config_, 1)) {
+    if (row.kind != WeightKind::kLinear) continue;
+    SCOPED_TRACE(row.name);
+    const std::vector<float>& expected = written_.values.at(row.name);
+    const Matrix all = whole.load_matrix(row.name);
+    ASSERT_TRUE(testing::same_bits(values_of(all), expected));
+    for (int64_t r = 0; r < 2; ++r) {
+      const WeightSlice slice = slice_of(row, config_, {r, 2});
+      const Matrix part = ranks[r].load_matrix(row.name);
+      EXPECT_EQ(part.view.format, ranks[r].format(row.name));
+      ASSERT_TRUE(testing::same_bits(values_of(part), part_of(expected, row.shape[1], slice))) << "rank " << r;
+      if (part.view.format == ops::WeightFormat::kNvfp4 && part.view.rows > 0) {
+        EXPECT_EQ(part.view.tensor_scale, all.view.tensor_scale);
+      }
+    }
+    // Whatever the cut, FP8 blocks included.
+    WeightSlice cut;
+    cut.row_begin = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(row.shape[0])));
+    cut.row_end =
+        cut.row_begin + 1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(row.shape[0] - cut.row_begin)));
+    cut.col_begin = 16 * static_cast<int64_t>(rng_.below(static_cast<uint64_t>(row.shape[1] / 16)));
+    cut.col_end =
+        cut.col_begin +
+        16 * (1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>((row.shape[1] - cut.col_begin) / 16))));
+    const StoredTensor& stored = whole.stored(row.name);
+    int exponent = 0;
+    if (stored.format == StoredFormat::kMxfp4) std::frexp(all.view.tensor_scale, &exponent);
+    ASSERT_TRUE(testing::same_bits(values_of(reader.read(stored, row.shape, cut, exponent - 1)),
+                                   part_of(expected, row.shape[1], cut)));
+  }
+  for (const Layout layout : {Layout::kOfficial, Layout::kModelOptMixed}) {
+    if (layout != GetParam()) continue;
+    for (const char* prefix : {"layers.1.ffn.experts.5.", "mtp.0.ffn.experts.3."}) {
+      EXPECT_EQ(whole.load_matrix(prefix + std::string("w1")).view.tensor_scale,
+                whole.load_matrix(prefix + std::string("w3")).view.tensor_scale);
+    }
+  }
+}
+
+// The model computes what it computes on the same values in F32, draft block included.
+TEST_P(LayoutTest, LogitsAreThoseOfTheValues) {
+  if (GetParam() == Layout::kAnything) GTEST_SKIP() << "experts of a layer in different formats";
+  const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, 40);
+  testing::write_tensors(folder_.path(), testing::plain_layout(plain_, written_));
+  const std::vector<float> expected = logits_of(folder_.path(), ids), draft = draft_logits_of(folder_.path(), ids);
+  testing::write_odd_tensors(folder_.path(), written_.tensors, rng_);
+  EXPECT_TRUE(testing::is_close(logits_of(folder_.path(), ids), expected, 1e-5));
+  EXPECT_TRUE(testing::is_close(draft_logits_of(folder_.path(), ids), draft, 1e-5));
+  testing::write_odd_tensors(folder_.path(), testing::with_hf_names(written_.tensors), rng_);
+  EXPECT_TRUE(testing::is_close(logits_of(folder_.path(), ids), expected, 1e-5)) << "Hugging Face names";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LayoutTest, ::testing::ValuesIn(testing::kAllLayouts), [](const auto& tested) {
+  std::string name = testing::to_string(tested.param);
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace tessera::model
