@@ -46,7 +46,8 @@ void on_interrupt(int) {
 
 struct Flags {
   std::string prompt, ids, model, mode = "a16", cache = "fp8", logits_path;
-  bool is_raw = false, thinks = false, is_json = false, traces = false, is_quiet = false, shows_plan = false;
+  bool is_raw = false, thinks = false, is_json = false, traces = false, is_quiet = false, shows_plan = false,
+       allows_inexact = false;
   int64_t max_tokens = 256;
   model::SamplingParams sampling;
   std::string seed;  // empty: a new one
@@ -156,6 +157,9 @@ Examples:
       ->group("Model");
   c.add_option("--cache", flags_.cache, "Caches: fp8 (as the model was trained) or exact")
       ->capture_default_str()
+      ->group("Model");
+  c.add_flag("--allow-inexact", flags_.allows_inexact,
+             "Round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model")
       ->group("Model");
   c.add_option("--threads", flags_.threads, "Threads [one per core]; results do not depend on it")->group("Model");
   c.add_option("--max-tokens", flags_.max_tokens, "Most tokens to make; 0 runs the prompt alone")
@@ -287,6 +291,7 @@ int Generate::run() {
   model::LoadOptions load;
   load.precision = precision();
   load.num_threads = flags_.threads;
+  load.allow_inexact = flags_.allows_inexact;
   load.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
   load.bypass = model::parse_bypass(env_value("TESSERA_BYPASS").value_or(""));
   load.with_draft = false;  // one sequence without speculation has no use for it

@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <set>
 #include <span>
@@ -22,6 +21,17 @@ namespace {
 
 using checkpoint::LocatedTensor;
 using ops::WeightFormat;
+
+Matrix pack(Matrix matrix, const ops::PackedLayout& layout) {
+  Matrix packed;
+  packed.view = matrix.view;
+  packed.data = device::Buffer(static_cast<size_t>(layout.data_bytes(matrix.view)));
+  packed.scales = device::Buffer(static_cast<size_t>(layout.scale_bytes(matrix.view)));
+  packed.view.data = packed.data.data();
+  packed.view.block_scales = packed.scales.data();
+  layout.pack(matrix.view, packed.view);
+  return packed;
+}
 
 }  // namespace
 
@@ -76,21 +86,6 @@ void WeightSource::add_fingerprint(const std::string& name, const void* data, si
   fingerprint_ = XXH3_64bits_withSeed(data, bytes, fingerprint_);
 }
 
-namespace {
-
-Matrix pack(Matrix matrix, const ops::PackedLayout& layout) {
-  Matrix packed;
-  packed.view = matrix.view;
-  packed.data = device::Buffer(static_cast<size_t>(layout.data_bytes(matrix.view)));
-  packed.scales = device::Buffer(static_cast<size_t>(layout.scale_bytes(matrix.view)));
-  packed.view.data = packed.data.data();
-  packed.view.block_scales = packed.scales.data();
-  layout.pack(matrix.view, packed.view);
-  return packed;
-}
-
-}  // namespace
-
 // w1 and w3 are multiplied as one matrix by kernels that know one tensor scale, so they share it where it is chosen
 // here.
 const Mxfp4Scaling& WeightSource::scaling(const std::string& name) {
@@ -98,11 +93,10 @@ const Mxfp4Scaling& WeightSource::scaling(const std::string& name) {
   if (name.ends_with(".w1") || name.ends_with(".w3")) partner.back() = name.back() == '1' ? '3' : '1';
   const auto other = stored_.find(partner);
   const bool is_shared = partner != name && other != stored_.end() && other->second.format == StoredFormat::kMxfp4;
-  const auto [at, is_new] = scalings_.try_emplace(is_shared ? std::min(name, partner) : name);
-  if (!is_new) return at->second;
+  const std::string& key = is_shared ? std::min(name, partner) : name;
+  if (const auto known = scalings_.find(key); known != scalings_.end()) return known->second;
   const StoredTensor* const matrices[] = {&resolved(name), is_shared ? &other->second : nullptr};
-  at->second = mxfp4_scaling(std::span(matrices).first(is_shared ? 2 : 1));
-  return at->second;
+  return scalings_.emplace(key, mxfp4_scaling(std::span(matrices).first(is_shared ? 2 : 1))).first->second;
 }
 
 // Throws where the conversion loses something and nobody allowed it.

@@ -28,8 +28,18 @@ def run(*arguments, stdin=None, timeout=120, **environment):
 def read_safetensors(path):
     data = path.read_bytes()
     size = struct.unpack('<Q', data[:8])[0]
-    header = json.loads(data[8:8 + size])
-    return {name: (entry['dtype'], entry['shape'], data[8 + size:][slice(*entry['data_offsets'])]) for name, entry in header.items()}
+    header, body = json.loads(data[8:8 + size]), data[8 + size:]
+    header.pop('__metadata__', None)
+    return {name: (entry['dtype'], entry['shape'], body[slice(*entry['data_offsets'])]) for name, entry in header.items()}
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b''
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack('<Q', len(text)) + text + data)
 
 
 class Cli(unittest.TestCase):
@@ -124,6 +134,29 @@ class Cli(unittest.TestCase):
             self.assertRegex(trace, op + r' +\[.*\] +min .* max ')
         self.assertNotIn('NOT FINITE', trace)
 
+    # ---- formats
+
+    def test_inexact_conversion_is_refused_or_allowed(self):
+        model = self.copy_model()
+        path, stem = model / 'model.safetensors', 'layers.1.ffn.experts.0.w2.'
+        tensors = read_safetensors(path)
+        rows, half = tensors[stem + 'weight'][1]
+        for suffix in ('weight_scale', 'weight_scale_2', 'input_scale'):
+            tensors.pop(stem + suffix, None)
+        scales = bytearray([115] * (rows * half // 16))
+        tensors[stem + 'weight'] = ('I8', [rows, half], b'\x21' * (rows * half))
+        tensors[stem + 'scale'] = ('F8_E8M0', [rows, half // 16], scales)
+        write_safetensors(path, tensors)
+        exact = run('generate', '--model', str(model), '--max-tokens', '1', 'Spell mire.')
+        self.assertEqual(exact.returncode, 0, exact.stderr)
+        scales[3], scales[9] = 90, 80
+        write_safetensors(path, tensors)
+        refused = run('generate', '--model', str(model), '--quiet', 'Spell mire.')
+        self.check_error(refused, 3, stem, f'found 2 of {len(scales)} blocks', '--allow-inexact')
+        allowed = run('generate', '--model', str(model), '--max-tokens', '1', '--allow-inexact', 'Spell mire.')
+        self.assertEqual(allowed.returncode, 0, allowed.stderr)
+        self.assertIn('2 blocks of MXFP4 experts were rounded', allowed.stderr.decode())
+
     # ---- other verbs
 
     def test_version_and_devices(self):
@@ -137,7 +170,7 @@ class Cli(unittest.TestCase):
     def test_help_teaches(self):
         text = run('generate', '--help').stdout.decode()
         for flag in ('--raw', '--ids', '--model', '--max-tokens', '--temperature', '--top-p', '--top-k', '--min-p', '--seed', '--stop', '--mode',
-                     '--cache', '--think', '--logits', '--json', '--trace-op', '--plan', '--threads', '--quiet'):
+                     '--cache', '--allow-inexact', '--think', '--logits', '--json', '--trace-op', '--plan', '--threads', '--quiet'):
             self.assertIn(flag, text)
         self.assertIn('Examples:', text)
         everything = run('--help-all').stdout.decode()
