@@ -181,6 +181,8 @@ std::string describe(const Json& value) {
       return value.boolean() ? "true" : "false";
     case Json::Kind::kInt:
       return fmt::format("{}", value.integer());
+    case Json::Kind::kBigInt:
+      return printable(value.big_integer(), 60);
     case Json::Kind::kDouble:
       return fmt::format("{}", value.number());
     case Json::Kind::kString:

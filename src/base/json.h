@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // JSON that comes in: a strict reader (nlohmann's event parser: UTF-8 checked, no recursion; here depth and size are
-// limited and duplicate keys refused) into a plain tree, and a cursor that knows its path so that errors name the
-// field.
+// limited and duplicate keys refused) into a plain tree, a second reader with the rules of Python's json module, and a
+// cursor that knows its path so that errors name the field.
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -18,7 +18,8 @@ class JsonMemberSink;
 
 class Json {
  public:
-  enum class Kind { kNull, kBool, kInt, kDouble, kString, kArray, kObject };
+  // kBigInt: an integer outside int64; only parse_python makes it.
+  enum class Kind { kNull, kBool, kInt, kBigInt, kDouble, kString, kArray, kObject };
   using Member = std::pair<std::string, Json>;
 
   // Values that one document may hold (kDefaultMaxValues: about 300 MB as a tree).
@@ -33,18 +34,29 @@ class Json {
   // order. Each may hold `max_values` values. Duplicate keys of the object itself are refused too.
   static void parse_members(std::string_view text, std::string_view where, size_t max_values, JsonMemberSink& sink);
 
+  // Parses one document as Python's json.loads does, for text that models were trained on: integers of any size (up to
+  // 4300 digits, Python's own limit), NaN and Infinity, numbers too large for a double as infinity, and for a key that
+  // comes twice the last value in the first place. Nesting ends at 512. A lone surrogate is refused: Python reads it,
+  // and fails when the text is encoded. Throws kDataLoss naming the field, such as messages[3].content, and the byte.
+  static Json parse_python(std::string_view text, std::string_view where);
+
   Kind kind() const { return static_cast<Kind>(value_.index()); }
   // The value where it is of that kind; false, 0 and empty ones otherwise.
   bool boolean() const { return value_or<bool>(false); }
   int64_t integer() const { return value_or<int64_t>(0); }
   double number() const { return kind() == Kind::kInt ? static_cast<double>(integer()) : value_or<double>(0); }
   const std::string& string() const { return value_or_empty<std::string>(); }
+  const std::string& big_integer() const { return value_or_empty<BigInteger>().digits; }  // with a sign perhaps
   const std::vector<Json>& array() const { return value_or_empty<std::vector<Json>>(); }
   const std::vector<Member>& object() const { return value_or_empty<std::vector<Member>>(); }
   const Json* find(std::string_view key) const;  // nullptr where absent, or where this is not an object
 
  private:
   friend class JsonEvents;
+  friend class PythonJsonReader;
+  struct BigInteger {
+    std::string digits;
+  };
   template <class T>
   T value_or(T otherwise) const {
     const T* value = std::get_if<T>(&value_);
@@ -58,7 +70,7 @@ class Json {
   }
 
   // In the order of Kind; an object's members are in file order.
-  std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<Json>, std::vector<Member>> value_;
+  std::variant<std::monostate, bool, int64_t, BigInteger, double, std::string, std::vector<Json>, std::vector<Member>> value_;
 };
 
 // Receives the members of an object from Json::parse_members; what it throws ends the parsing.

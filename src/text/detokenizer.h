@@ -5,6 +5,7 @@
 #include <string>
 
 #include "text/tokenizer/tokenizer.h"
+#include "text/utf8_joiner.h"
 
 namespace tessera::text {
 
@@ -24,7 +25,7 @@ class Detokenizer {
  private:
   const Tokenizer* tokenizer_;
   Special special_;
-  std::string pending_;
+  Utf8Joiner joiner_;
 };
 
 }  // namespace tessera::text

@@ -3,18 +3,21 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "base/error.h"
+#include "text/chat/markers.h"
 
 namespace tessera::text {
 
 std::string render_user_turn(const UserTurn& turn) {
-  std::string prompt(kBosToken);
-  prompt += turn.system;
-  prompt += kUserToken;
-  prompt += turn.user;
-  prompt += kAssistantToken;
-  prompt += turn.thinking == Thinking::kOn ? kThinkToken : kEndThinkToken;
-  return prompt;
+  std::vector<Message> messages(2);
+  messages[0].role = Role::kSystem;
+  messages[0].content = turn.system;
+  messages[1].content = turn.user;
+  ChatOptions options;
+  options.thinking = turn.thinking;
+  return render_chat(messages, options).text;
 }
 
 void check_chat_tokens(const Tokenizer& tokenizer, const std::string& where) {
