@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "base/error.h"
 
 namespace tessera {
@@ -75,6 +78,79 @@ TEST(Json, ExactIntegersHaveNoFraction) {
   EXPECT_EQ(items[0].exact_integer(0, 9), 1);
   EXPECT_THROW(items[1].exact_integer(0, 9), Error);
   EXPECT_THROW(items[2].exact_integer(0, 9), Error);
+}
+
+TEST(Json, PythonReaderKeepsWhatPythonKeeps) {
+  const Json json = Json::parse_python(
+      R"( {"big": -123456789012345678901234567890, "a": 1, "b": [NaN, -Infinity, 1e999, -0.0], "a": "\ud83d\ude42"} )",
+      "f");
+  ASSERT_EQ(json.object().size(), 3u);
+  EXPECT_EQ(json.object()[0].second.kind(), Json::Kind::kBigInt);
+  EXPECT_EQ(json.object()[0].second.big_integer(), "-123456789012345678901234567890");
+  EXPECT_EQ(json.object()[1].first, "a") << "the first place";
+  EXPECT_EQ(json.object()[1].second.string(), "\U0001F642") << "the last value";
+  const std::vector<Json>& b = json.find("b")->array();
+  EXPECT_TRUE(std::isnan(b[0].number()));
+  EXPECT_EQ(b[1].number(), -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(b[2].number(), std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::signbit(b[3].number()));
+  EXPECT_EQ(Json::parse_python("1e-999", "f").number(), 0);
+  EXPECT_EQ(Json::parse_python("0." + std::string(400, '0') + "1e800", "f").number(),
+            std::numeric_limits<double>::infinity());
+  EXPECT_EQ(Json::parse_python(std::string(4300, '9'), "f").kind(), Json::Kind::kBigInt);
+  EXPECT_EQ(JsonCursor(json.object()[0].second, "f").path(), "");
+}
+
+TEST(Json, PythonReaderNamesThePlace) {
+  const auto message = [](const std::string& text) -> std::string {
+    try {
+      Json::parse_python(text, "request");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message("{\"a\": [1, {\"b\": tru}]}"),
+            "request: field a[1].b, byte 16: expected a JSON value, found \"tru}]}\"");
+  EXPECT_EQ(message("[\"\xc3\"]"), "request: field [0], byte 2: expected a string in UTF-8, found \"\\xc3\"]\"");
+  EXPECT_EQ(message("1 2"), "request: byte 2: expected the end of the text, found \"2\"");
+  for (const std::string text : {"",
+                                 " ",
+                                 "{",
+                                 "[",
+                                 "\"",
+                                 "\"\\",
+                                 "\"\\u12",
+                                 "{\"a\":1,}",
+                                 "[1,]",
+                                 "[1 2]",
+                                 "'a'",
+                                 "+1",
+                                 "-",
+                                 "1.",
+                                 ".5",
+                                 "1e",
+                                 "1e+",
+                                 "01",
+                                 "-01",
+                                 "\"\\ud800\"",
+                                 "\"\\udc00\"",
+                                 "\"\\ud800\\u0041\"",
+                                 "\"a\nb\"",
+                                 "\xef\xbb\xbf{}",
+                                 "{1:2}",
+                                 "nan",
+                                 "{\"a\" 1}",
+                                 "\"\\x\"",
+                                 "\xff",
+                                 "infinity"}) {
+    EXPECT_NE(message(text), "") << text;
+  }
+  EXPECT_NE(message(std::string(4301, '9')), "");
+  EXPECT_EQ(message(std::string(512, '[') + std::string(512, ']')), "");
+  EXPECT_NE(message(std::string(513, '[') + std::string(513, ']')).find("512 levels"), std::string::npos);
+  EXPECT_NE(message(std::string(1 << 20, '[')), "");
 }
 
 TEST(Json, CursorsNameTheField) {

@@ -2,12 +2,17 @@
 #include "fuzz/targets.h"
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_index.h"
 #include "model/config.h"
+#include "text/chat/answer_parser.h"
+#include "text/chat/encode.h"
+#include "text/chat/read_messages.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
 #include "text/tokenizer/tokenizer.h"
@@ -62,6 +67,40 @@ void utf8(const uint8_t* data, size_t size) {
   if (shown.size() > size) __builtin_trap();
 }
 
+// What can be read can be rendered, in every mode, as valid UTF-8.
+void chat_request(const uint8_t* data, size_t size) {
+  allow_refusal([&] {
+    const Json request = Json::parse_python(text_of(data, size), "request");
+    const JsonCursor root(request, "request");
+    const std::vector<text::Message> messages = text::read_messages(root.at("messages"), root.find("tools"));
+    for (const text::Thinking thinking : {text::Thinking::kOff, text::Thinking::kOn}) {
+      for (const bool drops : {false, true}) {
+        const text::ChatOptions options{thinking, text::Effort::kMax, text::EffortTable::kOfficial, drops};
+        if (!is_valid_utf8(text::render_chat(messages, options).text)) __builtin_trap();
+      }
+    }
+  });
+}
+
+// The parser never fails; cut into bytes it finds the same; arguments of complete calls are JSON. The first byte
+// chooses the mode.
+void dsml_parser(const uint8_t* data, size_t size) {
+  const std::string text = size == 0 ? "" : text_of(data + 1, size - 1);
+  const bool is_thinking = size > 0 && data[0] % 2 == 1;
+  text::AnswerParser whole(is_thinking), parts(is_thinking);
+  whole.push(text);
+  whole.finish(text::Ending::kEndToken);
+  for (const char c : text) parts.push(std::string_view(&c, 1));
+  parts.finish(text::Ending::kEndToken);
+  const text::Answer &a = whole.answer(), &b = parts.answer();
+  if (a.reasoning != b.reasoning || a.content != b.content || a.fault != b.fault) __builtin_trap();
+  if (a.calls.size() != b.calls.size() || a.fault.find('\n') != std::string::npos) __builtin_trap();
+  for (size_t i = 0; i < a.calls.size(); ++i) {
+    if (a.calls[i].name != b.calls[i].name || a.calls[i].arguments != b.calls[i].arguments) __builtin_trap();
+    if (a.calls[i].is_complete) Json::parse_python(a.calls[i].arguments, "arguments");
+  }
+}
+
 }  // namespace
 
 const Target kTargets[] = {
@@ -74,6 +113,13 @@ const Target kTargets[] = {
     {"tokenizer", tokenizer,
      R"({"added_tokens":[{"id":9,"content":"<x>","special":true}],"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\s+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})"},
     {"utf8", utf8, "a\xe4\xb8\xad\xf0\x9f\x99\x82 ab"},
+    {"chat_request", chat_request,
+     R"({"messages":[{"role":"system","content":"S","response_format":{"a":1.50}},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":null,"reasoning_content":"R","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\":[1e5,NaN]}"}},{"id":"c2","function":{"name":"g","arguments":""}}]},{"role":"tool","tool_call_id":"c2","content":[{"type":"image"}]},{"role":"tool","tool_call_id":"c1","content":"x"},{"role":"latest_reminder","content":"now"},{"role":"developer","content":"D"},{"role":"user","content":"Q","task":"action"}],"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"a":{"maximum":18446744073709551616}},"required":["a"]}}}]})"},
+    {"dsml_parser", dsml_parser,
+     "1R</think>C\n\n<\uFF5CDSML\uFF5Ctool_calls>\n<\uFF5CDSML\uFF5Cinvoke name=\"f\">\n<\uFF5CDSML\uFF5Cparameter "
+     "name=\"a\" string=\"true\">x</\uFF5CDSML\uFF5Cparameter>\n<\uFF5CDSML\uFF5Cparameter name=\"b\" "
+     "string=\"false\">[1]</\uFF5CDSML\uFF5Cparameter>\n</\uFF5CDSML\uFF5Cinvoke>\n</"
+     "\uFF5CDSML\uFF5Ctool_calls><\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
 };
 const size_t kNumTargets = sizeof(kTargets) / sizeof(kTargets[0]);
 

@@ -38,11 +38,11 @@ constexpr std::string_view kValueMarkers[] = {
     kNextEndInvoke.substr(1), kNextEndToolCalls, kNextEndToolCalls.substr(1), kEosToken};
 constexpr std::string_view kEndMarkers[] = {kEosToken};
 
-// The tag that a marker of kValueMarkers holds.
+// The tag that a marker of kValueMarkers holds: a part of `marker`.
 std::string_view tag_of(std::string_view marker) {
   if (marker.starts_with('\n')) marker.remove_prefix(1);
   for (const std::string_view tag : {kParameterTag, kEndInvokeTag}) {
-    if (marker.starts_with(tag)) return tag;
+    if (marker.starts_with(tag)) return marker.substr(0, tag.size());
   }
   return marker;
 }
@@ -51,9 +51,18 @@ std::string quoted(std::string_view text) {
   return fmt::format("\"{}\"", printable(text, 60));
 }
 
+// As Python's \s, which DeepSeek's parser allows before a name.
+bool is_space(char32_t c) {
+  static constexpr std::u32string_view kOthers = U" \u0085\u00A0\u1680\u2028\u2029\u202F\u205F\u3000";
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x1F) || (c >= 0x2000 && c <= 0x200A) ||
+         kOthers.find(c) != std::u32string_view::npos;
+}
+
 // The name in ` name="NAME">`, which ends in one or two line ends.
 std::optional<std::string_view> strict_call_name(std::string_view header) {
-  header.remove_prefix(std::min(header.find_first_not_of(" \t\n\r\f\v"), header.size()));
+  size_t begin = 0;
+  for (size_t next = 0; next < header.size() && is_space(next_code_point(header, next));) begin = next;
+  header.remove_prefix(begin);
   constexpr std::string_view kOpening = "name=\"";
   if (!header.starts_with(kOpening)) return std::nullopt;
   header.remove_prefix(kOpening.size());
@@ -100,7 +109,11 @@ std::vector<AnswerEvent> AnswerParser::finish(Ending ending) {
   pending_ += joiner_.finish();
   advance();
   if (state_ == State::kReasoning && ending == Ending::kEndToken) note_fault("expected </think>, found the end");
-  if (state_ != State::kDone) end_text(std::string_view(pending_).substr(at_));
+  if (state_ != State::kDone) {
+    const std::string_view rest = std::string_view(pending_).substr(at_);
+    use_up(pending_.size());
+    end_text(rest);
+  }
   for (const std::string_view token : {kBosToken, kThinkToken, kEndThinkToken, kDsmlToken}) {
     for (const std::string* text : {&answer_.reasoning, &answer_.content}) {
       if (text->find(token) == std::string::npos) continue;
@@ -155,7 +168,7 @@ bool AnswerParser::step() {
     searched_ = pending.size() - held_back(pending.substr(at_), markers());
     if (is_streaming()) {
       stream(pending.substr(at_, searched_ - at_));
-      at_ = searched_;
+      use_up(searched_);
     }
     return false;
   }
@@ -167,10 +180,17 @@ bool AnswerParser::step() {
     const std::string_view tag = tag_of(marker);
     end = hit->pos + static_cast<size_t>(tag.data() - marker.data()) + tag.size();
   }
-  if (is_in_block() && answer_.calls.empty() && marker != kEosToken) raw_block_ += pending.substr(at_, end - at_);
+  // The end token is not part of the block.
+  use_up(marker == kEosToken ? hit->pos : end);
   at_ = searched_ = end;
   on_marker(skipped, marker);
   return true;
+}
+
+// Moves on to `end`, keeping the text of a block in which no call has begun.
+void AnswerParser::use_up(size_t end) {
+  if (is_in_block() && answer_.calls.empty()) raw_block_ += std::string_view(pending_).substr(at_, end - at_);
+  at_ = end;
 }
 
 void AnswerParser::on_marker(std::string_view skipped, std::string_view marker) {
@@ -324,7 +344,6 @@ void AnswerParser::end_text(std::string_view rest) {
   if (is_streaming()) stream(rest);
   if (is_in_block()) {
     note_fault("expected the end of the tool calls, found the end of the answer");
-    if (answer_.calls.empty()) raw_block_ += rest;
     end_block(false);
   } else if (state_ == State::kAfterBlock && !rest.empty()) {
     note_fault(fmt::format("expected nothing after the tool calls, found {}", quoted(rest)));

@@ -76,6 +76,7 @@ class AnswerParser {
   std::span<const std::string_view> markers() const;
   void advance();
   bool step();
+  void use_up(size_t end);
   void on_marker(std::string_view skipped, std::string_view marker);
   void on_text_marker(std::string_view marker);
   void on_block_marker(std::string_view skipped, std::string_view marker);

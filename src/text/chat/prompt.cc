@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "text/chat/markers.h"
 
 namespace tessera::text {
 

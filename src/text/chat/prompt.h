@@ -4,6 +4,7 @@
 #include <string>
 
 #include "text/chat/encode.h"
+#include "text/chat/markers.h"
 #include "text/tokenizer/tokenizer.h"
 
 namespace tessera::text {

@@ -46,7 +46,7 @@ void append(std::string& out, const Json& value) {
       out += fmt::format("{}", value.integer());
       break;
     case Json::Kind::kBigInt:
-      out += value.string();
+      out += value.big_integer();
       break;
     case Json::Kind::kDouble:
       out += python_float(value.number());
