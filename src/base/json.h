@@ -70,7 +70,8 @@ class Json {
   }
 
   // In the order of Kind; an object's members are in file order.
-  std::variant<std::monostate, bool, int64_t, BigInteger, double, std::string, std::vector<Json>, std::vector<Member>> value_;
+  std::variant<std::monostate, bool, int64_t, BigInteger, double, std::string, std::vector<Json>, std::vector<Member>>
+      value_;
 };
 
 // Receives the members of an object from Json::parse_members; what it throws ends the parsing.

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
@@ -45,6 +47,36 @@ void check_fit(uint64_t weights, uint64_t state, const device::Machine& machine)
                   format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
 }
 
+// The layer of "layers.N...." or "model.layers.N...."; -1 for other names.
+int64_t layer_of(std::string_view name) {
+  if (name.starts_with("model.")) name.remove_prefix(6);
+  if (!name.starts_with("layers.")) return -1;
+  name.remove_prefix(7);
+  int64_t layer = -1;
+  const auto [stop, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  return error == std::errc() && stop != name.data() + name.size() && *stop == '.' ? layer : -1;
+}
+
+// Layers, compressors and indexers in the checkpoint that config.json does not have: a model of fewer parts would run
+// and talk nonsense.
+void check_config_covers(const WeightSource& weights, const Config& config, const std::string& directory) {
+  const std::string file = directory + "/config.json";
+  for (const std::string& name : weights.unknown()) {
+    const int64_t layer = layer_of(name);
+    if (layer >= config.num_layers) {
+      fail_data(file, "field num_hidden_layers",
+                fmt::format("more than {}, since the checkpoint has tensor {}", layer, printable(name, 120)),
+                fmt::format("{}", config.num_layers));
+    }
+    const bool is_part = name.find(".compressor.") != std::string::npos || name.find(".indexer.") != std::string::npos;
+    if (layer >= 0 && is_part) {
+      fail_data(file, fmt::format("field compress_ratios[{}]", layer),
+                fmt::format("one that uses tensor {} of the checkpoint", printable(name, 120)),
+                fmt::format("{}", config.compress_ratios[static_cast<size_t>(layer)]));
+    }
+  }
+}
+
 void log_unused(const WeightSource& weights, LogSink& log) {
   if (!weights.kept_aside().empty()) {
     log.write(LogLevel::kDebug, fmt::format("{} tensors of draft blocks are kept aside, the first is {}",
@@ -82,6 +114,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const int64_t drafts = options.with_draft ? num_draft_layers(checkpoint, config) : 0;
   const Inexact inexact = options.allow_inexact ? Inexact::kRound : Inexact::kRefuse;
   WeightSource weights(checkpoint, config, drafts, Shard{}, progress, inexact);
+  check_config_covers(weights, config, directory);
   const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
   check_fit(weights.total_bytes(), sequence_bytes(config, options.precision, options.sequence_tokens, window_slots),
             machine);

@@ -110,6 +110,20 @@ TEST_F(WeightsTest, EveryTensorIsMissedByName) {
   EXPECT_EQ(error(), "");
 }
 
+// A config that leaves parts of the checkpoint out would run, and talk nonsense.
+TEST_F(WeightsTest, ConfigsOfFewerPartsAreRefused) {
+  const std::string config = testing::generated_config(testing::Generated::kT0);
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    const size_t at = config.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return config.substr(0, at) + to + config.substr(at + from.size());
+  };
+  folder_.write("config.json", replaced("\"num_hidden_layers\": 5", "\"num_hidden_layers\": 2"));
+  EXPECT_NE(error().find("config.json: field num_hidden_layers: expected more than"), std::string::npos);
+  folder_.write("config.json", replaced("[0, 4, 128, 4, 128, 0]", "[0, 4, 128, 0, 128, 0]"));
+  EXPECT_NE(error().find("config.json: field compress_ratios[3]: expected one that uses"), std::string::npos);
+}
+
 TEST_F(WeightsTest, WrongDtypesAndShapesAreNamed) {
   for (const char* name :
        {"embed.weight", "norm.weight", "layers.0.hc_attn_fn", "layers.0.attn.attn_sink", "layers.3.attn.wq_a.weight",
