@@ -20,26 +20,27 @@ double seconds_since(Clock::time_point start) {
 
 class Loop {
  public:
-  Loop(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
-       GenerateObserver& observer)
+  Loop(model::Runner& runner, Sequence& sequence, const GenerateOptions& options, GenerateObserver& observer)
       : runner_(runner),
         options_(options),
         observer_(observer),
-        max_tokens_(std::min(options.max_tokens, runner.facts().max_positions - static_cast<int64_t>(prompt.size()))),
+        max_tokens_(std::min(options.max_tokens, sequence.state().capacity() - sequence.next_position())),
         sampler_(options.sampling, runner.facts().vocab_size),
-        sequence_({prompt.begin(), prompt.end()},
-                  runner.new_sequence(static_cast<int64_t>(prompt.size()) + std::max<int64_t>(0, max_tokens_))) {
-    for (const int32_t id : prompt) sampler_.observe(id);
+        sequence_(sequence) {
+    for (const int32_t id : sequence.prompt()) sampler_.observe(id);
   }
 
   void prefill(ProgressSink* progress) {
     const size_t total = sequence_.pending().size();
     if (progress != nullptr) progress->begin("prefill", total, "tokens");
     while (!sequence_.pending().empty() && !is_cancelled()) {
-      const size_t count = std::min(sequence_.pending().size(), static_cast<size_t>(runner_.max_step_tokens()));
-      const bool is_last = count == sequence_.pending().size();
+      const size_t left = sequence_.pending().size();
+      const bool marks_here = options_.mark_before_last != nullptr && left == 1;
+      if (marks_here) *options_.mark_before_last = sequence_.state().mark();
+      const size_t end = options_.mark_before_last != nullptr && left > 1 ? left - 1 : left;
+      const size_t count = std::min(end, static_cast<size_t>(runner_.max_step_tokens()));
       run(count, observer_.wants_all_logits() ? model::LogitRows::kAll
-                 : is_last                    ? model::LogitRows::kLast
+                 : count == left              ? model::LogitRows::kLast
                                               : model::LogitRows::kNone);
       if (progress != nullptr) progress->advance(count);
     }
@@ -67,8 +68,6 @@ class Loop {
     if (progress != nullptr) progress->end();
   }
 
-  Sequence& sequence() { return sequence_; }
-
  private:
   bool is_cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
 
@@ -95,7 +94,7 @@ class Loop {
   GenerateObserver& observer_;
   int64_t max_tokens_;
   Sampler sampler_;
-  Sequence sequence_;
+  Sequence& sequence_;
   TensorView logits_;
 };
 
@@ -120,10 +119,16 @@ void check(const model::ModelFacts& facts, std::span<const int32_t> prompt, cons
 
 }  // namespace
 
-GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+GenerateResult generate(model::Runner& runner, Sequence& sequence, const GenerateOptions& options,
                         GenerateObserver& observer, ProgressSink* progress) {
-  check(runner.facts(), prompt, options);
-  Loop loop(runner, prompt, options, observer);
+  check(runner.facts(), sequence.prompt(), options);
+  if (sequence.pending().empty() || sequence.next_position() > sequence.state().capacity()) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("sequence: expected a state that has seen fewer than the prompt's {} tokens and holds them, found "
+                     "{} seen and room for {}",
+                     sequence.prompt().size(), sequence.state().position(), sequence.state().capacity()));
+  }
+  Loop loop(runner, sequence, options, observer);
   GenerateResult result;
   const auto start = Clock::now();
   loop.prefill(progress);
@@ -131,11 +136,20 @@ GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, 
   const auto decode_start = Clock::now();
   loop.decode(options.shows_decode ? progress : nullptr);
   result.times.decode_seconds = seconds_since(decode_start);
-  const std::span<const int32_t> drawn = loop.sequence().generated();
-  result.ids.assign(drawn.begin(), drawn.end());
-  result.finish_reason = loop.sequence().finish_reason();
-  result.num_prompt_tokens = std::min(static_cast<int64_t>(prompt.size()), loop.sequence().state().position());
+  result.ids.assign(sequence.generated().begin(), sequence.generated().end());
+  result.finish_reason = sequence.finish_reason();
+  result.num_prompt_tokens =
+      std::min(static_cast<int64_t>(sequence.prompt().size()), sequence.state().position());
   return result;
+}
+
+GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+                        GenerateObserver& observer, ProgressSink* progress) {
+  check(runner.facts(), prompt, options);
+  const int64_t length = static_cast<int64_t>(prompt.size());
+  const int64_t num_new = std::min(options.max_tokens, runner.facts().max_positions - length);
+  Sequence sequence({prompt.begin(), prompt.end()}, runner.new_sequence(length + num_new));
+  return generate(runner, sequence, options, observer, progress);
 }
 
 }  // namespace tessera::engine

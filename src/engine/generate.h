@@ -3,6 +3,7 @@
 // Runs one sequence from its prompt to its end: what every verb that generates uses.
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct GenerateOptions {
   bool stop_at_end_token = true;
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps; null: never
   bool shows_decode = false;                  // progress covers decoding too: for who does not stream tokens
+  // Not null: takes a mark of the state before the prompt's last token is run, where the prompt gets that far.
+  std::unique_ptr<model::StateMark>* mark_before_last = nullptr;
 };
 
 // Sees what happens, step by step. The loop calls it from its own thread.
@@ -48,6 +51,11 @@ struct GenerateResult {
 // longest sequence, or an option has a fault. `progress` of the prefill (and decode, see GenerateOptions) may be null.
 // max_tokens is cut to what the longest sequence leaves; the reason is then kLength.
 GenerateResult generate(model::Runner& runner, std::span<const int32_t> prompt, const GenerateOptions& options,
+                        GenerateObserver& observer, ProgressSink* progress);
+
+// The same for a sequence whose state may have seen a beginning of the prompt already, though not all of it (else there
+// are no logits to draw from: kInvalidArgument). max_tokens is cut to what the state's capacity leaves as well.
+GenerateResult generate(model::Runner& runner, Sequence& sequence, const GenerateOptions& options,
                         GenerateObserver& observer, ProgressSink* progress);
 
 }  // namespace tessera::engine

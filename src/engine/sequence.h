@@ -28,6 +28,7 @@ class Sequence {
       : ids_(std::move(prompt)), num_prompt_(ids_.size()), state_(std::move(state)) {}
 
   std::span<const int32_t> prompt() const { return std::span(ids_).first(num_prompt_); }
+  std::span<const int32_t> ids() const { return ids_; }  // prompt and generated
   std::span<const int32_t> generated() const { return std::span(ids_).subspan(num_prompt_); }
   // Tokens that the model has not seen yet.
   std::span<const int32_t> pending() const { return std::span(ids_).subspan(static_cast<size_t>(state_->position())); }
@@ -35,6 +36,8 @@ class Sequence {
   int64_t next_position() const { return static_cast<int64_t>(ids_.size()); }
   void append(int32_t id) { ids_.push_back(id); }
   model::SequenceState& state() { return *state_; }
+  // Gives the state away; the sequence can't run after it.
+  std::unique_ptr<model::SequenceState> take_state() { return std::move(state_); }
   FinishReason finish_reason() const { return finish_reason_; }
   void finish(FinishReason reason) { finish_reason_ = reason; }
 
