@@ -6,8 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/registry.h"
+#include "base/env.h"
 #include "base/strings.h"
 #include "console.h"
+#include "device/gpu_diagnosis.h"
 #include "device/machine.h"
 #include "verb.h"
 
@@ -15,10 +17,48 @@ namespace tessera::app {
 
 namespace {
 
+// Versions, GPUs and diagnoses as lines and as fields.
+void describe_gpus(const device::GpuFacts& facts, std::string& text, nlohmann::ordered_json& out) {
+  out["driver"] = {{"kernel_module", facts.files.module_version},
+                   {"libcuda", facts.cuda.library_version},
+                   {"cuda_version", facts.cuda.cuda_version},
+                   {"init_code", facts.cuda.init_code},
+                   {"open_error", facts.cuda.open_error}};
+  out["gpus"] = nlohmann::ordered_json::array();
+  if (!facts.files.module_version.empty()) {
+    text += fmt::format("driver    {}{}\n", facts.files.module_version,
+                        facts.cuda.cuda_version == 0 ? ""
+                                                     : fmt::format(", CUDA {}.{}", facts.cuda.cuda_version / 1000,
+                                                                   facts.cuda.cuda_version % 1000 / 10));
+  }
+  for (const device::GpuDevice& gpu : facts.cuda.devices) {
+    out["gpus"].push_back({{"name", printable(gpu.name)},
+                           {"compute_capability", fmt::format("{}.{}", gpu.compute_major, gpu.compute_minor)},
+                           {"memory_bytes", gpu.memory_bytes}});
+    text += fmt::format("gpu {:<5} {}, compute capability {}.{}, {}\n", out["gpus"].size() - 1, printable(gpu.name),
+                        gpu.compute_major, gpu.compute_minor, format_bytes(gpu.memory_bytes));
+  }
+  if (facts.cuda.devices.empty()) text += "gpu       none that CUDA can use\n";
+  out["diagnoses"] = nlohmann::ordered_json::array();
+  for (const device::GpuDiagnosis& one : device::diagnose_gpus(facts)) {
+    const char* weight = one.weight == device::GpuDiagnosis::Weight::kProblem ? "problem" : "warning";
+    out["diagnoses"].push_back(
+        {{"weight", weight}, {"finding", printable(one.finding, 2000)}, {"advice", printable(one.advice, 2000)}});
+    text +=
+        fmt::format("{:<9} {}\n          -> {}\n", weight, printable(one.finding, 2000), printable(one.advice, 2000));
+  }
+}
+
 class Devices final : public Verb {
  public:
   explicit Devices(CLI::App& app)
-      : command_(app.add_subcommand("devices", "Show this machine, and what each backend can do on it")) {
+      : command_(app.add_subcommand(
+            "devices", "Show this machine, what each backend can do on it, and what keeps its GPUs from working")) {
+    command_->footer(R"(
+Of NVIDIA's driver only what is installed is asked; nothing needs to be. Each problem (GPUs can't be used) and warning
+comes with what to do: driver and library that do not match, a driver too old for CUDA 13, a fabric manager that does
+not run (CUDA error 802), a container without GPU access, missing device files, GPUs that can't reach each other's
+memory, CUDA 12 libraries beside CUDA 13.)");
     command_->add_flag("--json", is_json_, "One JSON object");
   }
   CLI::App* command() const override { return command_; }
@@ -44,6 +84,7 @@ class Devices final : public Verb {
           fmt::format("backend   {:<8} {} (verified: {})\n", backend->name,
                       is_available ? "available" : "not available: " + why_not, ops::to_string(backend->verification));
     }
+    describe_gpus(device::probe_gpus(env_value("LD_LIBRARY_PATH")), text, out);
     print_result(is_json_ ? out.dump() + "\n" : text);
     return kExitOk;
   }

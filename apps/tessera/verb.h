@@ -31,6 +31,8 @@ class Verb {
 
 // Each adds its subcommand to `app`.
 std::unique_ptr<Verb> add_generate(CLI::App& app);
+std::unique_ptr<Verb> add_eval(CLI::App& app);
+std::unique_ptr<Verb> add_perplexity(CLI::App& app);
 std::unique_ptr<Verb> add_devices(CLI::App& app);
 std::unique_ptr<Verb> add_version(CLI::App& app);
 

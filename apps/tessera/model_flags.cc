@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_flags.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+
+#include "backends/registry.h"
+#include "base/env.h"
+#include "base/strings.h"
+#include "console.h"
+#include "default_model.h"
+#include "progress_bar.h"
+#include "usage.h"
+
+namespace tessera::app {
+
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  command
+      .add_option("--model", flags.model,
+                  "Folder with config.json, tokenizer.json, *.safetensors [the bundled tiny-v4, or TESSERA_MODEL]")
+      ->type_name("DIR")
+      ->group("Model");
+  command
+      .add_option("--mode", flags.mode,
+                  "Inputs of linear maps: f32 (nothing rounded), a16 (BF16), a8 (E4M3), a4 (NVFP4)")
+      ->capture_default_str()
+      ->group("Model");
+  command.add_option("--cache", flags.cache, "Caches: fp8 (as the model was trained) or exact")
+      ->capture_default_str()
+      ->group("Model");
+  command
+      .add_flag("--allow-inexact", flags.allows_inexact,
+                "Round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model")
+      ->group("Model");
+  command.add_option("--threads", flags.threads, "Threads [one per core]; results do not depend on it")->group("Model");
+}
+
+model::LoadOptions load_options(const ModelFlags& flags) {
+  if (flags.threads < 0 || flags.threads > 4096)
+    fail_usage(fmt::format("--threads: expected 0 to 4096, found {}", flags.threads));
+  const auto input = ops::input_mode_from_name(flags.mode);
+  const auto cache = ops::cache_mode_from_name(flags.cache);
+  if (!input) fail_usage(fmt::format("--mode: expected f32, a16, a8 or a4, found \"{}\"", printable(flags.mode, 40)));
+  if (!cache) fail_usage(fmt::format("--cache: expected exact or fp8, found \"{}\"", printable(flags.cache, 40)));
+  model::LoadOptions options;
+  options.precision = {*input, *cache};
+  options.num_threads = flags.threads;
+  options.allow_inexact = flags.allows_inexact;
+  options.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
+  options.bypass = model::parse_bypass(env_value("TESSERA_BYPASS").value_or(""));
+  options.with_draft = false;  // one sequence without speculation has no use for it
+  return options;
+}
+
+ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need) {
+  ModelFolder folder;
+  folder.directory = flags.model.empty() ? default_model() : flags.model;
+  folder.tokenizer_path = (std::filesystem::path(folder.directory) / "tokenizer.json").string();
+  folder.config = model::load_config(folder.directory);
+  if (need == TokenizerNeed::kRequired || std::filesystem::exists(folder.tokenizer_path)) {
+    folder.tokenizer.emplace(text::Tokenizer::load(folder.tokenizer_path));
+  }
+  return folder;
+}
+
+model::LoadedModel load_weights(const ModelFolder& folder, const model::LoadOptions& options, bool is_quiet) {
+  if (options.bypass.any()) {
+    print_note("**** TESSERA_BYPASS leaves parts of the model out: this output is not the model's. Exit code 7. ****");
+  }
+  ConsoleLog log(is_quiet);
+  ProgressBar progress(is_quiet);
+  return model::load_model(folder.directory, options, backends::all_backends(), device::probe_machine(), &log,
+                           &progress);
+}
+
+}  // namespace tessera::app

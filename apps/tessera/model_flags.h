@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The flags that say which model runs and how, and what every verb that runs one does with them.
+#include <optional>
+#include <string>
+
+#include "model/load_model.h"
+#include "text/tokenizer/tokenizer.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::app {
+
+struct ModelFlags {
+  std::string model;  // empty: the bundled one
+  std::string mode = "a16", cache = "fp8";
+  bool allows_inexact = false;
+  int threads = 0;  // 0: one per core
+};
+
+// Adds --model, --mode, --cache, --allow-inexact and --threads. `flags` must outlive `command`.
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+
+// The flags and the environment's switches for diagnosis as load options. Throws kInvalidArgument, naming the flag.
+model::LoadOptions load_options(const ModelFlags& flags);
+
+// A model's folder, before its weights are read.
+struct ModelFolder {
+  std::string directory, tokenizer_path;
+  model::Config config;
+  std::optional<text::Tokenizer> tokenizer;
+};
+
+enum class TokenizerNeed { kRequired, kIfPresent };
+
+// Reads config.json, then tokenizer.json: a wrong folder is reported as such, not as a missing tokenizer.
+ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need);
+
+// Loads the weights with progress and messages on stderr, and says so where parts of the model are bypassed.
+model::LoadedModel load_weights(const ModelFolder& folder, const model::LoadOptions& options, bool is_quiet);
+
+}  // namespace tessera::app
