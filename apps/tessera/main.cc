@@ -59,6 +59,7 @@ int run(int argc, char** argv) {
   app.set_help_all_flag("--help-all", "Help of every verb, and the environment variables");
   std::vector<std::unique_ptr<Verb>> verbs;
   verbs.push_back(add_generate(app));
+  verbs.push_back(add_chat(app));
   verbs.push_back(add_eval(app));
   verbs.push_back(add_perplexity(app));
   verbs.push_back(add_devices(app));

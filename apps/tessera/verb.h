@@ -33,6 +33,7 @@ class Verb {
 std::unique_ptr<Verb> add_generate(CLI::App& app);
 std::unique_ptr<Verb> add_eval(CLI::App& app);
 std::unique_ptr<Verb> add_perplexity(CLI::App& app);
+std::unique_ptr<Verb> add_chat(CLI::App& app);
 std::unique_ptr<Verb> add_devices(CLI::App& app);
 std::unique_ptr<Verb> add_version(CLI::App& app);
 

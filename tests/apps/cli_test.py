@@ -5,24 +5,13 @@
     cli_test.py PROGRAM MODEL_FOLDER
 """
 import json
-import os
-import pathlib
 import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
-import time
 import unittest
 
-PROGRAM, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
-
-
-def run(*arguments, stdin=None, timeout=120, **environment):
-    env = {k: v for k, v in os.environ.items() if not k.startswith('TESSERA_')}
-    env.update(environment, OMP_WAIT_POLICY='passive')
-    return subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, timeout=timeout, env=env)
+from program import MODEL, PROGRAM, ProgramTest, run
 
 
 def read_safetensors(path):
@@ -42,21 +31,7 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack('<Q', len(text)) + text + data)
 
 
-class Cli(unittest.TestCase):
-    def setUp(self):
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix='tessera-cli-'))
-        self.addCleanup(shutil.rmtree, self.folder, True)
-
-    def check_error(self, result, code, *parts):
-        """One line on stderr with all parts, nothing on stdout."""
-        message = result.stderr.decode()
-        self.assertEqual(result.returncode, code, message)
-        self.assertEqual(result.stdout, b'')
-        self.assertEqual(message.count('\n'), 1, message)
-        self.assertTrue(message.startswith('tessera: '), message)
-        for part in parts:
-            self.assertIn(part, message)
-
+class Cli(ProgramTest):
     def copy_model(self):
         copy = self.folder / 'model'
         shutil.copytree(MODEL, copy)
@@ -290,4 +265,4 @@ class Cli(unittest.TestCase):
 
 
 if __name__ == '__main__':
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=['cli_test'])
