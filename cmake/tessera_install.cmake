@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `cmake --install build/release --prefix DIR` makes a folder that runs on a machine without our packages: bin/ with the
-# program, lib/ with every shared library it needs except glibc's, share/ with the bundled model.
+# program, lib/ with every shared library it needs except glibc's, share/ with the bundled model, the manual page and
+# completion scripts.
 set_target_properties(tessera PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
 install(TARGETS tessera RUNTIME_DEPENDENCY_SET tessera_libraries RUNTIME DESTINATION bin)
 install(RUNTIME_DEPENDENCY_SET tessera_libraries
@@ -9,3 +10,10 @@ install(RUNTIME_DEPENDENCY_SET tessera_libraries
         LIBRARY DESTINATION lib)
 install(DIRECTORY models/tiny-v4 DESTINATION share/tessera/models)
 install(FILES LICENSE THIRD_PARTY.md DESTINATION share/tessera)
+if(NOT TESSERA_SANITIZE)
+  set(help_folder ${PROJECT_BINARY_DIR}/apps/tessera/help)
+  install(FILES ${help_folder}/tessera.1 DESTINATION share/man/man1)
+  install(FILES ${help_folder}/tessera.bash DESTINATION share/bash-completion/completions RENAME tessera)
+  install(FILES ${help_folder}/_tessera DESTINATION share/zsh/site-functions)
+  install(FILES ${help_folder}/tessera.fish DESTINATION share/fish/vendor_completions.d)
+endif()

@@ -63,6 +63,8 @@ int run(int argc, char** argv) {
   verbs.push_back(add_eval(app));
   verbs.push_back(add_perplexity(app));
   verbs.push_back(add_devices(app));
+  verbs.push_back(add_completion(app));
+  verbs.push_back(add_man(app));
   verbs.push_back(add_version(app));
   try {
     app.parse(argc, argv);

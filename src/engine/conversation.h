@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Prompt after prompt of one conversation, on one sequence state: what a prompt shares with the tokens already seen is
-// not run again. docs/decisions/0005-conversation.md says how far that reaches.
+// not run again. docs/decisions/0011-conversation.md says how far that reaches.
 #include <cstdint>
 #include <memory>
 #include <span>

@@ -43,6 +43,11 @@ class Terminal:
     def send(self, text):
         os.write(self.master, text.encode())
 
+    def ask(self, text):
+        """Types once the prompt is shown: before that the terminal is not in libedit's hands."""
+        self.wait_for('> ')
+        self.send(text)
+
     def wait_for(self, pattern, seconds=60):
         """What was shown from the last match to the end of this one."""
         end = time.monotonic() + seconds
@@ -76,7 +81,6 @@ class Chat(ProgramTest):
     def terminal(self, *arguments, **changes):
         terminal = Terminal(self.folder, *arguments, **changes)
         self.addCleanup(terminal.process.kill)
-        terminal.wait_for('> ')
         return terminal
 
     # ---- through a pipe
@@ -174,19 +178,19 @@ class Chat(ProgramTest):
 
     def test_transcript(self):
         terminal = self.terminal()
-        terminal.send('Compute 257-7.\r')
+        terminal.ask('Compute 257-7.\r')
         shown = terminal.wait_for(r'tokens at \d+/s[^\n]*\n')
         self.assertIn('\n250\r\n', shown)
-        terminal.send('Spell mire.\r')
+        terminal.ask('Spell mire.\r')
         self.assertRegex(terminal.wait_for(r'tokens at \d+/s[^\n]*\n'), r'prompt \d+, [1-9]\d* of them kept')
-        terminal.send('\x1b[A\x1b[A\r')  # up twice: the first question again
+        terminal.ask('\x1b[A\x1b[A\r')  # up twice: the first question again
         self.assertIn('Compute 257-7.', terminal.wait_for(r'tokens at \d+/s'))
-        terminal.send('/think on\r')
+        terminal.ask('/think on\r')
         terminal.wait_for('thinking on')
-        terminal.send('What is 82*0?\r')
+        terminal.ask('What is 82*0?\r')
         shown = terminal.wait_for(r'tokens at \d+/s')
         self.assertRegex(shown, r'(?s)\x1b\[2m.+\x1b\[0m\r\n\r\n\d+', 'reasoning is dimmed, the answer is not')
-        terminal.send('\x04')
+        terminal.ask('\x04')
         self.assertEqual(terminal.end(), 0)
         history = (self.folder / 'tessera' / 'history').read_text()
         self.assertIn('mire', history)
@@ -194,44 +198,43 @@ class Chat(ProgramTest):
 
     def test_ctrl_c_stops_the_answer_and_not_the_program(self):
         terminal = self.terminal(*ENDLESS)
-        terminal.send('Tell me everything.\r')
+        terminal.ask('Tell me everything.\r')
         terminal.wait_for(r'everything\.\r\n.{40}')
         terminal.send('\x03')
         self.assertIn('stopped', terminal.wait_for(r'tokens at [^\n]*\n'))
-        terminal.wait_for('> ')
-        terminal.send('half a quest\x03')  # at the prompt it drops the line
-        terminal.wait_for(r'\^C\r\n.*> ')
-        terminal.send('/tokens\r')
+        terminal.ask('half a quest\x03')  # at the prompt it drops the line
+        terminal.wait_for(r'\^C\r\n')
+        terminal.ask('/tokens\r')
         self.assertIn('[2 messages', terminal.wait_for('again]'))
-        terminal.send('/max 5\r')
+        terminal.ask('/max 5\r')
         terminal.wait_for('at most 5')
-        terminal.send('And now?\r')
+        terminal.ask('And now?\r')
         self.assertRegex(terminal.wait_for(r'tokens at [^\n]*\n'), r'\[5 tokens at .* [1-9]\d* of them kept')
-        terminal.send('/quit\r')
+        terminal.ask('/quit\r')
         self.assertEqual(terminal.end(), 0)
 
     def test_history_is_read_back_and_utf8_is_edited(self):
         terminal = self.terminal()
-        terminal.send('Größe 字x\x7f\r')
+        terminal.ask('Größe 字x\x7f\r')
         terminal.wait_for(r'tokens at ')
-        terminal.send('\x04')
+        terminal.ask('\x04')
         self.assertEqual(terminal.end(), 0)
         terminal = self.terminal()
-        terminal.send('\x1b[A\r')
+        terminal.ask('\x1b[A\r')
         self.assertIn('Größe 字', terminal.wait_for(r'tokens at '))
-        terminal.send(f'/save {self.folder}/s.json\r')
+        terminal.ask(f'/save {self.folder}/s.json\r')
         terminal.wait_for('saved')
-        terminal.send('\x04')
+        terminal.ask('\x04')
         self.assertEqual(terminal.end(), 0)
         self.assertEqual(json.loads((self.folder / 's.json').read_text())['messages'][0]['content'], 'Größe 字')
 
     def test_no_history_and_no_color(self):
         terminal = self.terminal('--no-history', '--think', NO_COLOR='1')
-        terminal.send('What is 82*0?\r')
+        terminal.ask('What is 82*0?\r')
         shown = terminal.wait_for(r'tokens at [^\n]*\n')
         self.assertRegex(shown, r'(?s)<think>.+</think>')
         self.assertNotIn('\x1b[2m', shown)
-        terminal.send('\x04')
+        terminal.ask('\x04')
         self.assertEqual(terminal.end(), 0)
         self.assertFalse((self.folder / 'tessera' / 'history').exists())
 

@@ -75,7 +75,7 @@ class Eval(ProgramTest):
 
     def test_malformed_lines_are_named(self):
         good = {'prompt': 'a', 'expected': 'b'}
-        for line, *parts in (('{', 'line 3'), ('[]', 'line 3', 'prompt'), ('{"prompt": "a"}', 'line 3', 'expected'), ('{"expected": "a"}', 'line 3', 'prompt'),
+        for line, *parts in (('{', 'line 3'), ('[]', 'line 3', 'an object'), ('{"prompt": "a"}', 'line 3', 'expected'), ('{"expected": "a"}', 'line 3', 'prompt'),
                              ('{"prompt": 1, "expected": "b"}', 'line 3', 'prompt'), ('{"prompt": "a", "expected": null}', 'line 3', 'expected'),
                              ('{"prompt_ids": [], "expected": "b"}', 'line 3', 'prompt_ids', '1 to 4096 tokens'),
                              ('{"prompt": "", "expected": "b"}', 'line 3', 'prompt', '1 to 4096 tokens'),
@@ -121,7 +121,7 @@ class Eval(ProgramTest):
         self.assertEqual((report['tokens'], report['segments'], report['bytes']), (2 * 511, 2, sum(part['bytes'])))
         self.assertAlmostEqual(report['perplexity'], math.exp(report['nats'] / 1022), places=9)
         self.assertAlmostEqual(report['bits_per_byte'], report['nats'] / math.log(2) / sum(part['bytes']), places=9)
-        self.assertTrue(20 < report['perplexity'] < 80, report)
+        self.assertTrue(20 < report['perplexity'] < 200, report)
         # A segment alone counts the same: nothing is carried over.
         nats = 0
         for i in range(2):

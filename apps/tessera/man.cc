@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// tessera man: the manual page, made from what --help says.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "base/env.h"
+#include "console.h"
+#include "help_tree.h"
+#include "verb.h"
+
+namespace tessera::app {
+
+namespace {
+
+// Text for troff: hyphens as typed, backslashes shown, no line taken for a request.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool begins_line = i == 0 || text[i - 1] == '\n';
+    if (begins_line && (text[i] == '.' || text[i] == '\'')) out += "\\&";
+    if (text[i] == '\\') {
+      out += "\\e";
+    } else if (text[i] == '-') {
+      out += "\\-";
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::string as_written(const std::string& text) {
+  const size_t begin = text.find_first_not_of('\n');
+  return begin == std::string::npos ? "" : ".PP\n.nf\n" + escaped(text.substr(begin)) + "\n.fi\n";
+}
+
+std::string entry(const HelpOption& option) {
+  std::string names;
+  for (const std::string& name : option.names) names += (names.empty() ? "\\fB" : "\\fR, \\fB") + escaped(name);
+  std::string title = names;
+  if (!option.value.empty()) title += (names.empty() ? "\\fI" : "\\fR \\fI") + escaped(option.value);
+  std::string text = ".TP\n" + title + "\\fR\n" + escaped(option.meaning);
+  if (!option.default_value.empty()) text += " [" + escaped(option.default_value) + "]";
+  return text + "\n";
+}
+
+std::string verb_section(const HelpVerb& verb) {
+  std::string text = fmt::format(".SS {}\n{}\n.PP\n\\fBtessera {}\\fR [options]", escaped(verb.name),
+                                 escaped(verb.meaning) + ".", escaped(verb.name));
+  for (const HelpOption& option : verb.positionals) text += " \\fI" + escaped(option.value) + "\\fR";
+  text += "\n";
+  for (const HelpOption& option : verb.positionals) text += entry(option);
+  for (const HelpOption& option : verb.options) text += entry(option);
+  return text + as_written(verb.footer);
+}
+
+class Man final : public Verb {
+ public:
+  explicit Man(CLI::App& app) : app_(app), command_(app.add_subcommand("man", "Print the manual page")) {
+    command_->footer(R"(
+Example:
+  tessera man | man -l -)");
+  }
+  CLI::App* command() const override { return command_; }
+  int run() override {
+    std::vector<std::pair<std::string, std::string>> environment;
+    for (const EnvVariable& variable : env_variables()) environment.emplace_back(variable.name, variable.meaning);
+    return print_result(manual_page(read_help(app_), TESSERA_VERSION, environment)) ? kExitOk : kExitFailure;
+  }
+
+ private:
+  const CLI::App& app_;
+  CLI::App* command_;
+};
+
+}  // namespace
+
+std::string manual_page(const HelpTree& help, const std::string& version,
+                        const std::vector<std::pair<std::string, std::string>>& environment) {
+  std::string text = fmt::format(".TH TESSERA 1 \"\" \"tessera {}\" \"User Commands\"\n.SH NAME\ntessera \\- {}\n",
+                                 version, escaped(help.program.meaning));
+  text += ".SH SYNOPSIS\n\\fBtessera\\fR \\fIverb\\fR [options]\n.SH OPTIONS\n";
+  for (const HelpOption& option : help.program.options) text += entry(option);
+  text += ".SH VERBS\n";
+  for (const HelpVerb& verb : help.verbs) text += verb_section(verb);
+  text += ".SH ENVIRONMENT\n";
+  for (const auto& [name, meaning] : environment)
+    text += fmt::format(".TP\n\\fB{}\\fR\n{}\n", escaped(name), escaped(meaning));
+  return text + ".SH EXIT CODES AND EXAMPLES\n" + as_written(help.program.footer);
+}
+
+std::unique_ptr<Verb> add_man(CLI::App& app) {
+  return std::make_unique<Man>(app);
+}
+
+}  // namespace tessera::app
