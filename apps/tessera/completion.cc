@@ -109,7 +109,10 @@ std::string zsh_script(const HelpTree& help) {
     }
     script += fmt::format(" \\\n        '*:argument:{}'\n      ;;\n", takes_file(verb) ? "_files" : "");
   }
-  return script + "  esac\n}\ncompdef _tessera tessera\n";
+  // Loaded from $fpath the file is the function's body; sourced, it registers the function.
+  return script +
+         "  esac\n}\nif [ \"$funcstack[1]\" = _tessera ]; then\n  _tessera \"$@\"\nelse\n  compdef _tessera "
+         "tessera\nfi\n";
 }
 
 std::string fish_script(const HelpTree& help) {

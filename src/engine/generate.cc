@@ -138,8 +138,7 @@ GenerateResult generate(model::Runner& runner, Sequence& sequence, const Generat
   result.times.decode_seconds = seconds_since(decode_start);
   result.ids.assign(sequence.generated().begin(), sequence.generated().end());
   result.finish_reason = sequence.finish_reason();
-  result.num_prompt_tokens =
-      std::min(static_cast<int64_t>(sequence.prompt().size()), sequence.state().position());
+  result.num_prompt_tokens = std::min(static_cast<int64_t>(sequence.prompt().size()), sequence.state().position());
   return result;
 }
 

@@ -4,12 +4,14 @@
 
     chat_test.py PROGRAM MODEL_FOLDER
 """
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import subprocess
+import termios
 import time
 import unittest
 
@@ -33,9 +35,10 @@ class Terminal:
     def __init__(self, folder, *arguments, **changes):
         master, slave = pty.openpty()
         env = environment(**{'XDG_STATE_HOME': str(folder), 'TERM': 'xterm', 'HOME': str(folder), **changes})
-        env.pop('NO_COLOR', None) if 'NO_COLOR' not in changes else None
+        if 'NO_COLOR' not in changes:
+            env.pop('NO_COLOR', None)
         self.process = subprocess.Popen([PROGRAM, 'chat', *arguments], stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
-                                        preexec_fn=lambda: __import__('fcntl').ioctl(0, __import__('termios').TIOCSCTTY, 0))
+                                        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
         os.close(slave)
         self.master, self.transcript, self.read_to = master, '', 0
         self.bytes = b''
@@ -73,8 +76,9 @@ class Terminal:
     def end(self, seconds=60):
         while self.pump(seconds):
             pass
+        code = self.process.wait(seconds)  # before closing: that would hang it up
         os.close(self.master)
-        return self.process.wait(seconds)
+        return code
 
 
 class Chat(ProgramTest):
