@@ -18,6 +18,7 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, size_t bytes) { file_.write(data, bytes); }
+  void write_at(uint64_t offset, const void* data, size_t bytes) { file_.write_at(offset, data, bytes); }
   // Flushes file and folder to the disk and renames. After it the target holds exactly what was written.
   void commit();
 

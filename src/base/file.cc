@@ -109,6 +109,19 @@ void File::write(const void* data, size_t bytes) {
   }
 }
 
+void File::write_at(uint64_t offset, const void* data, size_t bytes) {
+  const char* source = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t put =
+        seam_fails() ? -1 : ::pwrite(descriptor_, source, std::min(bytes, kMaxCallBytes), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail(ErrorCode::kResourceExhausted, system_error(path_, "write"));
+    source += put;
+    offset += static_cast<uint64_t>(put);
+    bytes -= static_cast<size_t>(put);
+  }
+}
+
 void File::sync_and_close() {
   if (seam_fails() || ::fsync(descriptor_) != 0) fail(ErrorCode::kResourceExhausted, system_error(path_, "sync"));
   const int descriptor = std::exchange(descriptor_, -1);

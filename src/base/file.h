@@ -29,6 +29,9 @@ class File {
   void read_at(uint64_t offset, void* out, size_t bytes) const;
   // Appends at the current end of what this object wrote. Throws kResourceExhausted on a full disk.
   void write(const void* data, size_t bytes);
+  // Writes at `offset`, whatever write() did; a gap before it reads as zeros. Throws as write(). Threads may call it at
+  // once.
+  void write_at(uint64_t offset, const void* data, size_t bytes);
   // Flushes to the disk and closes; throws where either fails.
   void sync_and_close();
 

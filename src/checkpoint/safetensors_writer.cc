@@ -27,34 +27,49 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Tensor
     const int x = dtype_bits(a.dtype), y = dtype_bits(b.dtype);
     return x != y ? x > y : a.name < b.name;
   });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  // Text by hand: an ordered JSON object would look through all earlier names for each of many thousands.
+  const auto quoted = [](const std::string& value) { return nlohmann::json(value).dump(); };
+  std::string text = "{";
   if (!metadata.empty()) {
-    for (const auto& [key, value] : metadata) header["__metadata__"][key] = value;
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (const auto& [key, value] : metadata) object[key] = value;
+    text += "\"__metadata__\":" + object.dump() + ",";
   }
   for (const TensorSpec& tensor : tensors_) {
-    if (header.contains(tensor.name) || tensor.name == "__metadata__") {
+    if (places_.contains(tensor.name) || tensor.name == "__metadata__") {
       fail(ErrorCode::kInvalidArgument, fmt::format("{}: tensor {} given twice or reserved", path, tensor.name));
     }
     if (tensor.shape.num_elements() * dtype_bits(tensor.dtype) % 8 != 0) {
       fail(ErrorCode::kInvalidArgument, fmt::format("{}: tensor {} ends inside a byte", path, tensor.name));
     }
-    auto shape = nlohmann::ordered_json::array();
-    for (int i = 0; i < tensor.shape.rank(); ++i) shape.push_back(tensor.shape[i]);
+    std::string shape;
+    for (int i = 0; i < tensor.shape.rank(); ++i) shape += fmt::format("{}{}", i == 0 ? "" : ",", tensor.shape[i]);
     const uint64_t begin = expected_bytes_;
     expected_bytes_ += bytes_of(tensor);
-    header[tensor.name] = {
-        {"dtype", std::string(dtype_name(tensor.dtype))}, {"shape", shape}, {"data_offsets", {begin, expected_bytes_}}};
+    places_[tensor.name] = {begin, bytes_of(tensor)};
+    text += fmt::format(R"({}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}},)", quoted(tensor.name),
+                        dtype_name(tensor.dtype), shape, begin, expected_bytes_);
   }
-  std::string text = header.dump();
+  if (text.back() == ',') text.pop_back();
+  text += "}";
   text.append((kLengthBytes - text.size() % kLengthBytes) % kLengthBytes, ' ');
   unsigned char length[kLengthBytes];
   for (size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
+  for (auto& [name, place] : places_) place.file_offset += kLengthBytes + text.size();
   file_.write(length, sizeof(length));
   file_.write(text.data(), text.size());
 }
 
 void SafetensorsWriter::write(const void* data, size_t bytes) {
   file_.write(data, bytes);
+  written_bytes_ += bytes;
+}
+
+void SafetensorsWriter::write_part(std::string_view tensor, uint64_t begin, const void* data, size_t bytes) {
+  const auto place = places_.find(tensor);
+  TESSERA_CHECK(place != places_.end(), std::string(tensor));
+  TESSERA_CHECK(begin <= place->second.num_bytes && bytes <= place->second.num_bytes - begin, std::string(tensor));
+  file_.write_at(place->second.file_offset + begin, data, bytes);
   written_bytes_ += bytes;
 }
 

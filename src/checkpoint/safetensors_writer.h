@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Writes safetensors files that appear whole or not at all (temporary file, fsync, rename).
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,7 +18,8 @@ struct TensorSpec {
   Shape shape;
 };
 
-// Streams one file: give all tensors up front, then their bytes in the order of order(), then finish().
+// Writes one file: give all tensors up front, then their bytes, in the order of order() with write() or in any order
+// with write_part(), then finish().
 class SafetensorsWriter {
  public:
   using Metadata = std::vector<std::pair<std::string, std::string>>;
@@ -30,11 +32,18 @@ class SafetensorsWriter {
   const std::vector<TensorSpec>& order() const { return tensors_; }
   // The next bytes of the data; may be called any number of times per tensor.
   void write(const void* data, size_t bytes);
+  // Bytes [begin, begin + bytes) of a tensor's data. Every byte must be given once; a file takes either this or
+  // write(). Throws kInternal for a name that is not in the file, or bytes behind the tensor's end.
+  void write_part(std::string_view tensor, uint64_t begin, const void* data, size_t bytes);
   // Throws kInternal where fewer or more bytes came than the header says; else flushes and renames.
   void finish();
 
  private:
+  struct Place {
+    uint64_t file_offset = 0, num_bytes = 0;
+  };
   std::vector<TensorSpec> tensors_;
+  std::map<std::string, Place, std::less<>> places_;
   uint64_t expected_bytes_ = 0, written_bytes_ = 0;
   AtomicFile file_;
 };

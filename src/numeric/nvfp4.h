@@ -96,11 +96,13 @@ enum class Nvfp4WeightRule : uint8_t {
   kFourOverSix,  // 6 or 4, whichever gives the smaller squared error; equal: 6
 };
 
-// Tensor scale of a weight by its largest magnitude; 1 where that is 0 or not finite.
+// Tensor scale of a weight by its largest magnitude; 1 where that is 0, not finite, or so small that the scale would be
+// 0 (a stored tensor scale is above 0; the codes are zeros then).
 TESSERA_HOST_DEVICE constexpr float nvfp4_weight_scale(float amax, Nvfp4WeightRule rule) {
   if (amax == 0 || !detail::is_finite(amax)) return 1;
   // Four-over-six needs room for a block scale 1.5 times larger: 1.5 * 256 = 384 <= 448.
-  return amax / (kE2m1Max * (rule == Nvfp4WeightRule::kAmax ? kE4m3Max : 256.0f));
+  const float scale = amax / (kE2m1Max * (rule == Nvfp4WeightRule::kAmax ? kE4m3Max : 256.0f));
+  return scale == 0 ? 1 : scale;
 }
 
 // A row of `count` (a multiple of 16) finite weights. A block whose scale rounds to 0 has byte 0 and zero codes.
