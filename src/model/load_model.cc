@@ -14,12 +14,6 @@ namespace tessera::model {
 
 namespace {
 
-// Classic draft blocks that this program runs; DSpark stages are kept aside.
-int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
-  const bool has_dspark = config.has_dspark || checkpoint.find("mtp.0.main_proj.weight") != nullptr;
-  return !has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;
-}
-
 // What a sequence of `tokens` keeps, before any weight is read: an upper estimate in the widest layout.
 uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots) {
   const int64_t kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
@@ -103,6 +97,11 @@ class Phase {
 };
 
 }  // namespace
+
+int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
+  const bool has_dspark = config.has_dspark || checkpoint.find("mtp.0.main_proj.weight") != nullptr;
+  return !has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;
+}
 
 LoadedModel load_model(const std::string& directory, const LoadOptions& options,
                        std::span<const ops::Backend* const> backends, const device::Machine& machine, LogSink* log,

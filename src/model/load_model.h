@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "checkpoint/checkpoint.h"
 #include "device/machine.h"
 #include "model/bypass.h"
 #include "model/config.h"
@@ -32,6 +33,9 @@ struct LoadedModel {
   std::unique_ptr<Runner> runner;
   std::vector<ops::PlanLine> plan;
 };
+
+// Classic draft blocks of a checkpoint, which this program runs: 0 or 1. DSpark's stages are kept aside.
+int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config);
 
 // Throws kNotFound, kDataLoss, kUnsupported for what is wrong with the checkpoint, kResourceExhausted (before anything
 // is read) where weights and state do not fit into machine.memory_available_bytes. Sinks may be null.
