@@ -145,6 +145,13 @@ void quantise_row(const float* x, int64_t count, float tensor_scale, Nvfp4Weight
   for (int64_t block = 0; block < count / kBlock; ++block, x += kBlock) {
     float magnitudes[kBlock];
     const float amax = magnitudes_of(x, magnitudes);
+    if (amax == 0) {  // byte 0, codes 0
+      scales[block] = 0;
+      std::memset(codes + block * (kBlock / 2), 0, kBlock / 2);
+      ++measured.scales[0];
+      ++measured.num_zero;
+      continue;
+    }
     uint8_t scale = numeric::e4m3_from_float(amax / (kE2m1Max * tensor_scale));
     encode(x, magnitudes, scale, tensor_scale, six);
     const Encoded* chosen = &six;
@@ -162,10 +169,10 @@ void quantise_row(const float* x, int64_t count, float tensor_scale, Nvfp4Weight
     ++measured.scales[scale];
     measured.num_saturated += amax / chosen->step > kE2m1Max && chosen->step > 0 ? 1 : 0;
     measured.num_zero += chosen->is_zero ? 1 : 0;
-    measured.num_vanished += chosen->is_zero && amax > 0 ? 1 : 0;
+    measured.num_vanished += chosen->is_zero ? 1 : 0;
     measured.squared_value += squared_sum(magnitudes);
     measured.squared_error += squared_error(magnitudes, chosen->rounded, chosen->step);
-    if (amax > 0) measured.squared_error_e8m0 += error_under_e8m0(magnitudes, amax);
+    measured.squared_error_e8m0 += error_under_e8m0(magnitudes, amax);
   }
   measured.num_values += count;
   measured.num_blocks += count / kBlock;

@@ -11,8 +11,8 @@ ShardOutput::ShardOutput(const Plan& plan, const WorkFolder* folder)
     : plan_(plan), folder_(folder), queue_(kWriteBehindBytes), thread_([this] { run(); }) {}
 
 ShardOutput::~ShardOutput() {
-  // Without finish() something failed: what waits is of no use.
-  queue_.fail(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the conversion ended")));
+  // Without finish() something failed elsewhere: shards that were ended are still written and recorded.
+  queue_.close();
   if (thread_.joinable()) thread_.join();
 }
 

@@ -155,7 +155,7 @@ TEST_F(Convert, EveryFamilyLoadsAndRuns) {
     const std::vector<float> rounded = logits(out(families));
     const double error = testing::relative_error(rounded, exact);
     // Something was rounded; the indexer's weights only choose entries.
-    if (std::string_view(families) != "indexer") EXPECT_GT(error, 1e-4);
+    EXPECT_GT(error, std::string_view(families) == "indexer" ? -1 : 1e-4);
     EXPECT_LT(error, 0.7);  // generated weights are noise: rounding moves logits, but doesn't replace them
   }
 }

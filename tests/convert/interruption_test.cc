@@ -32,8 +32,6 @@ class Stopper final : public ProgressSink {
   std::atomic<bool> is_stopped{false};
   bool has_ended = false;
   uint64_t done_ = 0, total_ = 0;
-
- private:
   uint64_t left_;
 };
 
@@ -62,10 +60,17 @@ class Interruption : public testing::RandomTest {
 };
 
 TEST_F(Interruption, StoppedAndResumedGivesTheSameBytes) {
+  Options trial = options();
+  trial.is_trial = true;
+  Stopper counter(~uint64_t{0});
+  convert(source(), "", trial, nullptr, &counter, nullptr);
+  const uint64_t num_updates = ~uint64_t{0} - counter.left_;
   int num_stops = 0;
   size_t most_resumed = 0;
-  for (bool is_done = false; !is_done;) {
-    Stopper stopper(20 + rng_.below(150));
+  // First somewhere in the second half, then anywhere.
+  uint64_t updates = num_updates / 2 + rng_.below(num_updates / 2);
+  for (bool is_done = false; !is_done; updates = rng_.below(num_updates)) {
+    Stopper stopper(updates);
     try {
       const Result result =
           convert(source(), out(), options(Existing::kResume), nullptr, &stopper, &stopper.is_stopped);
