@@ -39,6 +39,60 @@ class Cli(ProgramTest):
             path.chmod(0o644)
         return copy
 
+    # ---- convert
+
+    def test_convert_reports_and_its_output_answers(self):
+        out = self.folder / 'out'
+        result = run('convert', str(MODEL), str(out))
+        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        self.assertIn('experts: 288 NVFP4 already', result.stdout.decode())
+        self.assertIn('converted 13.', result.stderr.decode())
+        self.assertTrue((out / 'conversion_report.svg').read_text().startswith('<svg'))
+        before, after = read_safetensors(MODEL / 'model.safetensors'), read_safetensors(out / 'model.safetensors')
+        self.assertEqual(before, after)
+        self.assertEqual(json.loads((out / 'hashes.json').read_text())['tensors'].keys(), after.keys())
+        self.assertEqual(run('generate', '--model', str(out), 'Compute 257-7.').stdout, b'250\n')
+        self.check_error(run('convert', str(MODEL), str(out)), 2, 'expected an empty folder', '--force')
+        forced = run('convert', str(MODEL), str(out), '--force', '--json', '--quiet', '--families', 'all')
+        self.assertEqual(forced.stderr, b'')
+        families = json.loads(forced.stdout)['families']
+        self.assertEqual(families['head']['matrices_rounded'], 1)
+        self.assertEqual(families['compressor']['matrices_rounded'], 12)
+
+    def test_convert_usage(self):
+        self.check_error(run('convert', str(MODEL), str(self.folder / 'x'), '--families', 'expert'), 2, 'found "expert"')
+        self.check_error(run('convert', str(MODEL), str(self.folder / 'x'), '--method', 'best'), 2, '--method')
+        self.check_error(run('convert', str(MODEL), str(self.folder / 'x'), '--max-shard-size', '5 apples'), 2)
+        self.check_error(run('convert', str(MODEL)), 2, 'OUT')
+        self.check_error(run('convert', str(self.folder / 'none'), str(self.folder / 'x')), 3, 'none')
+        self.check_error(run('convert', str(MODEL), '/proc/nowhere'), 2, '/proc/nowhere')
+        self.assertFalse((self.folder / 'x').exists())
+
+    def test_convert_stopped_by_interrupt_resumes(self):
+        whole, out = self.folder / 'whole', self.folder / 'out'
+        arguments = ['--families', 'all', '--max-shard-size', '300KB', '--quiet']
+        self.assertEqual(run('convert', str(MODEL), str(whole), *arguments).returncode, 0)
+        process = subprocess.Popen([PROGRAM, 'convert', str(MODEL), str(out), *arguments], stderr=subprocess.PIPE,
+                                   stdout=subprocess.PIPE)
+        for _ in range(2000):
+            if list(out.glob('.tessera-convert/*.safetensors.json')):
+                break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        message = process.communicate()[1].decode()
+        if process.returncode == 0:
+            self.skipTest('it was done before the signal came')
+        self.assertEqual((process.returncode, message),
+                         (130, 'tessera: stopped; the same command with --resume continues\n'))
+        self.assertFalse((out / 'config.json').exists())
+        self.check_error(run('convert', str(MODEL), str(out), *arguments), 2, '--resume')
+        resumed = run('convert', str(MODEL), str(out), *arguments, '--resume')
+        self.assertEqual(resumed.returncode, 0, resumed.stderr.decode())
+        names = sorted(path.name for path in whole.iterdir())
+        self.assertEqual(names, sorted(path.name for path in out.iterdir()))
+        for name in names:
+            self.assertEqual((whole / name).read_bytes(), (out / name).read_bytes(), name)
+
     # ---- answers
 
     def test_answers_stream_to_stdout(self):
