@@ -75,7 +75,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
                     format_bytes(machine.memory_available_bytes), format_bytes(machine.memory_total_bytes));
     for (const ops::Backend* backend : backends::all_backends()) {
       std::string why_not;
-      const bool is_available = backend->available(machine, why_not);
+      const bool is_available = ops::is_usable(*backend, machine, why_not);
       out["backends"].push_back({{"name", backend->name},
                                  {"available", is_available},
                                  {"why_not", why_not},

@@ -14,6 +14,7 @@ namespace {
 constexpr std::array kVariables = {
     EnvVariable{"TESSERA_MODEL", "default of --model"},
     EnvVariable{"TESSERA_FORCE", "OP=VARIANT[,...]: bind these ops to these variants, to bisect a wrong kernel"},
+    EnvVariable{"TESSERA_BACKENDS", "NAME[,...]: use only these backends, and the reference where they lack an op"},
     EnvVariable{"TESSERA_BYPASS",
                 "PART[,...]: leave a part of the model out, to bisect; the program says so and exits 7"},
     EnvVariable{"TESSERA_MEMORY_BYTES", "pretend that this many bytes of memory are available"},

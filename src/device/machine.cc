@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/machine.h"
 
+#include <cpuid.h>
 #include <fmt/format.h>
+#include <immintrin.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,6 +50,41 @@ std::optional<uint64_t> number_in(const char* path) {
   return std::nullopt;  // absent, or "max"
 }
 
+// Register state that the operating system saves; only to be called where CPUID reports OSXSAVE.
+__attribute__((target("xsave"))) uint64_t saved_state() {
+  return _xgetbv(0);
+}
+
+// Tiles are off until a process asks for them (Linux 5.16 and later; arch_prctl(2), ARCH_REQ_XCOMP_PERM).
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+// Bits by Intel SDM volume 2A, CPUID, and volume 1, 13.1 (XCR0).
+CpuFeatures cpu_features() {
+  struct Leaf {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+  } one, seven, seven_one;
+  CpuFeatures found;
+  if (__get_cpuid(1, &one.a, &one.b, &one.c, &one.d) == 0 ||
+      __get_cpuid_count(7, 0, &seven.a, &seven.b, &seven.c, &seven.d) == 0) {
+    return found;
+  }
+  if (seven.a >= 1) __get_cpuid_count(7, 1, &seven_one.a, &seven_one.b, &seven_one.c, &seven_one.d);
+  const auto has = [](unsigned word, std::initializer_list<int> bits) {
+    return std::all_of(bits.begin(), bits.end(), [&](int bit) { return (word >> bit & 1) != 0; });
+  };
+  if (!has(one.c, {27})) return found;  // OSXSAVE
+  const uint64_t state = saved_state();
+  const auto saves = [&](uint64_t bits) { return (state & bits) == bits; };
+  found.avx2 = saves(0x6) && has(one.c, {12, 28, 29}) && has(seven.b, {5});  // FMA, AVX, F16C; AVX2
+  found.avx512 = found.avx2 && saves(0xE6) && has(seven.b, {16, 17, 30, 31}) && has(seven.c, {1});  // F DQ BW VL; VBMI
+  found.avx512_bf16 = found.avx512 && has(seven_one.a, {5});
+  found.amx_bf16 = found.avx512_bf16 && saves(0x60000) && has(seven.d, {22, 24}) && may_use_tiles();
+  return found;
+}
+
 }  // namespace
 
 int usable_cores() {
@@ -84,6 +122,8 @@ Machine probe_machine() {
     }
   }
   machine.memory_available_bytes = available;
+  machine.cpu = cpu_features();
+  machine.backends = env_value("TESSERA_BACKENDS").value_or("");
   return machine;
 }
 

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "device/buffer.h"
+#include "device/queue.h"
 #include "model/matrix_reader.h"
 #include "model/mxfp4_scaling.h"
 #include "model/weight_format.h"
@@ -69,6 +70,7 @@ class WeightSource {
   Shard shard_;
   Inexact inexact_;
   MatrixReader reader_;
+  device::Queue queue_;  // packs with every core
   std::map<std::string, WeightRow> rows_;
   std::map<std::string, StoredTensor> stored_;
   std::map<std::string, Mxfp4Scaling> scalings_;  // by w1 for w1 and w3

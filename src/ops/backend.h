@@ -38,6 +38,14 @@ using AllVariants =
     VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
                  CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, Sample>;
 
+// Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
+template <class... Lists>
+constexpr AllVariants make_variants(const Lists&... lists) {
+  AllVariants all{};
+  ((std::get<std::span<std::remove_extent_t<const Lists>>>(all.lists) = lists), ...);
+  return all;
+}
+
 struct Backend {
   const char* name;
   // False where this machine can't run it; `why_not` says why.
@@ -50,5 +58,8 @@ struct Backend {
     return std::get<std::span<const Variant<Op>>>(variants.lists);
   }
 };
+
+// False where TESSERA_BACKENDS leaves the backend out or the machine can't run it; `why_not` says why.
+bool is_usable(const Backend& backend, const device::Machine& machine, std::string& why_not);
 
 }  // namespace tessera::ops

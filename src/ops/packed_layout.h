@@ -4,6 +4,7 @@
 // bit.
 #include <cstdint>
 
+#include "device/queue.h"
 #include "ops/weight_view.h"
 
 namespace tessera::ops {
@@ -14,8 +15,8 @@ struct PackedLayout {
   int64_t (*data_bytes)(const WeightView& checkpoint);
   int64_t (*scale_bytes)(const WeightView& checkpoint);
   // `packed` has the shape and format of `checkpoint`, and buffers of the sizes above.
-  void (*pack)(const WeightView& checkpoint, const WeightView& packed);
-  void (*unpack)(const WeightView& packed, const WeightView& checkpoint);
+  void (*pack)(const WeightView& checkpoint, const WeightView& packed, device::Queue& queue);
+  void (*unpack)(const WeightView& packed, const WeightView& checkpoint, device::Queue& queue);
 };
 
 }  // namespace tessera::ops

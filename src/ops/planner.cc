@@ -9,6 +9,20 @@ namespace tessera::ops {
 
 namespace {
 
+constexpr const char* kReference = "ref";
+
+// Throws where TESSERA_BACKENDS names a backend that this program lacks.
+void check_names(std::span<const Backend* const> backends, const std::string& names) {
+  for (size_t begin = 0; begin < names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    const std::string name = names.substr(begin, end - begin);
+    bool is_known = false;
+    for (const Backend* backend : backends) is_known = is_known || name == backend->name;
+    if (!is_known) fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_BACKENDS: no backend \"{}\"", name));
+    begin = end + 1;
+  }
+}
+
 // Calls visit(op name, backend name, variant name) for every variant of a backend.
 template <class Visit, class... Ops>
 void for_each_variant(const char* backend, const VariantLists<Ops...>& lists, const Visit& visit) {
@@ -32,6 +46,15 @@ std::string_view to_string(Verification verification) {
   return "?";
 }
 
+bool is_usable(const Backend& backend, const device::Machine& machine, std::string& why_not) {
+  const std::string listed = "," + machine.backends + ",", name = backend.name;
+  if (!machine.backends.empty() && name != kReference && listed.find("," + name + ",") == std::string::npos) {
+    why_not = "TESSERA_BACKENDS is " + machine.backends;
+    return false;
+  }
+  return backend.available(machine, why_not);
+}
+
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text) {
   std::vector<std::pair<std::string, std::string>> forced;
   for (size_t begin = 0; begin < text.size();) {
@@ -49,10 +72,11 @@ std::vector<std::pair<std::string, std::string>> parse_forced(const std::string&
 
 Planner::Planner(std::span<const Backend* const> backends, const device::Machine& machine,
                  std::vector<std::pair<std::string, std::string>> forced)
-    : forced_(std::move(forced)) {
+    : machine_(machine), forced_(std::move(forced)) {
+  check_names(backends, machine.backends);
   for (const Backend* backend : backends) {
     std::string why_not;
-    if (backend->available(machine, why_not)) {
+    if (is_usable(*backend, machine, why_not)) {
       usable_.push_back(backend);
     } else {
       unavailable_.push_back(fmt::format("{}: {}", backend->name, why_not));

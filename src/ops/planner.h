@@ -52,7 +52,8 @@ class Planner {
       for (const Variant<Op>& variant : backend->template variants_of<Op>()) {
         const std::string name = std::string(backend->name) + "." + variant.name;
         std::string why_not;
-        if (!is_allowed(Op::kName, backend->name, name, why_not) || !variant.supports(desc, why_not)) {
+        if (!is_allowed(Op::kName, backend->name, name, why_not) ||
+            (variant.runs_on != nullptr && !variant.runs_on(machine_, why_not)) || !variant.supports(desc, why_not)) {
           line.refusals.push_back(name + ": " + why_not);
           continue;
         }
@@ -72,6 +73,7 @@ class Planner {
   bool is_allowed(const char* op, const char* backend, const std::string& name, std::string& why_not) const;
   [[noreturn]] void fail_unbound(const PlanLine& line) const;
 
+  device::Machine machine_;
   std::vector<const Backend*> usable_;
   std::vector<std::string> unavailable_;
   std::vector<std::pair<std::string, std::string>> forced_;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device/machine.h"
 #include "device/queue.h"
 
 namespace tessera::ops {
@@ -27,6 +28,8 @@ struct Variant {
   int64_t (*workspace_bytes)(const Desc& desc, int64_t max_tokens);
   // Computes. No allocation and no host read of device data. Zero rows is a no-op.
   void (*run)(const Desc& desc, const Args& args, device::Queue& queue);
+  // False where this machine lacks what the variant needs beyond its backend. Null: nothing.
+  bool (*runs_on)(const device::Machine& machine, std::string& why_not) = nullptr;
 };
 
 }  // namespace tessera::ops

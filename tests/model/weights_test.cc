@@ -325,7 +325,7 @@ TEST_F(WeightsTest, SlicesOfRanksMakeTheWhole) {
 
 // A layout that reverses the bytes: packing is asked from the variant, keeps every bit, and unpacks.
 TEST_F(WeightsTest, PackedLayoutsAreAskedAndLossless) {
-  static constexpr auto reverse = [](const ops::WeightView& from, const ops::WeightView& to) {
+  static constexpr auto reverse = [](const ops::WeightView& from, const ops::WeightView& to, device::Queue&) {
     const auto flip = [](const void* source, void* target, int64_t bytes) {
       std::reverse_copy(static_cast<const char*>(source), static_cast<const char*>(source) + bytes,
                         static_cast<char*>(target));
@@ -342,7 +342,8 @@ TEST_F(WeightsTest, PackedLayoutsAreAskedAndLossless) {
   EXPECT_NE(std::memcmp(packed.data.data(), plain.data.data(), plain.data.size()), 0);
   Matrix back = source.load_matrix(path);
   std::memset(back.data.data(), 0, back.data.size());
-  layout.unpack(packed.view, back.view);
+  device::Queue queue;
+  layout.unpack(packed.view, back.view, queue);
   EXPECT_EQ(std::memcmp(back.data.data(), plain.data.data(), plain.data.size()), 0);
   EXPECT_EQ(std::memcmp(back.scales.data(), plain.scales.data(), plain.scales.size()), 0);
 }

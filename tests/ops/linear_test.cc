@@ -78,13 +78,14 @@ void LinearTest::check(const ops::Linear::Desc& desc, int64_t tokens) {
   }
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
     const device::Buffer workspace = testing::workspace_for(variant, desc, tokens);
+    const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     const auto run = [&](int threads, int64_t first, int64_t count) {
       device::Queue queue(threads);
       const int64_t in = desc.groups * desc.in, out = desc.groups * desc.out, bytes = dtype_bits(desc.activation) / 8;
       testing::PoisonedTensor y(desc.output, {count, out});
       variant.run(desc,
                   {.x = {input.as<char>() + first * in * bytes, desc.activation, {count, in}},
-                   .weight = weight.view,
+                   .weight = packed.view,
                    .y = y.view(),
                    .num_tokens = count,
                    .workspace = workspace.data()},
@@ -159,10 +160,11 @@ TEST_F(LinearTest, OneHotInputsReadColumns) {
   const device::Tensor input = testing::as_tensor(x, DType::kBF16, {64, 64});
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
     const device::Buffer workspace = testing::workspace_for(variant, desc, 64);
+    const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     testing::PoisonedTensor y(DType::kF32, {64, 9});
     device::Queue queue(2);
     variant.run(desc,
-                {.x = input, .weight = weight.view, .y = y.view(), .num_tokens = 64, .workspace = workspace.data()},
+                {.x = input, .weight = packed.view, .y = y.view(), .num_tokens = 64, .workspace = workspace.data()},
                 queue);
     const std::vector<float> found = y.floats();
     for (size_t k = 0; k < 64; ++k) {
@@ -186,10 +188,11 @@ TEST_F(LinearTest, NanPoisonsItsRowOnly) {
     const device::Tensor input = testing::as_tensor(x, DType::kBF16, {3, 128});
     testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
       const device::Buffer workspace = testing::workspace_for(variant, desc, 3);
+      const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
       testing::PoisonedTensor y(DType::kBF16, {3, 8});
       device::Queue queue(1);
       variant.run(desc,
-                  {.x = input, .weight = weight.view, .y = y.view(), .num_tokens = 3, .workspace = workspace.data()},
+                  {.x = input, .weight = packed.view, .y = y.view(), .num_tokens = 3, .workspace = workspace.data()},
                   queue);
       const std::vector<float> found = y.floats();
       for (size_t i = 0; i < 24; ++i) EXPECT_EQ(std::isnan(found[i]), i / 8 == 1) << i;
@@ -270,6 +273,16 @@ void MoeTest::check(InputMode mode, WeightFormat format, int64_t tokens, int64_t
   }
   testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
     const device::Buffer workspace = testing::workspace_for(variant, desc, std::max<int64_t>(1, tokens));
+    std::vector<testing::VariantWeight> packed;
+    const auto pack = [&](const std::vector<ops::WeightView>& views) {
+      std::vector<ops::WeightView> out;
+      for (const ops::WeightView& view : views) {
+        packed.push_back(testing::weight_for(variant, desc, view));
+        out.push_back(packed.back().view);
+      }
+      return out;
+    };
+    const std::vector<ops::WeightView> p1 = pack(v1), p3 = pack(v3), p2 = pack(v2);
     const auto run = [&](int threads, int64_t begin, int64_t count) {
       device::Queue queue(threads);
       testing::PoisonedTensor out(activation, {count, kTopK, kHidden});
@@ -277,9 +290,9 @@ void MoeTest::check(InputMode mode, WeightFormat format, int64_t tokens, int64_t
                   {.x = {input.as<char>() + begin * kHidden * dtype_bits(activation) / 8, activation, {count, kHidden}},
                    .experts = ids.data() + begin * kTopK,
                    .routing = routing.data() + begin * kTopK,
-                   .w1 = v1.data(),
-                   .w3 = v3.data(),
-                   .w2 = v2.data(),
+                   .w1 = p1.data(),
+                   .w3 = p3.data(),
+                   .w2 = p2.data(),
                    .out = out.view(),
                    .num_tokens = count,
                    .workspace = workspace.data()},

@@ -60,6 +60,31 @@ TEST(Planner, TakesTheFirstThatSupportsAndRemembersWhy) {
   EXPECT_EQ(planner.unavailable()[0], "gone: no such hardware");
 }
 
+bool no_dot_products(const device::Machine&, std::string& why_not) {
+  why_not = "no dot products";
+  return false;
+}
+
+TEST(Planner, AVariantMayNeedMoreThanItsBackend) {
+  static constexpr Variant<RmsNorm> needy[] = {{"needy", any, nullptr, nullptr, run_small, no_dot_products},
+                                               {"any", any, nullptr, nullptr, run_any}};
+  static constinit const Backend backend = {"b", available, Verification::kEmulated, make_variants(needy)};
+  const Backend* const list[] = {&backend};
+  Planner planner(list, {});
+  EXPECT_STREQ(planner.bind<RmsNorm>("a", {.width = 8}).variant->name, "any");
+  EXPECT_EQ(planner.lines()[0].refusals[0], "b.needy: no dot products");
+}
+
+TEST(Planner, OnlyListedBackendsAreUsed) {
+  device::Machine machine;
+  machine.backends = "plain";
+  Planner planner(kList, machine);
+  EXPECT_STREQ(planner.bind<RmsNorm>("a", {.width = 8}).variant->name, "any");
+  EXPECT_EQ(planner.unavailable()[1], "fast: TESSERA_BACKENDS is plain");
+  machine.backends = "plain,fsat";
+  EXPECT_THROW(Planner(kList, machine), Error);
+}
+
 TEST(Planner, AForcedVariantRuns) {
   Planner planner(kList, {}, parse_forced("rms_norm=plain.any"));
   const auto bound = planner.bind<RmsNorm>("a", {.width = 2});

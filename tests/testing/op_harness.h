@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backends/registry.h"
+#include "ops/packed_layout.h"
 #include "testing/compare.h"
 #include "testing/fills.h"
 
@@ -24,13 +25,13 @@ void for_each_variant(const typename Op::Desc& desc, const std::function<void(co
   const device::Machine machine = device::probe_machine();
   for (const ops::Backend* backend : backends::all_backends()) {
     std::string why_not;
-    if (!backend->available(machine, why_not)) {
+    if (!ops::is_usable(*backend, machine, why_not)) {
       std::printf("%s: %s\n", backend->name, why_not.c_str());
       continue;
     }
     for (const ops::Variant<Op>& variant : backend->template variants_of<Op>()) {
       why_not.clear();
-      if (!variant.supports(desc, why_not)) {
+      if ((variant.runs_on != nullptr && !variant.runs_on(machine, why_not)) || !variant.supports(desc, why_not)) {
         std::printf("%s.%s %s: %s\n", backend->name, variant.name, desc.to_string().c_str(), why_not.c_str());
         continue;
       }
@@ -45,6 +46,27 @@ template <class Op>
 device::Buffer workspace_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, int64_t max_tokens) {
   return device::Buffer(
       variant.workspace_bytes == nullptr ? 0 : static_cast<size_t>(variant.workspace_bytes(desc, max_tokens)));
+}
+
+// A weight as a variant wants it: packed where it asks for that.
+struct VariantWeight {
+  device::Buffer data, scales;
+  ops::WeightView view;
+};
+
+template <class Op>
+VariantWeight weight_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const ops::WeightView& view) {
+  VariantWeight weight;
+  weight.view = view;
+  const ops::PackedLayout* layout = variant.packed_layout == nullptr ? nullptr : variant.packed_layout(desc);
+  if (layout == nullptr) return weight;
+  weight.data = device::Buffer(static_cast<size_t>(layout->data_bytes(view)));
+  weight.scales = device::Buffer(static_cast<size_t>(layout->scale_bytes(view)));
+  weight.view.data = weight.data.data();
+  weight.view.block_scales = weight.scales.data();
+  device::Queue queue;
+  layout->pack(view, weight.view, queue);
+  return weight;
 }
 
 // Fresh random data each run; the seed is shown when a test fails.

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// AVX2 with FMA and F16C: any x86-64-v3 machine (Haswell, Zen and later).
+#include "ops/backend.h"
+#include "backends/avx2/kernels.h"
+
+namespace tessera::backends {
+
+namespace {
+
+using namespace tessera::ops;
+
+bool available(const device::Machine& machine, std::string& why_not) {
+  if (machine.cpu.avx2) return true;
+  why_not = "the processor lacks AVX2, FMA or F16C";
+  return false;
+}
+
+}  // namespace
+
+extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware, make_variants()};
+
+}  // namespace tessera::backends
