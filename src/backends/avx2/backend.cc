@@ -2,6 +2,7 @@
 // AVX2 with FMA and F16C: any x86-64-v3 machine (Haswell, Zen and later).
 #include "ops/backend.h"
 #include "backends/avx2/kernels.h"
+#include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
 
@@ -15,8 +16,15 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
+constexpr cpu_common::PanelKernels kFmaKernels = {DType::kF32, avx2::nvfp4_fma, avx2::fp8_fma, avx2::bf16_fma,
+                                                  avx2::f32_fma};
+
+constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kFmaKernels>("fma")};
+constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kFmaKernels>("fma")};
+
 }  // namespace
 
-extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware, make_variants()};
+extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware,
+                                               make_variants(kLinear, kMoeExperts)};
 
 }  // namespace tessera::backends

@@ -2,5 +2,14 @@
 #pragma once
 // What the kernel files of this folder export: plain functions on raw pointers, called from backend.cc and, through
 // function pointers, from cpu_common.
+#include "backends/cpu_common/panel.h"
 
-namespace tessera::backends::avx2 {}  // namespace tessera::backends::avx2
+namespace tessera::backends::avx2 {
+
+// Panel sums (cpu_common/panel.h), x in FP32.
+void nvfp4_fma(const cpu_common::PanelJob& job);
+void fp8_fma(const cpu_common::PanelJob& job);
+void bf16_fma(const cpu_common::PanelJob& job);
+void f32_fma(const cpu_common::PanelJob& job);
+
+}  // namespace tessera::backends::avx2

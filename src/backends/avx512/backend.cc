@@ -3,6 +3,7 @@
 // lacks; those named fma do without.
 #include "ops/backend.h"
 #include "backends/avx512/kernels.h"
+#include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
 
@@ -16,8 +17,25 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
+bool has_bf16(const device::Machine& machine, std::string& why_not) {
+  if (machine.cpu.avx512_bf16) return true;
+  why_not = "the processor lacks AVX512_BF16";
+  return false;
+}
+
+constexpr cpu_common::PanelKernels kBf16Kernels = {DType::kBF16, avx512::nvfp4_bf16, avx512::fp8_bf16,
+                                                   avx512::bf16_bf16, nullptr};
+constexpr cpu_common::PanelKernels kFmaKernels = {DType::kF32, avx512::nvfp4_fma, avx512::fp8_fma, avx512::bf16_fma,
+                                                  avx512::f32_fma};
+
+constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kBf16Kernels>("bf16", has_bf16),
+                                       cpu_common::linear_variant<kFmaKernels>("fma")};
+constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kBf16Kernels>("bf16", has_bf16),
+                                               cpu_common::moe_variant<kFmaKernels>("fma")};
+
 }  // namespace
 
-extern constinit const Backend avx512_backend = {"avx512", available, Verification::kRunOnHardware, make_variants()};
+extern constinit const Backend avx512_backend = {"avx512", available, Verification::kRunOnHardware,
+                                                 make_variants(kLinear, kMoeExperts)};
 
 }  // namespace tessera::backends

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Inputs of a linear map as a panel kernel wants them: BF16 or FP32, rounded as the mode says.
+#include <cstdint>
+#include <string>
+
+#include "backends/cpu_common/panel.h"
+#include "ops/precision.h"
+#include "ops/weight_view.h"
+
+namespace tessera::backends::cpu_common {
+
+// The kernels of one variant.
+struct PanelKernels {
+  DType input;                        // of x: kBF16 or kF32
+  PanelKernel nvfp4, fp8, bf16, f32;  // null: the format is left to another variant
+  PanelKernel of(ops::WeightFormat format) const;
+};
+
+// A row of `width` BF16 values -> what the multiply sees of it in `mode`, as `to` (exact in BF16 in every mode);
+// returns the factor of the row's sums. `bound` as in ops::prepare_input_row.
+float prepare_row(ops::InputMode mode, const uint16_t* x, int64_t width, float bound, DType to, void* out);
+
+// Factor of every sum by a weight of that format, besides row and tensor.
+float format_factor(ops::WeightFormat format);
+
+// What all panel variants need of a linear map.
+bool supports_panels(const PanelKernels& kernels, ops::WeightFormat format, ops::InputMode input, DType activation,
+                     int64_t in, std::string& why_not);
+
+}  // namespace tessera::backends::cpu_common

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cpu_common/linear.h"
+
+#include <algorithm>
+
+#include "backends/cpu_common/panel_layout.h"
+#include "backends/cpu_common/share.h"
+#include "ops/reference_rows.h"
+
+namespace tessera::backends::cpu_common {
+
+namespace {
+
+using ops::Linear;
+
+bool is_direct(const PanelKernels& kernels, const Linear::Desc& desc) {
+  return desc.input == ops::InputMode::kA16 && kernels.input == DType::kBF16;
+}
+
+int64_t input_bytes(const PanelKernels& kernels) {
+  return dtype_bits(kernels.input) / 8;
+}
+
+// Where x lies for the kernel, and one factor per token and group.
+struct Inputs {
+  const char* rows;
+  int64_t token_stride, group_stride;  // bytes
+  const float* factors;                // null: 1
+};
+
+Inputs prepare(const PanelKernels& kernels, const Linear::Desc& desc, const Linear::Args& args, device::Queue& queue) {
+  if (is_direct(kernels, desc)) {
+    return {args.x.as<char>(), desc.groups * desc.in * 2, desc.in * 2, nullptr};
+  }
+  const int64_t num_rows = args.num_tokens * desc.groups, row_bytes = desc.in * input_bytes(kernels);
+  float* factors = static_cast<float*>(args.workspace);
+  char* rows = static_cast<char*>(args.workspace) + (num_rows * 4 + 63) / 64 * 64;
+  const int64_t cost_of_value = desc.input == ops::InputMode::kA16 ? 1 : 16;
+  share(queue, num_rows, num_rows * desc.in * cost_of_value, [&](int64_t i) {
+    factors[i] =
+        prepare_row(desc.input, args.x.as<uint16_t>() + i * desc.in, desc.in, 0, kernels.input, rows + i * row_bytes);
+  });
+  return {rows, desc.groups * row_bytes, row_bytes, factors};
+}
+
+}  // namespace
+
+bool linear_supports(const PanelKernels& kernels, const Linear::Desc& desc, std::string& why_not) {
+  if (!supports_panels(kernels, desc.format, desc.input, desc.activation, desc.in, why_not)) return false;
+  if (desc.groups > 1 && desc.out % kPanelRows != 0) {
+    why_not = "needs groups of a multiple of 16 output features, not " + std::to_string(desc.out);
+    return false;
+  }
+  return true;
+}
+
+int64_t linear_workspace(const PanelKernels& kernels, const Linear::Desc& desc, int64_t max_tokens) {
+  if (is_direct(kernels, desc)) return 0;
+  const int64_t rows = max_tokens * desc.groups;
+  return (rows * 4 + 63) / 64 * 64 + rows * desc.in * input_bytes(kernels);
+}
+
+void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  const Inputs inputs = prepare(kernels, desc, args, queue);
+  const PanelKernel kernel = kernels.of(desc.format);
+  const float factor = args.weight.tensor_scale * format_factor(desc.format);
+  const int64_t total_out = desc.groups * desc.out;
+  // Panels of a group follow each other; with several groups each has whole panels.
+  const int64_t panels_of_group = num_panels(desc.out), panels_all = desc.groups * panels_of_group;
+  const int64_t want = std::max<int64_t>(1, panels_all / (4 * queue.num_threads()));
+  const int64_t per_piece = std::min({kJobPanels, want, panels_of_group});
+  const int64_t pieces_of_group = (panels_of_group + per_piece - 1) / per_piece;
+  const int64_t row_pieces = (args.num_tokens + kJobRows - 1) / kJobRows;
+  const int64_t cost = std::max(args.weight.data_bytes(), args.num_tokens * total_out * desc.in / 16);
+
+  share(queue, row_pieces * desc.groups * pieces_of_group, cost, [&](int64_t piece) {
+    alignas(64) float sums[kJobPanels * kSumRows * kPanelRows];
+    const int64_t pieces = desc.groups * pieces_of_group;
+    const int64_t row_begin = piece / pieces * kJobRows, group = piece % pieces / pieces_of_group;
+    const int64_t first = piece % pieces_of_group * per_piece;
+    PanelJob job{};
+    job.num_panels = std::min(per_piece, panels_of_group - first);
+    for (int64_t p = 0; p < job.num_panels; ++p) {
+      job.panels[p] = panel_of(args.weight, group * panels_of_group + first + p);
+    }
+    job.cols = desc.in;
+    job.rows = inputs.rows + row_begin * inputs.token_stride + group * inputs.group_stride;
+    job.row_stride = inputs.token_stride;
+    job.num_rows = std::min(kJobRows, args.num_tokens - row_begin);
+    job.sums = sums;
+    kernel(job);
+    for (int64_t p = 0; p < job.num_panels; ++p) {
+      const int64_t n = (first + p) * kPanelRows, count = std::min(kPanelRows, desc.out - n);
+      for (int64_t t = 0; t < job.num_rows; ++t) {
+        float* row = sums + (p * kSumRows + t) * kPanelRows;
+        const int64_t token = row_begin + t;
+        const float scale = inputs.factors == nullptr ? factor : inputs.factors[token * desc.groups + group] * factor;
+        for (int64_t i = 0; i < kPanelRows; ++i) row[i] *= scale;
+        ops::store_floats(args.y, token * total_out + group * desc.out + n, count, row);
+      }
+    }
+  });
+}
+
+}  // namespace tessera::backends::cpu_common

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cpu_common/panel_layout.h"
+
+#include <cstring>
+
+namespace tessera::backends::cpu_common {
+
+namespace {
+
+using ops::WeightFormat;
+using ops::WeightView;
+
+constexpr int64_t kScaleBlock = 128;  // FP8: rows and columns of one scale
+
+int64_t block_bytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kNvfp4:
+      return 128;
+    case WeightFormat::kFp8Block:
+      return 256;
+    case WeightFormat::kBf16:
+      return 512;
+    case WeightFormat::kF32:
+      return 1024;
+  }
+  return 0;
+}
+
+int64_t panel_bytes(const WeightView& weight) {
+  return weight.cols / kPanelBlock * block_bytes(weight.format);
+}
+
+int64_t data_bytes(const WeightView& weight) {
+  return num_panels(weight.rows) * panel_bytes(weight);
+}
+
+int64_t scale_bytes(const WeightView& weight) {
+  return weight.format == WeightFormat::kNvfp4 ? num_panels(weight.rows) * weight.cols : weight.scale_bytes();
+}
+
+enum class Direction { kPack, kUnpack };
+
+// Moves the 16 inputs of one row between its place in the checkpoint and its place in a block.
+template <Direction kDirection>
+void move_row(WeightFormat format, uint8_t* plain, uint8_t* block, int64_t r) {
+  const auto move = [](uint8_t* a, uint8_t* b, size_t bytes) {
+    kDirection == Direction::kPack ? std::memcpy(b, a, bytes) : std::memcpy(a, b, bytes);
+  };
+  switch (format) {
+    case WeightFormat::kNvfp4:
+      for (int64_t half = 0; half < 2; ++half) {
+        uint32_t from = 0, to = 0;
+        uint8_t* dword = block + (half * 16 + r) * 4;
+        std::memcpy(&from, kDirection == Direction::kPack ? plain + half * 4 : dword, 4);
+        for (int k = 0; k < 8; ++k) {
+          const int packed = k % 2 * 4 + k / 2;  // nibble of input k
+          const int source = kDirection == Direction::kPack ? k : packed;
+          const int target = kDirection == Direction::kPack ? packed : k;
+          to |= (from >> (4 * source) & 15) << (4 * target);
+        }
+        std::memcpy(kDirection == Direction::kPack ? dword : plain + half * 4, &to, 4);
+      }
+      return;
+    case WeightFormat::kFp8Block:
+      for (int64_t k = 0; k < 16; k += 2)
+        move(plain + k, block + k / 4 * 64 + r / 4 * 16 + k % 4 / 2 * 8 + r % 4 * 2, 2);
+      return;
+    case WeightFormat::kBf16:
+      for (int64_t k = 0; k < 16; k += 2) move(plain + 2 * k, block + k / 2 * 64 + r * 4, 4);
+      return;
+    case WeightFormat::kF32:
+      for (int64_t k = 0; k < 16; ++k) move(plain + 4 * k, block + k * 64 + r * 4, 4);
+      return;
+  }
+}
+
+template <Direction kDirection>
+void move_all(const WeightView& plain, const WeightView& packed, device::Queue& queue) {
+  const int64_t blocks = plain.cols / kPanelBlock, bytes = block_bytes(plain.format);
+  const int64_t plain_row = WeightView{plain.format, 1, plain.cols}.data_bytes(), plain_block = plain_row / blocks;
+  uint8_t* plain_data = static_cast<uint8_t*>(const_cast<void*>(plain.data));
+  uint8_t* packed_data = static_cast<uint8_t*>(const_cast<void*>(packed.data));
+  uint8_t* plain_scales = static_cast<uint8_t*>(const_cast<void*>(plain.block_scales));
+  uint8_t* packed_scales = static_cast<uint8_t*>(const_cast<void*>(packed.block_scales));
+  const bool has_row_scales = plain.format == WeightFormat::kNvfp4;
+  queue.parallel_for(num_panels(plain.rows), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      uint8_t* panel = packed_data + p * panel_bytes(plain);
+      uint8_t* scales = packed_scales + p * plain.cols;
+      if (kDirection == Direction::kPack && (p + 1) * kPanelRows > plain.rows) {
+        std::memset(panel, 0, static_cast<size_t>(panel_bytes(plain)));
+        if (has_row_scales) std::memset(scales, 0, static_cast<size_t>(plain.cols));
+      }
+      for (int64_t r = 0; r < kPanelRows && p * kPanelRows + r < plain.rows; ++r) {
+        const int64_t n = p * kPanelRows + r;
+        for (int64_t b = 0; b < blocks; ++b) {
+          move_row<kDirection>(plain.format, plain_data + n * plain_row + b * plain_block, panel + b * bytes, r);
+          if (!has_row_scales) continue;
+          uint8_t* a = plain_scales + n * blocks + b;
+          uint8_t* z = scales + b * kPanelRows + r;
+          kDirection == Direction::kPack ? * z = *a : * a = *z;
+        }
+      }
+    }
+  });
+  if (plain.format == WeightFormat::kFp8Block) {
+    void* to = kDirection == Direction::kPack ? packed_scales : plain_scales;
+    std::memcpy(to, kDirection == Direction::kPack ? plain_scales : packed_scales,
+                static_cast<size_t>(plain.scale_bytes()));
+  }
+}
+
+void pack(const WeightView& checkpoint, const WeightView& packed, device::Queue& queue) {
+  move_all<Direction::kPack>(checkpoint, packed, queue);
+}
+void unpack(const WeightView& packed, const WeightView& checkpoint, device::Queue& queue) {
+  move_all<Direction::kUnpack>(checkpoint, packed, queue);
+}
+
+constexpr ops::PackedLayout kLayout = {"panels of 16 rows", data_bytes, scale_bytes, pack, unpack};
+
+}  // namespace
+
+const ops::PackedLayout* panel_layout() {
+  return &kLayout;
+}
+
+int64_t num_panels(int64_t rows) {
+  return (rows + kPanelRows - 1) / kPanelRows;
+}
+
+Panel panel_of(const ops::WeightView& packed, int64_t index) {
+  Panel panel{static_cast<const uint8_t*>(packed.data) + index * panel_bytes(packed), packed.block_scales};
+  const uint8_t* scales = static_cast<const uint8_t*>(packed.block_scales);
+  if (packed.format == WeightFormat::kNvfp4) panel.scales = scales + index * packed.cols;
+  if (packed.format == WeightFormat::kFp8Block) {
+    const int64_t row_bytes = (packed.cols + kScaleBlock - 1) / kScaleBlock * 4;
+    panel.scales = scales + index * kPanelRows / kScaleBlock * row_bytes;
+  }
+  return panel;
+}
+
+}  // namespace tessera::backends::cpu_common
