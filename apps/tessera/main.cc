@@ -64,6 +64,7 @@ int run(int argc, char** argv) {
   verbs.push_back(add_perplexity(app));
   verbs.push_back(add_convert(app));
   verbs.push_back(add_devices(app));
+  verbs.push_back(add_bench(app));
   verbs.push_back(add_completion(app));
   verbs.push_back(add_man(app));
   verbs.push_back(add_version(app));

@@ -35,6 +35,7 @@ std::unique_ptr<Verb> add_eval(CLI::App& app);
 std::unique_ptr<Verb> add_perplexity(CLI::App& app);
 std::unique_ptr<Verb> add_chat(CLI::App& app);
 std::unique_ptr<Verb> add_convert(CLI::App& app);
+std::unique_ptr<Verb> add_bench(CLI::App& app);
 std::unique_ptr<Verb> add_devices(CLI::App& app);
 std::unique_ptr<Verb> add_completion(CLI::App& app);
 std::unique_ptr<Verb> add_man(CLI::App& app);

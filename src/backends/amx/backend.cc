@@ -2,6 +2,7 @@
 // AMX tiles with BF16 products (Sapphire Rapids and later); what tiles do not suit is left to avx512.
 #include "ops/backend.h"
 #include "backends/amx/kernels.h"
+#include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
 
@@ -15,8 +16,15 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
+constexpr cpu_common::PanelKernels kTileKernels = {DType::kBF16, 32,      cpu_common::kJobRows, amx::nvfp4, amx::fp8,
+                                                   amx::bf16,    nullptr, amx::store,           amx::gate};
+
+constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kTileKernels>("tiles")};
+constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKernels>("tiles")};
+
 }  // namespace
 
-extern constinit const Backend amx_backend = {"amx", available, Verification::kCompiledOnly, make_variants()};
+extern constinit const Backend amx_backend = {"amx", available, Verification::kCompiledOnly,
+                                              make_variants(kLinear, kMoeExperts)};
 
 }  // namespace tessera::backends

@@ -16,8 +16,9 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
-constexpr cpu_common::PanelKernels kFmaKernels = {DType::kF32, avx2::nvfp4_fma, avx2::fp8_fma, avx2::bf16_fma,
-                                                  avx2::f32_fma};
+constexpr cpu_common::PanelKernels kFmaKernels = {
+    DType::kF32,    cpu_common::kPanelBlock, 48,          avx2::nvfp4_fma, avx2::fp8_fma,
+    avx2::bf16_fma, avx2::f32_fma,           avx2::store, avx2::gate};
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kFmaKernels>("fma")};

@@ -3,6 +3,7 @@
 #include <immintrin.h>
 
 #include "backends/avx2/kernels.h"
+#include "backends/cpu_common/epilogue.h"
 #include "backends/cpu_common/panel_kernel.h"
 #include "numeric/e2m1.h"
 
@@ -28,7 +29,10 @@ struct MultiplyAdds {
   struct Pairs {
     Sixteen even, odd;
   };
-  static constexpr int kInputBytes = 4, kPairBytes = 128, kInline = 2, kTile = 3;
+  struct Input {
+    __m256 even, odd;
+  };
+  static constexpr int kInputBytes = 4, kPairBytes = 128, kInline = 2, kTile = 3, kPanels = 1;
   static Sum zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static Sum load(const float* from) { return {_mm256_load_ps(from), _mm256_load_ps(from + 8)}; }
   static void store(float* to, Sum value) {
@@ -48,10 +52,14 @@ struct MultiplyAdds {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
   }
   static Sum all(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
-  static Sum dot(Sum sum, Pairs w, const char* x) {
+  static Input input(const char* x) {
     float pair[2];
     __builtin_memcpy(pair, x, sizeof pair);
-    return multiply_add(w.odd, all(pair[1]), multiply_add(w.even, all(pair[0]), sum));
+    return {_mm256_set1_ps(pair[0]), _mm256_set1_ps(pair[1])};
+  }
+  static Sum dot(Sum sum, Pairs w, Input x) {
+    const Sum even = {_mm256_fmadd_ps(w.even.low, x.even, sum.low), _mm256_fmadd_ps(w.even.high, x.even, sum.high)};
+    return {_mm256_fmadd_ps(w.odd.low, x.odd, even.low), _mm256_fmadd_ps(w.odd.high, x.odd, even.high)};
   }
 };
 
@@ -107,9 +115,9 @@ struct Nvfp4 {
     return {{e2m1(low, even), e2m1(high, even)}, {e2m1(low, odd), e2m1(high, odd)}};
   }
   template <int T>
-  static void add(Sum* total, const Sum* part, const void* scales, int64_t group) {
+  static void add(Sum* total, const Sum* part, const cpu_common::Panel& panel, int64_t group) {
     // E4M3 shifted into FP16 is the value / 256.
-    const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(scales) + group);
+    const __m128i codes = _mm_loadu_si128(static_cast<const __m128i*>(panel.scales) + group * panel.stride);
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 7);
     add_scaled<T>(
         total, part,
@@ -131,8 +139,8 @@ struct Fp8 {
     return {{e4m3(_mm256_slli_epi32(low, 16)), e4m3(_mm256_slli_epi32(high, 16))}, {e4m3(low), e4m3(high)}};
   }
   template <int T>
-  static void add(Sum* total, const Sum* part, const void* scales, int64_t group) {
-    add_scaled<T>(total, part, MultiplyAdds::all(static_cast<const float*>(scales)[group]));
+  static void add(Sum* total, const Sum* part, const cpu_common::Panel& panel, int64_t group) {
+    add_scaled<T>(total, part, MultiplyAdds::all(static_cast<const float*>(panel.scales)[group]));
   }
 };
 
@@ -146,7 +154,7 @@ struct Bf16 {
     return {{low_half(low), low_half(high)}, {high_half(low), high_half(high)}};
   }
   template <int T>
-  static void add(Sum* total, const Sum* part, const void*, int64_t) {
+  static void add(Sum* total, const Sum* part, const cpu_common::Panel&, int64_t) {
     add_scaled<T>(total, part, MultiplyAdds::all(1));
   }
 };
@@ -157,7 +165,7 @@ struct F32 {
   static void prefetch(const uint8_t* block) { prefetch_ahead(block, kBlockBytes); }
   static Pairs pair(const uint8_t* block, int i) { return MultiplyAdds::load_pairs(block + i * 128); }
   template <int T>
-  static void add(Sum* total, const Sum* part, const void*, int64_t) {
+  static void add(Sum* total, const Sum* part, const cpu_common::Panel&, int64_t) {
     add_scaled<T>(total, part, MultiplyAdds::all(1));
   }
 };
@@ -175,6 +183,13 @@ void bf16_fma(const cpu_common::PanelJob& job) {
 }
 void f32_fma(const cpu_common::PanelJob& job) {
   cpu_common::panel_sums<F32>(job);
+}
+
+void store(const cpu_common::StoreJob& job) {
+  cpu_common::store_panels(job);
+}
+void gate(const cpu_common::GateJob& job) {
+  cpu_common::gate_panels(job);
 }
 
 }  // namespace tessera::backends::avx2

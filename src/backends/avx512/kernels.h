@@ -15,4 +15,8 @@ void fp8_fma(const cpu_common::PanelJob& job);
 void bf16_fma(const cpu_common::PanelJob& job);
 void f32_fma(const cpu_common::PanelJob& job);
 
+// What follows them.
+void store(const cpu_common::StoreJob& job);
+void gate(const cpu_common::GateJob& job);
+
 }  // namespace tessera::backends::avx512

@@ -11,18 +11,20 @@ namespace {
 struct DotProducts {
   using Sum = __m512;
   using Pairs = __m512i;
-  static constexpr int kInputBytes = 2, kPairBytes = 64, kInline = 8, kTile = 12;
+  using Input = __m512bh;
+  static constexpr int kInputBytes = 2, kPairBytes = 64, kInline = 4, kTile = 6, kPanels = 2;
   static Sum zero() { return _mm512_setzero_ps(); }
   static Sum load(const float* from) { return _mm512_load_ps(from); }
   static void store(float* to, Sum value) { _mm512_store_ps(to, value); }
   static Pairs from_bf16(__m512i pairs) { return pairs; }
   static Pairs load_pairs(const uint8_t* from) { return _mm512_load_si512(from); }
   static void store_pairs(uint8_t* to, Pairs value) { _mm512_store_si512(to, value); }
-  static Sum dot(Sum sum, Pairs w, const char* x) {
+  static Input input(const char* x) {
     int pair;
     __builtin_memcpy(&pair, x, sizeof pair);
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
   }
+  static Sum dot(Sum sum, Pairs w, Input x) { return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w), x); }
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 // Panel sums by FP32 multiply-adds, for processors without AVX512_BF16 and for FP32 weights: even input, then odd.
 #include "backends/avx512/kernels.h"
 #include "backends/avx512/panel_formats.h"
+#include "backends/cpu_common/epilogue.h"
 
 namespace tessera::backends::avx512 {
 
@@ -12,7 +13,8 @@ struct MultiplyAdds {
   struct Pairs {
     __m512 even, odd;
   };
-  static constexpr int kInputBytes = 4, kPairBytes = 128, kInline = 8, kTile = 12;
+  using Input = Pairs;
+  static constexpr int kInputBytes = 4, kPairBytes = 128, kInline = 4, kTile = 6, kPanels = 2;
   static Sum zero() { return _mm512_setzero_ps(); }
   static Sum load(const float* from) { return _mm512_load_ps(from); }
   static void store(float* to, Sum value) { _mm512_store_ps(to, value); }
@@ -25,11 +27,13 @@ struct MultiplyAdds {
     _mm512_store_ps(to, value.even);
     _mm512_store_ps(to + 64, value.odd);
   }
-  static Sum dot(Sum sum, Pairs w, const char* x) {
+  static Input input(const char* x) {
     float pair[2];
     __builtin_memcpy(pair, x, sizeof pair);
-    sum = _mm512_fmadd_ps(w.even, _mm512_set1_ps(pair[0]), sum);
-    return _mm512_fmadd_ps(w.odd, _mm512_set1_ps(pair[1]), sum);
+    return {_mm512_set1_ps(pair[0]), _mm512_set1_ps(pair[1])};
+  }
+  static Sum dot(Sum sum, Pairs w, Input x) {
+    return _mm512_fmadd_ps(w.odd, x.odd, _mm512_fmadd_ps(w.even, x.even, sum));
   }
 };
 
@@ -41,7 +45,7 @@ struct F32 {
     return {_mm512_loadu_ps(block + i * 128), _mm512_loadu_ps(block + i * 128 + 64)};
   }
   template <int T>
-  static void add(__m512* total, const __m512* part, const void*, int64_t) {
+  static void add(__m512* total, const __m512* part, const cpu_common::Panel&, int64_t) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) total[t] = _mm512_add_ps(total[t], part[t]);
   }
@@ -60,6 +64,13 @@ void bf16_fma(const cpu_common::PanelJob& job) {
 }
 void f32_fma(const cpu_common::PanelJob& job) {
   cpu_common::panel_sums<F32>(job);
+}
+
+void store(const cpu_common::StoreJob& job) {
+  cpu_common::store_panels(job);
+}
+void gate(const cpu_common::GateJob& job) {
+  cpu_common::gate_panels(job);
 }
 
 }  // namespace tessera::backends::avx512

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Weight formats as panel_kernel.h wants them, for an instruction set I whose Pairs are made from BF16 pairs.
-#include "backends/avx512/decode.h"
+#include "backends/cpu_common/avx512_decode.h"
 #include "backends/cpu_common/panel_kernel.h"
 
 namespace tessera::backends::avx512 {
@@ -24,10 +24,10 @@ struct Nvfp4 {
   using I = Isa;
   static constexpr int kGroup = 16, kBlockBytes = 128;
   static void prefetch(const uint8_t* block) { prefetch_ahead<kBlockBytes>(block); }
-  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(nvfp4_pair(block, i)); }
+  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(cpu_common::nvfp4_pair(block, i)); }
   template <int T>
-  static void add(__m512* total, const __m512* part, const void* scales, int64_t group) {
-    const __m512 scale = nvfp4_scales(scales, group);
+  static void add(__m512* total, const __m512* part, const cpu_common::Panel& panel, int64_t group) {
+    const __m512 scale = cpu_common::nvfp4_scales(panel.scales, group * panel.stride);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) total[t] = _mm512_fmadd_ps(part[t], scale, total[t]);
   }
@@ -38,10 +38,10 @@ struct Fp8 {
   using I = Isa;
   static constexpr int kGroup = kScaleBlock, kBlockBytes = 256;
   static void prefetch(const uint8_t* block) { prefetch_ahead<kBlockBytes>(block); }
-  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(fp8_pair(block, i)); }
+  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(cpu_common::fp8_pair(block, i)); }
   template <int T>
-  static void add(__m512* total, const __m512* part, const void* scales, int64_t group) {
-    const __m512 scale = _mm512_set1_ps(static_cast<const float*>(scales)[group]);
+  static void add(__m512* total, const __m512* part, const cpu_common::Panel& panel, int64_t group) {
+    const __m512 scale = _mm512_set1_ps(static_cast<const float*>(panel.scales)[group]);
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) total[t] = _mm512_fmadd_ps(part[t], scale, total[t]);
   }
@@ -52,9 +52,9 @@ struct Bf16 {
   using I = Isa;
   static constexpr int kGroup = 128, kBlockBytes = 512;
   static void prefetch(const uint8_t* block) { prefetch_ahead<kBlockBytes>(block); }
-  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(bf16_pair(block, i)); }
+  static typename I::Pairs pair(const uint8_t* block, int i) { return I::from_bf16(cpu_common::bf16_pair(block, i)); }
   template <int T>
-  static void add(__m512* total, const __m512* part, const void*, int64_t) {
+  static void add(__m512* total, const __m512* part, const cpu_common::Panel&, int64_t) {
 #pragma GCC unroll 16
     for (int t = 0; t < T; ++t) total[t] = _mm512_add_ps(total[t], part[t]);
   }

@@ -51,9 +51,9 @@ bool supports_panels(const PanelKernels& kernels, WeightFormat format, InputMode
     why_not = "takes BF16 activations; f32 is computed by the reference";
   } else if (kernels.of(format) == nullptr) {
     why_not = "no kernel for " + std::string(ops::to_string(format)) + " weights";
-  } else if (in % kPanelBlock != 0 || in > ops::kMaxLinearIn || in == 0) {
-    why_not = "needs input features in multiples of 16 up to " + std::to_string(ops::kMaxLinearIn) + ", not " +
-              std::to_string(in);
+  } else if (in % kernels.in_multiple != 0 || in > ops::kMaxLinearIn || in == 0) {
+    why_not = "needs input features in multiples of " + std::to_string(kernels.in_multiple) + " up to " +
+              std::to_string(ops::kMaxLinearIn) + ", not " + std::to_string(in);
   } else if (input == InputMode::kA4 && format != WeightFormat::kNvfp4) {
     why_not = "a4 is defined for NVFP4 weights only";
   } else {

@@ -13,7 +13,11 @@ namespace tessera::backends::cpu_common {
 // The kernels of one variant.
 struct PanelKernels {
   DType input;                        // of x: kBF16 or kF32
+  int64_t in_multiple;                // input features come in multiples of this
+  int64_t job_rows;                   // rows of x of a job at most: as many as the second-level cache holds
   PanelKernel nvfp4, fp8, bf16, f32;  // null: the format is left to another variant
+  StoreKernel store;
+  GateKernel gate;
   PanelKernel of(ops::WeightFormat format) const;
 };
 

@@ -5,7 +5,6 @@
 
 #include "backends/cpu_common/panel_layout.h"
 #include "backends/cpu_common/share.h"
-#include "ops/reference_rows.h"
 
 namespace tessera::backends::cpu_common {
 
@@ -68,16 +67,15 @@ void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Lin
   const int64_t total_out = desc.groups * desc.out;
   // Panels of a group follow each other; with several groups each has whole panels.
   const int64_t panels_of_group = num_panels(desc.out), panels_all = desc.groups * panels_of_group;
-  const int64_t want = std::max<int64_t>(1, panels_all / (4 * queue.num_threads()));
-  const int64_t per_piece = std::min({kJobPanels, want, panels_of_group});
+  const int64_t per_piece = panels_all >= 4 * kJobPanels * queue.num_threads() ? kJobPanels : kJobPanels / 2;
   const int64_t pieces_of_group = (panels_of_group + per_piece - 1) / per_piece;
-  const int64_t row_pieces = (args.num_tokens + kJobRows - 1) / kJobRows;
+  const int64_t row_pieces = (args.num_tokens + kernels.job_rows - 1) / kernels.job_rows;
   const int64_t cost = std::max(args.weight.data_bytes(), args.num_tokens * total_out * desc.in / 16);
 
   share(queue, row_pieces * desc.groups * pieces_of_group, cost, [&](int64_t piece) {
     alignas(64) float sums[kJobPanels * kSumRows * kPanelRows];
     const int64_t pieces = desc.groups * pieces_of_group;
-    const int64_t row_begin = piece / pieces * kJobRows, group = piece % pieces / pieces_of_group;
+    const int64_t row_begin = piece / pieces * kernels.job_rows, group = piece % pieces / pieces_of_group;
     const int64_t first = piece % pieces_of_group * per_piece;
     PanelJob job{};
     job.num_panels = std::min(per_piece, panels_of_group - first);
@@ -87,19 +85,25 @@ void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Lin
     job.cols = desc.in;
     job.rows = inputs.rows + row_begin * inputs.token_stride + group * inputs.group_stride;
     job.row_stride = inputs.token_stride;
-    job.num_rows = std::min(kJobRows, args.num_tokens - row_begin);
+    job.num_rows = std::min(kernels.job_rows, args.num_tokens - row_begin);
     job.sums = sums;
     kernel(job);
-    for (int64_t p = 0; p < job.num_panels; ++p) {
-      const int64_t n = (first + p) * kPanelRows, count = std::min(kPanelRows, desc.out - n);
-      for (int64_t t = 0; t < job.num_rows; ++t) {
-        float* row = sums + (p * kSumRows + t) * kPanelRows;
-        const int64_t token = row_begin + t;
-        const float scale = inputs.factors == nullptr ? factor : inputs.factors[token * desc.groups + group] * factor;
-        for (int64_t i = 0; i < kPanelRows; ++i) row[i] *= scale;
-        ops::store_floats(args.y, token * total_out + group * desc.out + n, count, row);
-      }
+    float factors[kJobRows];
+    for (int64_t t = 0; t < job.num_rows; ++t) {
+      const int64_t row = (row_begin + t) * desc.groups + group;
+      factors[t] = inputs.factors == nullptr ? factor : inputs.factors[row] * factor;
     }
+    const int64_t width = desc.output == DType::kF32 ? 4 : 2;
+    kernels.store({.sums = sums,
+                   .num_panels = job.num_panels,
+                   .num_rows = job.num_rows,
+                   .factors = factors,
+                   .out = args.y.as<char>() + (row_begin * total_out + group * desc.out) * width,
+                   .is_f32 = desc.output == DType::kF32,
+                   .row_elements = total_out,
+                   .row_ids = nullptr,
+                   .first_n = first * kPanelRows,
+                   .end_n = desc.out});
   });
 }
 

@@ -6,7 +6,6 @@
 
 #include "backends/cpu_common/panel_layout.h"
 #include "backends/cpu_common/share.h"
-#include "numeric/bf16.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::backends::cpu_common {
@@ -116,20 +115,22 @@ Rows prepare_x(const PanelKernels& kernels, const MoeExperts::Desc& desc, const 
   return {s.x, row_bytes};
 }
 
-// Pieces of all active experts: panels_each panels of a weight with `rows` rows, kJobRows places.
+// Pieces of all active experts: panels_each panels of a weight with `rows` rows, rows_each places.
 struct Cut {
-  int64_t panels, panels_each, panel_pieces, count;
+  int64_t panels, panels_each, rows_each, panel_pieces, count;
 };
 
-Cut cut_pieces(const Scratch& s, int64_t num_active, int64_t rows, int64_t max_panels, int num_threads) {
+Cut cut_pieces(const PanelKernels& kernels, const Scratch& s, int64_t num_active, int64_t rows, int64_t max_panels,
+               int num_threads) {
   Cut cut{};
+  cut.rows_each = kernels.job_rows;
   cut.panels = num_panels(rows);
-  cut.panels_each = std::clamp<int64_t>(cut.panels * num_active / (4 * num_threads), 1, max_panels);
+  cut.panels_each = cut.panels * num_active >= 4 * max_panels * num_threads ? max_panels : 2;
   cut.panel_pieces = (cut.panels + cut.panels_each - 1) / cut.panels_each;
   for (int64_t a = 0; a < num_active; ++a) {
     const int64_t places = s.begins[s.active[a] + 1] - s.begins[s.active[a]];
     s.pieces[a] = cut.count;
-    cut.count += (places + kJobRows - 1) / kJobRows * cut.panel_pieces;
+    cut.count += (places + cut.rows_each - 1) / cut.rows_each * cut.panel_pieces;
   }
   s.pieces[num_active] = cut.count;
   return cut;
@@ -146,8 +147,8 @@ Piece piece_at(const Scratch& s, const Cut& cut, int64_t num_active, int64_t ind
   piece.expert = e;
   piece.first_panel = inside % cut.panel_pieces * cut.panels_each;
   piece.num_panels = std::min(cut.panels_each, cut.panels - piece.first_panel);
-  piece.first_place = s.begins[e] + inside / cut.panel_pieces * kJobRows;
-  piece.num_places = std::min<int64_t>(kJobRows, s.begins[e + 1] - piece.first_place);
+  piece.first_place = s.begins[e] + inside / cut.panel_pieces * cut.rows_each;
+  piece.num_places = std::min<int64_t>(cut.rows_each, s.begins[e + 1] - piece.first_place);
   return piece;
 }
 
@@ -163,51 +164,57 @@ void run_kernel(PanelKernel kernel, const Piece& piece, const WeightView& weight
   kernel(job);
 }
 
-// Gate and up are both of a piece's sums, half of its panels each, so two jobs share one buffer's size.
+// Gate and up are two jobs of a piece, of one pair of panels each.
 constexpr int64_t kGatePanels = kJobPanels / 2;
 
-void gate_and_up(PanelKernel kernel, const MoeExperts::Desc& desc, const MoeExperts::Args& args, const Scratch& s,
-                 const Rows& x, const Piece& piece) {
+void gate_and_up(const PanelKernels& kernels, const MoeExperts::Desc& desc, const MoeExperts::Args& args,
+                 const Scratch& s, const Rows& x, const Piece& piece) {
   alignas(64) float gates[kGatePanels * kSumRows * kPanelRows];
   alignas(64) float ups[kGatePanels * kSumRows * kPanelRows];
   const WeightView &w1 = args.w1[piece.expert], &w3 = args.w3[piece.expert];
-  run_kernel(kernel, piece, w1, x, gates);
-  run_kernel(kernel, piece, w3, x, ups);
-  const float factor1 = w1.tensor_scale * format_factor(desc.format),
-              factor3 = w3.tensor_scale * format_factor(desc.format);
-  for (int64_t p = 0; p < piece.num_panels; ++p) {
-    const int64_t n = (piece.first_panel + p) * kPanelRows, count = std::min(kPanelRows, desc.inner - n);
-    for (int64_t i = 0; i < piece.num_places; ++i) {
-      const int64_t place = piece.first_place + i, slot = s.slots[place];
-      const float x_factor = s.x_factors[slot / desc.top_k];
-      const float* gate = gates + (p * kSumRows + i) * kPanelRows;
-      const float* up = ups + (p * kSumRows + i) * kPanelRows;
-      uint16_t* h = s.h + place * desc.inner + n;
-      for (int64_t j = 0; j < count; ++j) {
-        const float value = ops::swiglu_value(numeric::bf16_round(gate[j] * (x_factor * factor1)),
-                                              numeric::bf16_round(up[j] * (x_factor * factor3)), desc.swiglu_limit);
-        h[j] = numeric::bf16_from_float(value * args.routing[slot]);
-      }
-    }
+  run_kernel(kernels.of(desc.format), piece, w1, x, gates);
+  run_kernel(kernels.of(desc.format), piece, w3, x, ups);
+  float gate_factors[kJobRows], up_factors[kJobRows], routing[kJobRows];
+  for (int64_t i = 0; i < piece.num_places; ++i) {
+    const int64_t slot = s.slots[piece.first_place + i];
+    const float factor = s.x_factors[slot / desc.top_k] * format_factor(desc.format);
+    gate_factors[i] = factor * w1.tensor_scale;
+    up_factors[i] = factor * w3.tensor_scale;
+    routing[i] = args.routing[slot];
   }
+  kernels.gate({.gates = gates,
+                .ups = ups,
+                .num_panels = piece.num_panels,
+                .num_rows = piece.num_places,
+                .gate_factors = gate_factors,
+                .up_factors = up_factors,
+                .routing = routing,
+                .limit = desc.swiglu_limit,
+                .h = s.h + piece.first_place * desc.inner,
+                .row_elements = desc.inner,
+                .first_n = piece.first_panel * kPanelRows,
+                .end_n = desc.inner});
 }
 
-void down(PanelKernel kernel, const MoeExperts::Desc& desc, const MoeExperts::Args& args, const Scratch& s,
+void down(const PanelKernels& kernels, const MoeExperts::Desc& desc, const MoeExperts::Args& args, const Scratch& s,
           const Rows& h, const Piece& piece) {
   alignas(64) float sums[kJobPanels * kSumRows * kPanelRows];
   const WeightView& w2 = args.w2[piece.expert];
-  run_kernel(kernel, piece, w2, h, sums);
-  const float factor = w2.tensor_scale * format_factor(desc.format);
-  for (int64_t p = 0; p < piece.num_panels; ++p) {
-    const int64_t n = (piece.first_panel + p) * kPanelRows, count = std::min(kPanelRows, desc.hidden - n);
-    for (int64_t i = 0; i < piece.num_places; ++i) {
-      const int64_t place = piece.first_place + i;
-      const float scale = s.h_factors[place] * factor;
-      const float* row = sums + (p * kSumRows + i) * kPanelRows;
-      uint16_t* out = args.out.as<uint16_t>() + s.slots[place] * desc.hidden + n;
-      for (int64_t j = 0; j < count; ++j) out[j] = numeric::bf16_from_float(row[j] * scale);
-    }
+  run_kernel(kernels.of(desc.format), piece, w2, h, sums);
+  float factors[kJobRows];
+  for (int64_t i = 0; i < piece.num_places; ++i) {
+    factors[i] = s.h_factors[piece.first_place + i] * format_factor(desc.format) * w2.tensor_scale;
   }
+  kernels.store({.sums = sums,
+                 .num_panels = piece.num_panels,
+                 .num_rows = piece.num_places,
+                 .factors = factors,
+                 .out = args.out.data,
+                 .is_f32 = false,
+                 .row_elements = desc.hidden,
+                 .row_ids = s.slots + piece.first_place,
+                 .first_n = piece.first_panel * kPanelRows,
+                 .end_n = desc.hidden});
 }
 
 }  // namespace
@@ -231,13 +238,12 @@ void moe_run(const PanelKernels& kernels, const MoeExperts::Desc& desc, const Mo
   const int64_t num_places = s.begins[desc.num_local];
   if (num_places == 0) return;
   const Rows x = prepare_x(kernels, desc, args, s, num_places, queue);
-  const PanelKernel kernel = kernels.of(desc.format);
   const int64_t bytes = num_active * args.w1[s.active[0]].data_bytes();
   const int64_t cost = std::max(bytes, num_places * desc.hidden * desc.inner / 16);
 
-  Cut cut = cut_pieces(s, num_active, desc.inner, kGatePanels, queue.num_threads());
+  Cut cut = cut_pieces(kernels, s, num_active, desc.inner, kGatePanels, queue.num_threads());
   share(queue, cut.count, 2 * cost,
-        [&](int64_t index) { gate_and_up(kernel, desc, args, s, x, piece_at(s, cut, num_active, index)); });
+        [&](int64_t index) { gate_and_up(kernels, desc, args, s, x, piece_at(s, cut, num_active, index)); });
 
   const int64_t h_bytes = desc.inner * (dtype_bits(kernels.input) / 8);
   std::fill_n(s.h_factors, num_places, 1.0f);
@@ -251,10 +257,10 @@ void moe_run(const PanelKernels& kernels, const MoeExperts::Desc& desc, const Mo
     });
   }
 
-  cut = cut_pieces(s, num_active, desc.hidden, kJobPanels, queue.num_threads());
+  cut = cut_pieces(kernels, s, num_active, desc.hidden, kJobPanels, queue.num_threads());
   const Rows h{s.h_in, h_bytes};
   share(queue, cut.count, cost,
-        [&](int64_t index) { down(kernel, desc, args, s, h, piece_at(s, cut, num_active, index)); });
+        [&](int64_t index) { down(kernels, desc, args, s, h, piece_at(s, cut, num_active, index)); });
 }
 
 }  // namespace tessera::backends::cpu_common

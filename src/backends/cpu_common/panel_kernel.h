@@ -8,10 +8,11 @@
 // or as the dot-product instruction has it) at a step; then one multiply-add by the group's scale. No tiling changes
 // it.
 //
-// I (instruction set): Sum: 16 FP32; Pairs: 16 rows x 2 inputs; kInputBytes of x; zero, load, store, load_pairs,
-//   store_pairs, dot(sum, pairs, x) which adds both products; kInline, kTile: rows of x kept in registers at most.
+// I (instruction set): Sum: 16 FP32; Pairs: 16 rows x 2 inputs; Input: two inputs in every lane, kInputBytes each in x;
+//   zero, load, store, load_pairs, store_pairs, input(x), dot(sum, pairs, input) which adds both products;
+//   kInline: most rows of x for which weights are decoded in registers; kTile rows and kPanels panels go together.
 // F (format): I, kGroup, kBlockBytes; pair(block, i): inputs 2i and 2i + 1 of a block; prefetch(block);
-//   add<T>(total, part, scales, group).
+//   add<T>(total, part, panel, group).
 #include "backends/cpu_common/panel.h"
 
 namespace tessera::backends::cpu_common {
@@ -33,97 +34,149 @@ inline void point_rows(const PanelJob& job, int64_t first, const char** x) {
   }
 }
 
-// Decodes as it goes: each weight is used for T rows at once.
-template <class F, int T>
-void sum_inline(const PanelJob& job, const Panel& panel, float* sums) {
-  using I = typename F::I;
-  const char* x[T];
-  point_rows<T>(job, 0, x);
-  typename I::Sum total[T];
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) total[t] = I::zero();
-  const uint8_t* block = panel.data;
-  for (int64_t begin = 0, group = 0; begin < job.cols; begin += F::kGroup, ++group) {
-    typename I::Sum part[T];
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) part[t] = I::zero();
-    const int64_t end = F::kGroup == kPanelBlock ? begin + kPanelBlock : least(begin + F::kGroup, job.cols);
-    for (int64_t k = begin; k < end; k += kPanelBlock, block += F::kBlockBytes) {
-      F::prefetch(block);
-#pragma GCC unroll 8
-      for (int i = 0; i < kPairsOfBlock; ++i) {
-        const typename I::Pairs w = F::pair(block, i);
-#pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) part[t] = I::dot(part[t], w, x[t] + (k + 2 * i) * I::kInputBytes);
-      }
-    }
-    F::template add<T>(total, part, panel.scales, group);
-  }
-#pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) I::store(sums + t * kPanelRows, total[t]);
+// R panels from `first_panel`; the last one stands in for missing ones (its sums are then stored twice).
+template <int R>
+inline void point_panels(const PanelJob& job, int64_t first_panel, int64_t* panels) {
+  for (int r = 0; r < R; ++r) panels[r] = least(first_panel + r, job.num_panels - 1);
 }
 
-// T rows against a decoded chunk.
-template <class F, int T>
-void sum_tile(const PanelJob& job, const Panel& panel, const uint8_t* decoded, int64_t k_begin, int64_t k_end,
-              int64_t first_row, float* sums) {
+// Decodes as it goes: each weight is used for T rows at once, each input for R panels.
+template <class F, int R, int T>
+void sum_inline(const PanelJob& job, int64_t first_panel) {
   using I = typename F::I;
   const char* x[T];
+  int64_t panels[R];
+  point_rows<T>(job, 0, x);
+  point_panels<R>(job, first_panel, panels);
+  const uint8_t* block[R];
+  typename I::Sum total[R][T];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    block[r] = job.panels[panels[r]].data;
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) total[r][t] = I::zero();
+  }
+  for (int64_t begin = 0, group = 0; begin < job.cols; begin += F::kGroup, ++group) {
+    typename I::Sum part[R][T];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+      for (int t = 0; t < T; ++t) part[r][t] = I::zero();
+    }
+    const int64_t end = F::kGroup == kPanelBlock ? begin + kPanelBlock : least(begin + F::kGroup, job.cols);
+    for (int64_t k = begin; k < end; k += kPanelBlock) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) F::prefetch(block[r]);
+#pragma GCC unroll 8
+      for (int i = 0; i < kPairsOfBlock; ++i) {
+        typename I::Pairs w[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) w[r] = F::pair(block[r], i);
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) {
+          const typename I::Input pair = I::input(x[t] + (k + 2 * i) * I::kInputBytes);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) part[r][t] = I::dot(part[r][t], w[r], pair);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) block[r] += job.panels[panels[r]].stride * F::kBlockBytes;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) F::template add<T>(total[r], part[r], job.panels[panels[r]], group);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int t = 0; t < T; ++t) I::store(job.sums + (panels[r] * kSumRows + t) * kPanelRows, total[r][t]);
+  }
+}
+
+// T rows against a decoded chunk of R panels, which are kChunkBytes apart.
+template <class F, int R, int T>
+void sum_tile(const PanelJob& job, const uint8_t* decoded, int64_t chunk_bytes, int64_t k_begin, int64_t k_end,
+              int64_t first_panel, int64_t first_row) {
+  using I = typename F::I;
+  const char* x[T];
+  int64_t panels[R];
   point_rows<T>(job, first_row, x);
-  typename I::Sum total[T];
+  point_panels<R>(job, first_panel, panels);
+  typename I::Sum total[R][T];
+  const uint8_t* w_at[R];
+  float* sums[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    w_at[r] = decoded + panels[r] * chunk_bytes;
+    sums[r] = job.sums + (panels[r] * kSumRows + first_row) * kPanelRows;
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) total[t] = k_begin == 0 ? I::zero() : I::load(sums + t * kPanelRows);
-  const uint8_t* w_at = decoded;
+    for (int t = 0; t < T; ++t) total[r][t] = k_begin == 0 ? I::zero() : I::load(sums[r] + t * kPanelRows);
+  }
   for (int64_t begin = k_begin; begin < k_end; begin += F::kGroup) {
-    typename I::Sum part[T];
+    typename I::Sum part[R][T];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int t = 0; t < T; ++t) part[t] = I::zero();
+      for (int t = 0; t < T; ++t) part[r][t] = I::zero();
+    }
     const int64_t end = F::kGroup == kPanelBlock ? begin + kPanelBlock : least(begin + F::kGroup, k_end);
     for (int64_t k = begin; k < end; k += kPanelBlock) {
 #pragma GCC unroll 8
-      for (int i = 0; i < kPairsOfBlock; ++i, w_at += I::kPairBytes) {
-        const typename I::Pairs w = I::load_pairs(w_at);
+      for (int i = 0; i < kPairsOfBlock; ++i) {
+        typename I::Pairs w[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) w[r] = I::load_pairs(w_at[r] + i * I::kPairBytes);
 #pragma GCC unroll 16
-        for (int t = 0; t < T; ++t) part[t] = I::dot(part[t], w, x[t] + (k + 2 * i) * I::kInputBytes);
+        for (int t = 0; t < T; ++t) {
+          const typename I::Input pair = I::input(x[t] + (k + 2 * i) * I::kInputBytes);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) part[r][t] = I::dot(part[r][t], w[r], pair);
+        }
       }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) w_at[r] += kPairsOfBlock * I::kPairBytes;
     }
-    F::template add<T>(total, part, panel.scales, begin / F::kGroup);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) F::template add<T>(total[r], part[r], job.panels[panels[r]], begin / F::kGroup);
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-  for (int t = 0; t < T; ++t) I::store(sums + t * kPanelRows, total[t]);
+    for (int t = 0; t < T; ++t) I::store(sums[r] + t * kPanelRows, total[r][t]);
+  }
 }
 
 // Decodes a chunk of every panel, then runs all rows over it.
 template <class F>
 void sum_by_tiles(const PanelJob& job) {
   using I = typename F::I;
+  constexpr int kRows = I::kTile;
   constexpr int64_t kChunkBytes = kChunk / 2 * I::kPairBytes;
   alignas(64) uint8_t decoded[kJobPanels * kChunkBytes];
+  // Tiles of equal height: 8 rows are 4 and 4, not 6 and 2.
+  const int64_t num_tiles = (job.num_rows + kRows - 1) / kRows, each = (job.num_rows + num_tiles - 1) / num_tiles;
   for (int64_t begin = 0; begin < job.cols; begin += kChunk) {
     const int64_t end = least(begin + kChunk, job.cols);
     for (int64_t p = 0; p < job.num_panels; ++p) {
-      const uint8_t* block = job.panels[p].data + begin / kPanelBlock * F::kBlockBytes;
+      const int64_t step = job.panels[p].stride * F::kBlockBytes;
+      const uint8_t* block = job.panels[p].data + begin / kPanelBlock * step;
       uint8_t* out = decoded + p * kChunkBytes;
-      for (int64_t k = begin; k < end; k += kPanelBlock, block += F::kBlockBytes) {
+      for (int64_t k = begin; k < end; k += kPanelBlock, block += step) {
         F::prefetch(block);
 #pragma GCC unroll 8
         for (int i = 0; i < kPairsOfBlock; ++i, out += I::kPairBytes) I::store_pairs(out, F::pair(block, i));
       }
     }
-    for (int64_t row = 0; row < job.num_rows;) {
-      const int64_t left = job.num_rows - row;
-      for (int64_t p = 0; p < job.num_panels; ++p) {
-        const uint8_t* w = decoded + p * kChunkBytes;
-        float* sums = job.sums + (p * kSumRows + row) * kPanelRows;
-        if (left > I::kTile / 3 * 2) {
-          sum_tile<F, I::kTile>(job, job.panels[p], w, begin, end, row, sums);
-        } else if (left > I::kTile / 3) {
-          sum_tile<F, I::kTile / 3 * 2>(job, job.panels[p], w, begin, end, row, sums);
+    for (int64_t row = 0; row < job.num_rows; row += each) {
+      const int64_t left = least(each, job.num_rows - row);
+      for (int64_t p = 0; p < job.num_panels; p += I::kPanels) {
+        if (left > kRows / 3 * 2) {
+          sum_tile<F, I::kPanels, kRows>(job, decoded, kChunkBytes, begin, end, p, row);
+        } else if (left > kRows / 3) {
+          sum_tile<F, I::kPanels, kRows / 3 * 2>(job, decoded, kChunkBytes, begin, end, p, row);
         } else {
-          sum_tile<F, I::kTile / 3>(job, job.panels[p], w, begin, end, row, sums);
+          sum_tile<F, I::kPanels, kRows / 3>(job, decoded, kChunkBytes, begin, end, p, row);
         }
       }
-      row += I::kTile;
     }
   }
 }
@@ -132,19 +185,12 @@ template <class F>
 void panel_sums(const PanelJob& job) {
   using I = typename F::I;
   if (job.num_rows > I::kInline) return sum_by_tiles<F>(job);
-  for (int64_t p = 0; p < job.num_panels; ++p) {
-    float* sums = job.sums + p * kSumRows * kPanelRows;
-    if (job.num_rows == 1) {
-      sum_inline<F, 1>(job, job.panels[p], sums);
-    } else if (job.num_rows == 2) {
-      sum_inline<F, 2>(job, job.panels[p], sums);
-    } else if (I::kInline > 2) {
-      if (job.num_rows <= 4) {
-        sum_inline<F, 4>(job, job.panels[p], sums);
-      } else {
-        sum_inline<F, I::kInline>(job, job.panels[p], sums);
-      }
-    }
+  if (job.num_rows == 1) {
+    for (int64_t p = 0; p < job.num_panels; p += I::kPanels) sum_inline<F, I::kPanels, 1>(job, p);
+  } else if (job.num_rows == 2) {
+    for (int64_t p = 0; p < job.num_panels; p += I::kPanels) sum_inline<F, I::kPanels, 2>(job, p);
+  } else if (I::kInline > 2) {
+    for (int64_t p = 0; p < job.num_panels; p += I::kPanels) sum_inline<F, I::kPanels, I::kInline>(job, p);
   }
 }
 

@@ -38,6 +38,13 @@ int64_t scale_bytes(const WeightView& weight) {
   return weight.format == WeightFormat::kNvfp4 ? num_panels(weight.rows) * weight.cols : weight.scale_bytes();
 }
 
+// Where block `block` of a panel begins, in blocks from the beginning of the weight.
+int64_t block_index(const WeightView& weight, int64_t panel, int64_t block) {
+  const int64_t blocks = weight.cols / kPanelBlock, all = num_panels(weight.rows);
+  if (panel % 2 == 0 && panel + 1 == all) return panel * blocks + block;
+  return panel / 2 * 2 * blocks + 2 * block + panel % 2;
+}
+
 enum class Direction { kPack, kUnpack };
 
 // Moves the 16 inputs of one row between its place in the checkpoint and its place in a block.
@@ -85,20 +92,20 @@ void move_all(const WeightView& plain, const WeightView& packed, device::Queue& 
   const bool has_row_scales = plain.format == WeightFormat::kNvfp4;
   queue.parallel_for(num_panels(plain.rows), 16, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
-      uint8_t* panel = packed_data + p * panel_bytes(plain);
-      uint8_t* scales = packed_scales + p * plain.cols;
-      if (kDirection == Direction::kPack && (p + 1) * kPanelRows > plain.rows) {
-        std::memset(panel, 0, static_cast<size_t>(panel_bytes(plain)));
-        if (has_row_scales) std::memset(scales, 0, static_cast<size_t>(plain.cols));
-      }
-      for (int64_t r = 0; r < kPanelRows && p * kPanelRows + r < plain.rows; ++r) {
-        const int64_t n = p * kPanelRows + r;
-        for (int64_t b = 0; b < blocks; ++b) {
-          move_row<kDirection>(plain.format, plain_data + n * plain_row + b * plain_block, panel + b * bytes, r);
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t at = block_index(plain, p, b);
+        uint8_t* block = packed_data + at * bytes;
+        if (kDirection == Direction::kPack && (p + 1) * kPanelRows > plain.rows) {
+          std::memset(block, 0, static_cast<size_t>(bytes));
+          if (has_row_scales) std::memset(packed_scales + at * kPanelRows, 0, kPanelRows);
+        }
+        for (int64_t r = 0; r < kPanelRows && p * kPanelRows + r < plain.rows; ++r) {
+          const int64_t n = p * kPanelRows + r;
+          move_row<kDirection>(plain.format, plain_data + n * plain_row + b * plain_block, block, r);
           if (!has_row_scales) continue;
-          uint8_t* a = plain_scales + n * blocks + b;
-          uint8_t* z = scales + b * kPanelRows + r;
-          kDirection == Direction::kPack ? * z = *a : * a = *z;
+          uint8_t* one = plain_scales + n * blocks + b;
+          uint8_t* other = packed_scales + at * kPanelRows + r;
+          kDirection == Direction::kPack ? * other = *one : * one = *other;
         }
       }
     }
@@ -130,9 +137,11 @@ int64_t num_panels(int64_t rows) {
 }
 
 Panel panel_of(const ops::WeightView& packed, int64_t index) {
-  Panel panel{static_cast<const uint8_t*>(packed.data) + index * panel_bytes(packed), packed.block_scales};
+  const int64_t at = block_index(packed, index, 0);
+  const bool is_alone = index % 2 == 0 && index + 1 == num_panels(packed.rows);
   const uint8_t* scales = static_cast<const uint8_t*>(packed.block_scales);
-  if (packed.format == WeightFormat::kNvfp4) panel.scales = scales + index * packed.cols;
+  Panel panel{static_cast<const uint8_t*>(packed.data) + at * block_bytes(packed.format), scales, is_alone ? 1 : 2};
+  if (packed.format == WeightFormat::kNvfp4) panel.scales = scales + at * kPanelRows;
   if (packed.format == WeightFormat::kFp8Block) {
     const int64_t row_bytes = (packed.cols + kScaleBlock - 1) / kScaleBlock * 4;
     panel.scales = scales + index * kPanelRows / kScaleBlock * row_bytes;

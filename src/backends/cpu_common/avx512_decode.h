@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Weight codes to BF16, exactly, 32 at a time. Names are local to each file that includes this.
+// Weight codes of a panel's block to BF16, exactly, 32 at a time. Included by kernel files with AVX-512 only: all names
+// are local to the file.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include "numeric/e2m1.h"
 #include "numeric/e4m3.h"
 
-namespace tessera::backends::avx512 {
+namespace tessera::backends::cpu_common {
 
 namespace {
 
@@ -68,4 +69,4 @@ inline __m512i bf16_pair(const uint8_t* block, int i) {
 
 }  // namespace
 
-}  // namespace tessera::backends::avx512
+}  // namespace tessera::backends::cpu_common
