@@ -152,8 +152,11 @@ void sum_by_tiles(const PanelJob& job) {
   constexpr int kRows = I::kTile;
   constexpr int64_t kChunkBytes = kChunk / 2 * I::kPairBytes;
   alignas(64) uint8_t decoded[kJobPanels * kChunkBytes];
-  // Tiles of equal height: 8 rows are 4 and 4, not 6 and 2.
-  const int64_t num_tiles = (job.num_rows + kRows - 1) / kRows, each = (job.num_rows + num_tiles - 1) / num_tiles;
+  // Tiles of about equal height, in steps of those that exist (only the last may reach over the end): 8 rows are 4 and
+  // 4, not 6 and 2.
+  constexpr int64_t kStep = kRows / 3;
+  const int64_t num_tiles = (job.num_rows + kRows - 1) / kRows;
+  const int64_t each = ((job.num_rows + num_tiles - 1) / num_tiles + kStep - 1) / kStep * kStep;
   for (int64_t begin = 0; begin < job.cols; begin += kChunk) {
     const int64_t end = least(begin + kChunk, job.cols);
     for (int64_t p = 0; p < job.num_panels; ++p) {

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The kernels of src/backends/amx/linear.cc compiled against tiles in software: proves their indexing, tails and order
+// on machines without AMX. Needs AVX-512 with VBMI.
+#include "backends/cpu_common/panel.h"
+
+namespace tessera::backends::amx_emulated {
+
+void nvfp4(const cpu_common::PanelJob& job);
+void fp8(const cpu_common::PanelJob& job);
+void bf16(const cpu_common::PanelJob& job);
+
+}  // namespace tessera::backends::amx_emulated
