@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "console.h"
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include "base/strings.h"
 
@@ -10,6 +12,8 @@ namespace tessera::app {
 namespace {
 
 constexpr size_t kMaxLineBytes = 2000;
+
+int g_result_errno = 0;  // of the first failure; one stdout, so one of these
 
 }  // namespace
 
@@ -25,7 +29,15 @@ void print_error(std::string_view message) {
 
 bool print_result(std::string_view text) {
   const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-  return std::fflush(stdout) == 0 && is_written;
+  const bool is_flushed = std::fflush(stdout) == 0;
+  if (is_written && is_flushed) return true;
+  if (g_result_errno == 0) g_result_errno = errno;
+  return false;
+}
+
+std::optional<std::string> result_fault() {
+  if (g_result_errno == 0) return std::nullopt;
+  return std::strerror(g_result_errno);
 }
 
 void ConsoleLog::write(LogLevel level, std::string_view message) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The terminal: messages on stderr, results on stdout.
+#include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/log.h"
@@ -13,6 +15,8 @@ void print_error(std::string_view message);
 void print_note(std::string_view message);
 // Result text on stdout, flushed. False once nobody reads any more.
 bool print_result(std::string_view text);
+// Why writing results failed, once it has.
+std::optional<std::string> result_fault();
 
 class ConsoleLog final : public LogSink {
  public:

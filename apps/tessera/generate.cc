@@ -3,7 +3,6 @@
 #include "engine/generate.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <charconv>
@@ -11,6 +10,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/safetensors_writer.h"
@@ -60,8 +60,11 @@ class Generate final : public Verb {
   int run() override;
 
  private:
+  bool is_greedy() const { return !(flags_.sampling.params.temperature > 0); }
   bool has_ids() const { return command_->get_option("--ids")->count() > 0; }
   void check_flags() const;
+  void check_logits_path(const std::string& model_folder) const;
+  void print_plan(const model::LoadedModel& loaded) const;
   std::vector<int32_t> prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const;
   void write_logits(std::span<const int32_t> prompt, const engine::GenerateResult& result, std::vector<float>& rows,
                     int64_t vocab) const;
@@ -79,19 +82,25 @@ Text goes to stdout as it is made, everything else to stderr.
 
 Examples:
   tessera generate "Compute 257-7."
-  echo "Spell mire." | tessera generate - --temperature 0.7 --seed 1 --json)");
-  c.add_option("PROMPT", flags_.prompt, "The question, one user turn of a chat; - reads it from stdin");
+  echo "Spell mire." | tessera generate - --temperature 0.7 --seed 1 --json
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 7 not finite or bypassed, 130 stopped.)");
+  c.add_option("PROMPT", flags_.prompt,
+               "The question, one user turn of a chat; - reads it from stdin, less a last newline");
   c.add_flag("--raw", flags_.is_raw,
              "PROMPT is the whole text: no chat format, no begin token; special tokens are parsed")
       ->group("Prompt");
-  c.add_option("--ids", flags_.ids, "Token ids 1,2,3 instead of PROMPT")->group("Prompt");
+  c.add_option("--ids", flags_.ids, "Token ids 1,2,3 instead of PROMPT")->type_name("IDS")->group("Prompt");
   c.add_flag("--think", flags_.thinks, "Let the model reason first (<think>)")->group("Prompt");
   add_model_flags(c, flags_.model);
   add_sampling_flags(c, flags_.sampling);
   c.add_flag("--json", flags_.is_json, "Print {text, ids, finish_reason, usage, seed} instead of streaming")
       ->group("Output");
   c.add_option("--logits", flags_.logits_path,
-               "Write FILE.safetensors: ids [n] and FP32 logits [n, vocab]; row i was computed from ids 0..i")
+               "Write FILE.safetensors: ids [n] and FP32 logits [n, vocab]; row i was computed from ids 0..i (the last "
+               "token made was not run and has no row)")
+      ->type_name("FILE")
+      ->check(not_empty("a file"))
       ->group("Output");
   c.add_flag("--quiet", flags_.is_quiet, "No summary and no progress")->group("Output");
   c.add_flag("--plan", flags_.shows_plan, "Print which kernel computes each op, and why")->group("Diagnosis");
@@ -108,16 +117,29 @@ void Generate::check_flags() const {
   if (flags_.is_raw && flags_.thinks)
     fail_usage("--raw takes the text as it is: write <think> into it instead of --think");
   check_stops(flags_.sampling.stops);
+}
+
+// Before anything is computed: the file can be made, and no file of the model is in its place.
+void Generate::check_logits_path(const std::string& model_folder) const {
   if (flags_.logits_path.empty()) return;
+  try {
+    const AtomicFile probe(flags_.logits_path);
+  } catch (const Error& error) {
+    fail_usage(fmt::format("--logits: {}", error.what()));
+  }
   const std::filesystem::path folder = std::filesystem::path(flags_.logits_path).parent_path();
-  if (access(folder.empty() ? "." : folder.c_str(), W_OK) != 0 || std::filesystem::is_directory(flags_.logits_path)) {
-    fail_usage(fmt::format("--logits: can't write {}", printable(flags_.logits_path)));
+  std::error_code error;
+  if (std::filesystem::equivalent(folder.empty() ? "." : folder, model_folder, error)) {
+    fail_usage(
+        fmt::format("--logits: expected a path outside the model's folder, found {}", printable(flags_.logits_path)));
   }
 }
 
 std::vector<int32_t> Generate::prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const {
   if (has_ids()) return parse_ids(flags_.ids);
-  const std::string text = flags_.prompt == "-" ? read_standard_input() : flags_.prompt;
+  std::string text = flags_.prompt == "-" ? read_standard_input() : flags_.prompt;
+  // A text file's last newline is not part of the question.
+  if (flags_.prompt == "-" && !flags_.is_raw && text.ends_with('\n')) text.pop_back();
   if (!is_valid_utf8(text)) fail_usage("prompt: expected UTF-8 text, found bytes that are not");
   if (text.empty()) fail_usage("prompt: expected text, found none");
   if (flags_.is_raw) return tokenizer->encode(text);
@@ -145,8 +167,8 @@ void Generate::print_json(const GenerateOutput& output, const engine::GenerateRe
                                         {{"prompt_tokens", result.num_prompt_tokens},
                                          {"completion_tokens", made},
                                          {"total_tokens", result.num_prompt_tokens + made}}},
-                                       {"seed", seed}};
-  print_result(json.dump() + "\n");
+                                       {"seed", is_greedy() ? nlohmann::json() : nlohmann::json(seed)}};
+  print_result(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 void Generate::print_summary(const engine::GenerateResult& result, const model::ModelFacts& facts,
@@ -154,11 +176,31 @@ void Generate::print_summary(const engine::GenerateResult& result, const model::
   const auto rate = [](size_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
   };
-  const std::string seed_text = flags_.sampling.params.temperature > 0 ? fmt::format(", seed {}", seed) : ", greedy";
+  const std::string seed_text = is_greedy() ? ", greedy" : fmt::format(", seed {}", seed);
   print_note(fmt::format("[{} prompt tokens at {:.0f}/s, {} made at {:.0f}/s, {}, {}{}]", result.num_prompt_tokens,
                          rate(static_cast<size_t>(result.num_prompt_tokens), result.times.prefill_seconds),
                          result.ids.size(), rate(result.ids.size(), result.times.decode_seconds),
                          engine::to_string(result.finish_reason), facts.precision, seed_text));
+}
+
+void Generate::print_plan(const model::LoadedModel& loaded) const {
+  for (const ops::PlanLine& line : loaded.plan) {
+    print_note(
+        fmt::format("{:<44} {:<16} {:<14} {}{}", line.where, line.op, line.chosen, line.desc,
+                    line.refusals.empty() ? "" : fmt::format(" (declined: {})", fmt::join(line.refusals, "; "))));
+  }
+}
+
+// Runs the same sequence again, which comes out the same, with every op looked at.
+void find_fault(model::Runner& runner, std::span<const int32_t> prompt, const engine::GenerateOptions& options,
+                TracePrinter& trace) {
+  GenerateOutput nothing(nullptr, {.streams_text = false, .keeps_logits = false, .stops = {}, .end_ids = {}});
+  runner.set_tracer(&trace);
+  try {
+    engine::generate(runner, prompt, options, nothing, nullptr);
+  } catch (const Error&) {
+    // The error that is being explained.
+  }
 }
 
 int Generate::run() {
@@ -168,20 +210,20 @@ int Generate::run() {
   const ModelFolder folder =
       open_folder(flags_.model, has_ids() ? TokenizerNeed::kIfPresent : TokenizerNeed::kRequired);
   const text::Tokenizer* text = folder.tokenizer ? &*folder.tokenizer : nullptr;
+  if (text == nullptr && !flags_.sampling.stops.empty()) {
+    fail_usage(fmt::format("--stop needs {}, which is not there", printable(folder.tokenizer_path)));
+  }
+  check_logits_path(folder.directory);
   const std::vector<int32_t> prompt = prompt_ids(text, folder.tokenizer_path);
-  load.sequence_tokens = std::min(folder.config.max_positions, static_cast<int64_t>(prompt.size()) +
-                                                                   std::max<int64_t>(0, flags_.sampling.max_tokens));
+  const int64_t longest = folder.config.max_positions;
+  load.sequence_tokens = std::min(
+      longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
+  if (!flags_.logits_path.empty()) load.extra_bytes = sizeof(float) * load.sequence_tokens * folder.config.vocab_size;
 
   const model::LoadedModel loaded = load_weights(folder, load, flags_.is_quiet);
   ProgressBar progress(flags_.is_quiet);
-  if (flags_.shows_plan) {
-    for (const ops::PlanLine& line : loaded.plan) {
-      print_note(
-          fmt::format("{:<44} {:<16} {:<14} {}{}", line.where, line.op, line.chosen, line.desc,
-                      line.refusals.empty() ? "" : fmt::format(" (declined: {})", fmt::join(line.refusals, "; "))));
-    }
-  }
-  TracePrinter trace;
+  if (flags_.shows_plan) print_plan(loaded);
+  TracePrinter trace(flags_.traces);
   if (flags_.traces) loaded.runner->set_tracer(&trace);
 
   const model::ModelFacts& facts = loaded.runner->facts();
@@ -189,6 +231,7 @@ int Generate::run() {
   options.max_tokens = flags_.sampling.max_tokens;
   options.sampling = sampling_options(flags_.sampling, seed);
   options.cancel = &interrupted();
+  options.shows_decode = flags_.is_json;
   GenerateOutput output(text, {.streams_text = !flags_.is_json,
                                .keeps_logits = !flags_.logits_path.empty(),
                                .stops = flags_.sampling.stops,
@@ -198,25 +241,27 @@ int Generate::run() {
   engine::GenerateResult result;
   try {
     result = engine::generate(*loaded.runner, prompt, options, output, &progress);
-  } catch (const Error&) {
-    // What the trace saw says more than the error that ended the run.
-    if (trace.first_fault()) {
-      print_error(fmt::format("first output that is not finite: {}", *trace.first_fault()));
-      return kExitMismatch;
-    }
-    throw;
+  } catch (const Error& error) {
+    output.finish();
+    if (error.code() != ErrorCode::kNotFinite) throw;
+    if (!trace.first_fault()) find_fault(*loaded.runner, prompt, options, trace);
+    if (!trace.first_fault()) throw;
+    print_error(fmt::format("first output that is not finite: {}", *trace.first_fault()));
+    return kExitMismatch;
   }
   output.finish();
-  if (!flags_.logits_path.empty()) write_logits(prompt, result, output.kept_logits(), facts.vocab_size);
+  const bool is_cancelled = result.finish_reason == engine::FinishReason::kCancelled;
+  if (!flags_.logits_path.empty() && !is_cancelled)
+    write_logits(prompt, result, output.kept_logits(), facts.vocab_size);
   if (flags_.is_json) print_json(output, result, seed);
+  if (!flags_.is_quiet) note_idle_flags(*command_, flags_.sampling);
   if (!flags_.is_quiet && !flags_.is_json) print_summary(result, facts, seed);
-  if (output.is_broken_pipe()) return kExitFailure;
   if (trace.first_fault()) {
     print_error(fmt::format("first output that is not finite: {}", *trace.first_fault()));
     return kExitMismatch;
   }
   if (load.bypass.any()) return kExitMismatch;
-  return result.finish_reason == engine::FinishReason::kCancelled ? kExitCancelled : kExitOk;
+  return is_cancelled ? kExitCancelled : kExitOk;
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ void GenerateOutput::emit(const std::string& text) {
 }
 
 bool GenerateOutput::token(int32_t id) {
+  has_tokens_ = true;
   if (std::find(options_.end_ids.begin(), options_.end_ids.end(), id) != options_.end_ids.end()) return true;
   if (tokenizer_ == nullptr) {
     emit((text_.empty() ? "" : ",") + std::to_string(id));
@@ -38,7 +39,7 @@ void GenerateOutput::finish() {
     emit(stops_.push(detokenizer_->finish()));
     emit(stops_.finish());
   }
-  if (options_.streams_text) print_result("\n");
+  if (options_.streams_text && has_tokens_) print_result("\n");
 }
 
 }  // namespace tessera::app

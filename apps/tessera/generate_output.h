@@ -44,7 +44,7 @@ class GenerateOutput final : public engine::GenerateObserver {
   text::StopMatcher stops_;
   std::string text_;
   std::vector<float> kept_logits_;
-  bool is_broken_pipe_ = false;
+  bool has_tokens_ = false, is_broken_pipe_ = false;
 };
 
 }  // namespace tessera::app

@@ -21,7 +21,7 @@ void watch_interrupt(InterruptEnd end) {
   action.sa_handler = on_interrupt;
   sigemptyset(&action.sa_mask);
   if (end == InterruptEnd::kSecondEndsProgram) action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
 }
 
 std::atomic<bool>& interrupted() {

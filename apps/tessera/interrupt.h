@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ctrl-C as a flag that long work looks at between steps.
+// Ctrl-C, and requests to end (SIGTERM, SIGHUP), as a flag that long work looks at between steps.
 #include <atomic>
 
 namespace tessera::app {

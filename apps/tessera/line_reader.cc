@@ -96,6 +96,8 @@ class TerminalReader final : public LineReader {
     prompt_ = prompt;
     is_interrupted_ = false;
     int count = 0;
+    // libedit would do it after the prompt is shown; a Ctrl-D typed in between would be the line discipline's.
+    el_set(edit_, EL_PREP_TERM, 1);
     const char* text = el_gets(edit_, &count);
     if (is_interrupted_) {
       std::fputs("^C\n", stderr);

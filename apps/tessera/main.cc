@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // tessera: one program, one file per verb.
 #include <fmt/format.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <new>
+#include <optional>
 #include <vector>
 
 #include "base/env.h"
@@ -29,6 +32,8 @@ int exit_code_of(ErrorCode code) {
       return kExitDevice;
     case ErrorCode::kCancelled:
       return kExitCancelled;
+    case ErrorCode::kNotFinite:
+      return kExitMismatch;
     case ErrorCode::kInternal:
       return kExitFailure;
   }
@@ -52,10 +57,43 @@ std::string environment_help() {
   return text;
 }
 
+// What CLI11 says, and which help to ask for.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> verbs = app.get_subcommands();
+  if (!verbs.empty()) return fmt::format("{} (try tessera {} --help)", error.what(), verbs.front()->get_name());
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
+  }
+  return fmt::format("{}; verbs: {} (try tessera --help)", error.what(), fmt::join(names, ", "));
+}
+
+// A result that did not reach stdout is a failure, whatever the verb thought.
+int with_written_results(int code) {
+  const std::optional<std::string> fault = result_fault();
+  if (!fault) return code;
+  print_error(fmt::format("stdout: cannot write all of the result: {}", *fault));
+  return code == kExitOk ? kExitFailure : code;
+}
+
+// The reference kernels keep rows on the stack.
+void check_stack() {
+  constexpr rlim_t kNeeded = 2 << 20;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= kNeeded) return;
+  fail(ErrorCode::kResourceExhausted,
+       fmt::format("stack limit: expected at least {} KiB, found {}; run: ulimit -s 8192", kNeeded >> 10,
+                   limit.rlim_cur >> 10));
+}
+
 int run(int argc, char** argv) {
+  // Writing past a file size limit is then an error with a message; by default it ends the program.
+  std::signal(SIGXFSZ, SIG_IGN);
+  check_stack();
   CLI::App app{"Tessera: DeepSeek-V4 in NVFP4, on any machine.", "tessera"};
   app.require_subcommand(0, 1);
   app.footer(kFooter);
+  app.set_version_flag("--version", std::string("tessera ") + TESSERA_VERSION);
   app.set_help_all_flag("--help-all", "Help of every verb, and the environment variables");
   std::vector<std::unique_ptr<Verb>> verbs;
   verbs.push_back(add_generate(app));
@@ -77,11 +115,11 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success& request) {
     return app.exit(request);
   } catch (const CLI::ParseError& error) {
-    print_error(fmt::format("{} (try tessera --help)", error.what()));
+    print_error(usage_message(app, error));
     return kExitUsage;
   }
   for (const auto& verb : verbs) {
-    if (verb->command()->parsed()) return verb->run();
+    if (verb->command()->parsed()) return with_written_results(verb->run());
   }
   print_result(app.help());
   return kExitUsage;

@@ -8,6 +8,8 @@
 
 #include "backends/registry.h"
 #include "base/env.h"
+#include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 #include "console.h"
 #include "default_model.h"
@@ -21,13 +23,16 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       .add_option("--model", flags.model,
                   "Folder with config.json, tokenizer.json, *.safetensors [the bundled tiny-v4, or TESSERA_MODEL]")
       ->type_name("DIR")
+      ->check(not_empty("a folder"))
       ->group("Model");
   command
       .add_option("--mode", flags.mode,
                   "Inputs of linear maps: f32 (nothing rounded), a16 (BF16), a8 (E4M3), a4 (NVFP4)")
+      ->type_name("f32|a16|a8|a4")
       ->capture_default_str()
       ->group("Model");
   command.add_option("--cache", flags.cache, "Caches: fp8 (as the model was trained) or exact")
+      ->type_name("fp8|exact")
       ->capture_default_str()
       ->group("Model");
   command
@@ -59,8 +64,17 @@ ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need) {
   folder.directory = flags.model.empty() ? default_model() : flags.model;
   folder.tokenizer_path = (std::filesystem::path(folder.directory) / "tokenizer.json").string();
   folder.config = model::load_config(folder.directory);
-  if (need == TokenizerNeed::kRequired || std::filesystem::exists(folder.tokenizer_path)) {
-    folder.tokenizer.emplace(text::Tokenizer::load(folder.tokenizer_path));
+  const bool has_tokenizer = file_exists(folder.tokenizer_path);
+  if (need == TokenizerNeed::kRequired && !has_tokenizer) {
+    fail(ErrorCode::kNotFound,
+         fmt::format("{}: no such file; a model is a folder with config.json, tokenizer.json and *.safetensors",
+                     printable(folder.tokenizer_path)));
+  }
+  if (has_tokenizer) folder.tokenizer.emplace(text::Tokenizer::load(folder.tokenizer_path));
+  if (has_tokenizer && folder.tokenizer->vocab_size() > folder.config.vocab_size) {
+    fail_data(folder.tokenizer_path, "token ids",
+              fmt::format("at most {}, vocab_size of config.json", folder.config.vocab_size),
+              fmt::format("{}", folder.tokenizer->vocab_size()));
   }
   return folder;
 }

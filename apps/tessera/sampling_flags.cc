@@ -8,6 +8,7 @@
 #include <random>
 
 #include "base/strings.h"
+#include "console.h"
 #include "usage.h"
 
 namespace tessera::app {
@@ -67,6 +68,8 @@ void add_sampling_flags(CLI::App& command, SamplingFlags& flags) {
       ->allow_extra_args(false)
       ->group("Sampling");
   command.add_option("--seed", flags.seed, "Repeat an answer exactly [a new one each time, printed]")
+      ->type_name("N")
+      ->check(not_empty("a number"))
       ->group("Sampling");
   command.add_option("--stop", flags.stops, "End before this text; repeatable")
       ->allow_extra_args(false)
@@ -79,6 +82,7 @@ void check_stops(const std::vector<std::string>& stops) {
   for (const std::string& stop : stops) {
     if (stop.empty() || stop.size() > kMaxStopBytes)
       fail_usage(fmt::format("--stop: expected 1 to {} bytes, found {}", kMaxStopBytes, stop.size()));
+    if (!is_valid_utf8(stop)) fail_usage("--stop: expected UTF-8 text, found bytes that are not");
   }
 }
 
@@ -90,6 +94,18 @@ uint64_t choose_seed(const std::string& text) {
     fail_usage(fmt::format("--seed: expected a number from 0 to 2^64 - 1, found \"{}\"", printable(text, 40)));
   }
   return seed;
+}
+
+void note_idle_flags(const CLI::App& command, const SamplingFlags& flags) {
+  if (flags.params.temperature > 0) return;
+  std::vector<std::string> idle;
+  for (const char* name : {"--top-p", "--top-k", "--min-p", "--seed"}) {
+    if (command.get_option(name)->count() > 0) idle.emplace_back(name);
+  }
+  if (!idle.empty()) {
+    print_note(fmt::format("note: {} changes nothing at --temperature 0, which takes the likeliest token",
+                           fmt::join(idle, ", ")));
+  }
 }
 
 engine::SamplingOptions sampling_options(const SamplingFlags& flags, uint64_t seed) {

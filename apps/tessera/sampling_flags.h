@@ -29,6 +29,9 @@ void check_stops(const std::vector<std::string>& stops);
 // The seed given, or a new one. Throws kInvalidArgument for what is no number of 64 bits.
 uint64_t choose_seed(const std::string& text);
 
+// A note on stderr about flags that were given and have no effect on greedy sampling.
+void note_idle_flags(const CLI::App& command, const SamplingFlags& flags);
+
 // What the engine takes. Throws kInvalidArgument for a malformed --logit-bias; ranges are checked by the engine.
 engine::SamplingOptions sampling_options(const SamplingFlags& flags, uint64_t seed);
 

@@ -35,7 +35,7 @@ void TracePrinter::tensor(std::string_view name, const TensorView& value) {
     if (!first_fault_)
       first_fault_ = fmt::format("{}: {} at element {} of {}", name, bad, first_bad, value.shape.to_string());
   }
-  print_note(line);
+  if (prints_) print_note(line);
 }
 
 }  // namespace tessera::app

@@ -3,8 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <iostream>
-#include <iterator>
 
 #include "base/error.h"
 
@@ -21,12 +21,19 @@ void fail_usage(const std::string& message) {
 }
 
 std::string read_standard_input() {
-  std::string text(std::istreambuf_iterator<char>(std::cin), {});
-  if (text.size() > kMaxPromptBytes)
-    fail_usage(fmt::format("prompt: expected at most {} bytes, found {}", kMaxPromptBytes, text.size()));
-  // A text file's last newline is not part of the question.
-  if (text.ends_with('\n')) text.pop_back();
+  std::string text;
+  std::array<char, 65536> part{};
+  while (std::cin.read(part.data(), part.size()) || std::cin.gcount() > 0) {
+    text.append(part.data(), static_cast<size_t>(std::cin.gcount()));
+    if (text.size() > kMaxPromptBytes) {
+      fail_usage(fmt::format("prompt: expected at most {} bytes on stdin, found more", kMaxPromptBytes));
+    }
+  }
   return text;
+}
+
+std::string NotEmpty::operator()(const std::string& value) const {
+  return value.empty() ? fmt::format("expected {}, found \"\"", expected_) : "";
 }
 
 }  // namespace tessera::app

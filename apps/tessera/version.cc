@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "backends/registry.h"
+#include "commit.h"
 #include "console.h"
 #include "verb.h"
 

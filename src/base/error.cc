@@ -23,6 +23,8 @@ std::string_view to_string(ErrorCode code) {
       return "cancelled";
     case ErrorCode::kDeviceError:
       return "device error";
+    case ErrorCode::kNotFinite:
+      return "not finite";
     case ErrorCode::kInternal:
       return "internal error";
   }

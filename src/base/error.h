@@ -16,6 +16,7 @@ enum class ErrorCode {
   kResourceExhausted,  // it does not fit; the message says how much is missing
   kCancelled,          // the user stopped it
   kDeviceError,        // a device or its driver failed
+  kNotFinite,          // NaN or infinity where numbers are due: damaged weights, or a kernel at fault
   kInternal,           // a broken invariant of ours
 };
 

@@ -52,10 +52,10 @@ File File::open_read(const std::string& path) {
   return file;
 }
 
-File File::create_new(const std::string& path) {
+File File::create_new(const std::string& path, const std::string& shown) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, 0666);
-  if (descriptor < 0) fail(ErrorCode::kInvalidArgument, system_error(path, "create"));
+  if (descriptor < 0) fail(ErrorCode::kInvalidArgument, system_error(shown, "create"));
   return File(descriptor, path);
 }
 

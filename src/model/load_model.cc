@@ -30,14 +30,14 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
   return total;
 }
 
-void check_fit(uint64_t weights, uint64_t state, const device::Machine& machine) {
-  const uint64_t needed = weights + state;
+void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {
+  const uint64_t needed = weights + state + work;
   if (needed <= machine.memory_available_bytes) return;
   fail(
       ErrorCode::kResourceExhausted,
-      fmt::format("does not fit: {} of weights and {} of sequence state need {}, this machine has {} available; {} are "
-                  "missing",
-                  format_bytes(weights), format_bytes(state), format_bytes(needed),
+      fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, this machine has {} "
+                  "available; {} are missing",
+                  format_bytes(weights), format_bytes(state), format_bytes(work), format_bytes(needed),
                   format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
 }
 
@@ -115,8 +115,9 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   WeightSource weights(checkpoint, config, drafts, Shard{}, progress, inexact);
   check_config_covers(weights, config, directory);
   const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
-  check_fit(weights.total_bytes(), sequence_bytes(config, options.precision, options.sequence_tokens, window_slots),
-            machine);
+  const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
+  const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens);
+  check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
   if (log != nullptr) log_unused(weights, *log);
   ops::Planner planner(backends, machine, options.forced);
   const Phase phase(progress, "read weights", weights.total_bytes());

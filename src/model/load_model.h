@@ -22,6 +22,7 @@ struct LoadOptions {
   int num_threads = 0;  // 0: one per core
   int64_t max_step_tokens = 64;
   int64_t sequence_tokens = 0;  // counted into the memory that must fit, besides the weights
+  int64_t extra_bytes = 0;      // that the caller will take besides; counted too
   std::vector<std::pair<std::string, std::string>> forced;  // ops::parse_forced
   Bypass bypass;
   bool allow_inexact = false;  // round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing them

@@ -81,6 +81,13 @@ Model::Model(const Config& config, ops::Planner& planner, WeightSource& weights,
   facts_.weight_bytes = static_cast<int64_t>(weights.total_bytes());
 }
 
+size_t Model::step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens) {
+  const DType activation = precision.activation();
+  const int64_t streams = ops::kHcStreams * config.hidden_size * dtype_bits(activation) / 8;
+  return arena_capacity(config, max_step_tokens, activation) +
+         static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4));
+}
+
 std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
   if (capacity < 0 || capacity > config_.max_positions) {
     fail(ErrorCode::kInvalidArgument,
@@ -168,7 +175,7 @@ TensorView Model::run_head(const StepContext& context, const OutputHead& head, c
   for (int64_t i = 0; i < logits.shape.num_elements(); ++i) {
     if (!std::isfinite(values[i])) {
       const int32_t row = batch_.logit_rows[static_cast<size_t>(i / config_.vocab_size)];
-      fail(ErrorCode::kInternal,
+      fail(ErrorCode::kNotFinite,
            fmt::format("logit {} at position {} is {}; run with --trace-op to find the first op "
                        "whose output is not finite",
                        i % config_.vocab_size, batch_.positions[static_cast<size_t>(row)], values[i]));

@@ -19,6 +19,9 @@ class Model final : public Runner {
   const ModelFacts& facts() const override { return facts_; }
   const CacheSpec& cache_spec() const override { return cache_spec_; }
   int64_t max_step_tokens() const override { return max_step_tokens_; }
+  // Bytes that a model takes for steps of `max_step_tokens`, besides weights and the ops' own workspace.
+  static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens);
+
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
   TensorView step(std::span<const SequenceSlice> slices) override;
