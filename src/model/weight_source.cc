@@ -121,6 +121,7 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
   const bool is_empty = slice.row_begin == slice.row_end;
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
   Matrix matrix = reader_.read(stored, weight.shape, slice, exponent);
+  if (edit_ != nullptr) edit_->edit(name, matrix);
   if (matrix.view.format == WeightFormat::kNvfp4) add_fingerprint(name, &matrix.view.tensor_scale, sizeof(float));
   add_fingerprint(name, matrix.data.data(), matrix.data.size());
   add_fingerprint(name, matrix.scales.data(), matrix.scales.size());

@@ -22,6 +22,14 @@ namespace tessera::model {
 // What happens to MXFP4 blocks that NVFP4 can't hold exactly.
 enum class Inexact { kRefuse, kRound };
 
+// Sees every matrix that WeightSource::load_matrix has read, before it is packed, and may change its values: the
+// doctor's hypotheses about a damaged checkpoint are tried this way. Format and shape stay.
+class MatrixEdit {
+ public:
+  virtual ~MatrixEdit() = default;
+  virtual void edit(const std::string& name, Matrix& matrix) const = 0;
+};
+
 class WeightSource {
  public:
   // Resolves every tensor of the table. Throws kDataLoss, kNotFound or kUnsupported for the first that is missing, of
@@ -46,6 +54,8 @@ class WeightSource {
   // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr);
+  // Null: none. Must outlive the source.
+  void set_edit(const MatrixEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
   device::Tensor load_vector(const std::string& name);
   // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
@@ -67,6 +77,7 @@ class WeightSource {
   void add_fingerprint(const std::string& name, const void* data, size_t bytes);
 
   const Config& config_;
+  const MatrixEdit* edit_ = nullptr;
   Shard shard_;
   Inexact inexact_;
   MatrixReader reader_;
