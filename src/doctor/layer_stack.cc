@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "doctor/layer_stack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace tessera::doctor {
+
+namespace {
+
+using model::Block;
+using model::LayerBuilder;
+using model::WeightSource;
+
+// Activations that a layer or the head holds at once: generous sums of what they take.
+size_t arena_bytes(const model::Config& c, int64_t tokens) {
+  const int64_t values = 16 * ops::kHcStreams * c.hidden_size + 3 * c.num_heads * c.head_dim + 8 * c.head_dim +
+                         2 * c.q_lora_rank + 2 * c.o_groups * c.o_lora_rank +
+                         2 * c.index_num_heads * (c.index_head_dim + 1) + c.experts_per_token * (c.hidden_size + 4) +
+                         8 * c.expert_inner + 2 * c.num_experts + 2 * c.index_topk + 512;
+  return static_cast<size_t>(tokens * values) * sizeof(float) + (1 << 20);
+}
+
+}  // namespace
+
+LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* const> backends,
+                       const device::Machine& machine, const StackOptions& options, std::vector<int32_t> ids)
+    : weights_(weights),
+      config_(weights.config()),
+      options_(options),
+      planner_(backends, machine),
+      queue_(options.num_threads),
+      ids_(std::move(ids)),
+      positions_(ids_.size()),
+      slots_(ids_.size()),
+      arena_(arena_bytes(config_, static_cast<int64_t>(ids_.size()))),
+      index_scores_(static_cast<size_t>(model::kScoreRows * (static_cast<int64_t>(ids_.size()) / 4 + 1)) *
+                    sizeof(float)) {
+  for (const int32_t id : ids_) {
+    if (id < 0 || id >= config_.vocab_size) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("token id {}: this model has ids 0 to {}", id, config_.vocab_size - 1));
+    }
+  }
+  std::iota(positions_.begin(), positions_.end(), 0);
+  const int64_t slots = config_.sliding_window + num_tokens() - 1;
+  for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = positions_[i] % slots;
+}
+
+LayerBuilder LayerStack::builder(WeightSource& weights) {
+  return LayerBuilder{
+      config_, planner_, weights, options_.precision, num_tokens(), config_.sliding_window + num_tokens() - 1};
+}
+
+void LayerStack::reserve(const LayerBuilder& used) {
+  const size_t bytes = static_cast<size_t>(used.workspace_bytes);
+  if (bytes > workspace_.size()) workspace_ = device::Buffer(bytes);
+}
+
+model::StepContext LayerStack::context(model::Tracer* tracer) {
+  arena_.reset_to(0);
+  return {.queue = queue_,
+          .arena = arena_,
+          .workspace = workspace_.data(),
+          .tracer = tracer,
+          .slices = slices_,
+          .num_tokens = num_tokens(),
+          .token_ids = ids_.data(),
+          .positions = positions_.data(),
+          .window_slots = slots_.data(),
+          .index_scores = index_scores_.as<float>(),
+          .activation = activation()};
+}
+
+device::Tensor LayerStack::embed() {
+  LayerBuilder build = builder(weights_);
+  const model::Matrix table = weights_.load_matrix("embed");
+  const DType stored = table.view.format == ops::WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
+  const auto op = build.bind<ops::Embedding>(
+      "embed",
+      {.vocab = config_.vocab_size, .hidden = config_.hidden_size, .weight = stored, .activation = activation()});
+  device::Tensor streams(activation(), {num_tokens(), ops::kHcStreams, config_.hidden_size});
+  const TensorView weight{const_cast<void*>(table.view.data), stored, {config_.vocab_size, config_.hidden_size}};
+  op.run({.weight = weight, .ids = ids_.data(), .num_tokens = num_tokens(), .out = streams}, queue_);
+  return streams;
+}
+
+std::unique_ptr<Block> LayerStack::build(WeightSource& weights, size_t layer) {
+  LayerBuilder build = builder(weights);
+  auto block = std::make_unique<Block>(build, fmt::format("layers.{}.", layer), config_.compress_ratios[layer],
+                                       config_.is_hashed(static_cast<int64_t>(layer)), model::Bypass{});
+  reserve(build);
+  return block;
+}
+
+void LayerStack::run(const Block& block, const TensorView& streams, model::Tracer* tracer) {
+  // The layer's caches alone: it is layer 0 of a sequence that has no other.
+  model::CacheLayout layout;
+  layout.layers.push_back(block.cache_layout());
+  model::SequenceCaches caches(layout, num_tokens());
+  slices_ = {{&caches, 0, num_tokens(), 0}};
+  block.run(context(tracer), 0, streams);
+  slices_.clear();
+}
+
+void LayerStack::run_layer(size_t layer, const TensorView& streams, model::Tracer* tracer) {
+  std::unique_ptr<Block>& kept = kept_[layer];
+  if (kept == nullptr) kept = build(weights_, layer);
+  run(*kept, streams, tracer);
+  if (!options_.keeps_layers) kept_.erase(layer);
+}
+
+void LayerStack::run_layer_from(WeightSource& weights, size_t layer, const TensorView& streams) {
+  run(*build(weights, layer), streams, nullptr);
+}
+
+std::vector<float> LayerStack::logits(const TensorView& streams, model::Tracer* tracer) {
+  LayerBuilder build = builder(weights_);
+  const model::OutputHead head(build, "");
+  const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);
+  reserve(build);
+  std::vector<int32_t> rows(ids_.size());
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<float> out(ids_.size() * static_cast<size_t>(config_.vocab_size));
+  head.run(context(tracer), projection, streams, rows.data(), num_tokens(),
+           {out.data(), DType::kF32, {num_tokens(), config_.vocab_size}});
+  return out;
+}
+
+std::vector<double> surprises(std::span<const float> logits, std::span<const int32_t> ids, int64_t vocab) {
+  std::vector<double> out;
+  const size_t width = static_cast<size_t>(vocab);
+  for (size_t t = 1; t < ids.size(); ++t) {
+    const std::span<const float> row = logits.subspan((t - 1) * width, width);
+    const double most = *std::max_element(row.begin(), row.end());
+    double total = 0;
+    for (const float x : row) total += std::exp(static_cast<double>(x) - most);
+    out.push_back(most + std::log(total) - static_cast<double>(row[static_cast<size_t>(ids[t])]));
+  }
+  return out;
+}
+
+}  // namespace tessera::doctor

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The model one layer at a time: each layer is built, run over all tokens of the sample, and dropped again where it
+// does not fit beside the others, so a checkpoint larger than memory can be examined.
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/layers/block.h"
+#include "model/weight_source.h"
+#include "ops/planner.h"
+
+namespace tessera::doctor {
+
+struct StackOptions {
+  ops::Precision precision{ops::InputMode::kF32, ops::CacheMode::kExact};
+  int num_threads = 0;
+  bool keeps_layers = true;  // false: build each layer anew whenever it runs
+};
+
+class LayerStack {
+ public:
+  // Everything given must outlive the stack. `ids` is the whole sample, run as one step.
+  LayerStack(model::WeightSource& weights, std::span<const ops::Backend* const> backends,
+             const device::Machine& machine, const StackOptions& options, std::vector<int32_t> ids);
+
+  int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
+  size_t num_layers() const { return static_cast<size_t>(config_.num_layers); }
+  // Streams [tokens, 4, hidden] before the first layer.
+  device::Tensor embed();
+  // Runs a layer in place. `tracer` may be null.
+  void run_layer(size_t layer, const TensorView& streams, model::Tracer* tracer);
+  // Frees a layer that was kept.
+  void drop_layer(size_t layer) { kept_.erase(layer); }
+  // The same with another source of this layer's weights (a trial), built for this call only.
+  void run_layer_from(model::WeightSource& weights, size_t layer, const TensorView& streams);
+  // FP32 logits [tokens, vocab] from the streams after the last layer.
+  std::vector<float> logits(const TensorView& streams, model::Tracer* tracer);
+  DType activation() const { return options_.precision.activation(); }
+
+ private:
+  model::LayerBuilder builder(model::WeightSource& weights);
+  std::unique_ptr<model::Block> build(model::WeightSource& weights, size_t layer);
+  void run(const model::Block& block, const TensorView& streams, model::Tracer* tracer);
+  model::StepContext context(model::Tracer* tracer);
+  void reserve(const model::LayerBuilder& used);
+
+  model::WeightSource& weights_;
+  const model::Config& config_;
+  StackOptions options_;
+  ops::Planner planner_;
+  device::Queue queue_;
+  std::vector<int32_t> ids_;
+  std::vector<int64_t> positions_, slots_;
+  device::Arena arena_;
+  device::Buffer workspace_, index_scores_;
+  std::vector<model::SliceRows> slices_;
+  std::map<size_t, std::unique_ptr<model::Block>> kept_;
+};
+
+// Negative log likelihood, in nats, of each of ids[1..] given the ones before, from logits [ids, vocab]; NaN or
+// infinite where a logit is not finite.
+std::vector<double> surprises(std::span<const float> logits, std::span<const int32_t> ids, int64_t vocab);
+
+}  // namespace tessera::doctor
