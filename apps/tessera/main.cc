@@ -101,6 +101,8 @@ int run(int argc, char** argv) {
   verbs.push_back(add_eval(app));
   verbs.push_back(add_perplexity(app));
   verbs.push_back(add_convert(app));
+  verbs.push_back(add_inspect(app));
+  verbs.push_back(add_check(app));
   verbs.push_back(add_devices(app));
   verbs.push_back(add_bench(app));
   verbs.push_back(add_completion(app));

@@ -36,6 +36,8 @@ std::unique_ptr<Verb> add_perplexity(CLI::App& app);
 std::unique_ptr<Verb> add_chat(CLI::App& app);
 std::unique_ptr<Verb> add_convert(CLI::App& app);
 std::unique_ptr<Verb> add_bench(CLI::App& app);
+std::unique_ptr<Verb> add_inspect(CLI::App& app);
+std::unique_ptr<Verb> add_check(CLI::App& app);
 std::unique_ptr<Verb> add_devices(CLI::App& app);
 std::unique_ptr<Verb> add_completion(CLI::App& app);
 std::unique_ptr<Verb> add_man(CLI::App& app);
