@@ -189,9 +189,11 @@ class Bench {
   void run_row(const std::string& name, const std::string& variant, int64_t tokens, int64_t bytes, int64_t flops,
                const std::function<void(int64_t)>& op) {
     std::atomic<uint64_t> sink = 0;
-    const int64_t spots = std::max<int64_t>(1, pool_.bytes() / bytes);
+    const int64_t part = std::min(bytes, pool_.bytes()), spots = pool_.bytes() / part;
     const auto read = [&](int64_t run) {
-      sink ^= read_bytes(pool_.codes() + run % spots * bytes, std::min(bytes, pool_.bytes()), queue_);
+      for (int64_t left = bytes; left > 0; left -= part) {
+        sink ^= read_bytes(pool_.codes() + run % spots * part, std::min(left, part), queue_);
+      }
     };
     Pair pair = measure_pair(op, read, 20, options_.seconds);
     report_.rows.push_back({name, variant, tokens, bytes, flops, std::move(pair.a), std::move(pair.b)});

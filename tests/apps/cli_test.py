@@ -197,6 +197,25 @@ class Cli(ProgramTest):
         self.assertTrue(devices['backends'][-1]['available'])
         self.assertIn(b'verified: run on hardware', run('devices').stdout)
 
+    def test_backends_are_chosen_and_restricted(self):
+        devices = json.loads(run('devices', '--json', TESSERA_BACKENDS='ref').stdout)
+        self.assertEqual([b['name'] for b in devices['backends'] if b['available']], ['ref'])
+        everywhere = run('generate', '--quiet', 'Spell mire.', TESSERA_BACKENDS='avx2').stdout
+        self.assertEqual(everywhere, b'm i r e\n')
+        self.check_error(run('generate', 'a', TESSERA_BACKENDS='avx3'), 2, 'avx3')
+
+    def test_bench_reports_rows_with_samples(self):
+        report = json.loads(run('bench', 'ops', '--json', '--only', 'gate', '--tokens', '1,3', '--seconds', '0.01').stdout)
+        self.assertGreater(report['read_gbs'], 0)
+        self.assertEqual([row['tokens'] for row in report['rows']], [1, 3])
+        for row in report['rows']:
+            self.assertEqual(row['flops'], 2 * 256 * 4096 * row['tokens'])
+            self.assertGreaterEqual(len(row['seconds']), 20)
+        model = json.loads(run('bench', 'model', '--json', '--contexts', '8', '--decode', '2', '--repeats', '1').stdout)
+        self.assertEqual([row['context'] for row in model['rows']], [8])
+        self.check_error(run('bench', 'ops', '--tokens', '0'), 2, '--tokens')
+        self.check_error(run('bench', 'ops', '--mode', 'f32'), 2, '--mode')
+
     def test_help_teaches(self):
         text = run('generate', '--help').stdout.decode()
         for flag in ('--raw', '--ids', '--model', '--max-tokens', '--temperature', '--top-p', '--top-k', '--min-p', '--seed', '--stop', '--mode',
@@ -204,7 +223,7 @@ class Cli(ProgramTest):
             self.assertIn(flag, text)
         self.assertIn('Examples:', text)
         everything = run('--help-all').stdout.decode()
-        for word in ('TESSERA_FORCE', 'TESSERA_BYPASS', 'devices', 'version', 'Exit codes'):
+        for word in ('TESSERA_FORCE', 'TESSERA_BACKENDS', 'TESSERA_BYPASS', 'devices', 'version', 'Exit codes'):
             self.assertIn(word, everything)
 
     # ---- what goes wrong
