@@ -97,8 +97,8 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 
   c.add_flag("--json", flags_.is_json, "Print {text, ids, finish_reason, usage, seed} instead of streaming")
       ->group("Output");
   c.add_option("--logits", flags_.logits_path,
-               "Write FILE.safetensors: ids [n] and FP32 logits [n, vocab]; row i was computed from ids 0..i (the last "
-               "token made was not run and has no row)")
+               "Write FILE.safetensors: ids [n] and FP32 logits [n, vocab]; row i comes from ids 0..i; the last token "
+               "made has none")
       ->type_name("FILE")
       ->check(not_empty("a file"))
       ->group("Output");

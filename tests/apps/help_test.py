@@ -77,7 +77,7 @@ class Help(ProgramTest):
         script.write_bytes(run('completion', 'bash').stdout)
         (self.folder / 'questions.jsonl').touch()
         self.assertEqual(self.complete(script, 'tessera', 'ev'), ['eval'])
-        self.assertEqual(set(self.complete(script, 'tessera', '')) - {'-h', '--help', '--help-all'}, set(verbs()))
+        self.assertEqual(set(self.complete(script, 'tessera', '')) - {'-h', '--help', '--help-all', '--version'}, set(verbs()))
         for verb, flags in self.flags().items():
             self.assertLessEqual(set(flags), set(self.complete(script, 'tessera', verb, '--')), verb)
         self.assertEqual(self.complete(script, 'tessera', 'eval', 'ques'), ['questions.jsonl'])

@@ -9,7 +9,8 @@
 
 namespace tessera::testing {
 
-// ||a - b|| / ||b|| in double; NaN where either holds one; 0 for two vectors below FP32's normal range.
+// ||a - b|| / ||b|| in double; NaN where either holds one. Vectors of an RMS below 2^-110 count as
+// of that RMS.
 double relative_error(std::span<const float> a, std::span<const float> b);
 
 // Passes only where the relative error is at most `bound`; names the worst element.
