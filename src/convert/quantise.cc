@@ -16,7 +16,8 @@ using numeric::kNvfp4Block;
 using numeric::Nvfp4WeightRule;
 
 constexpr int kBlock = kNvfp4Block;
-constexpr int kLanes = 4;  // partial sums, so that additions don't wait for each other
+constexpr int64_t kE8m0Stride = 4;  // blocks; the comparison costs as much as all the rest
+constexpr int kLanes = 4;           // partial sums, so that additions don't wait for each other
 constexpr int32_t kMagnitudeBits = 0x7FFFFFFF, kInfinityBits = 0x7F800000;
 constexpr int32_t kOneBits = std::bit_cast<int32_t>(1.0f), kSixBits = std::bit_cast<int32_t>(6.0f),
                   kEightBits = std::bit_cast<int32_t>(8.0f);
@@ -102,12 +103,13 @@ float magnitudes_of(const float* x, float* magnitudes) {
   return float_of(largest);
 }
 
-// A block's error under the power-of-two scale that UE8M0 would have given it.
-double error_under_e8m0(const float* magnitudes, float amax) {
+// A block's error under the power-of-two scale that UE8M0 would have given it. `value` is the block's squared sum.
+void measure_e8m0(const float* magnitudes, float amax, double value, Statistics& measured) {
   const float step = numeric::e8m0_to_float(numeric::e8m0_from_float_up(amax / kE2m1Max));
   float rounded[kBlock];
   round_block(magnitudes, step, rounded);
-  return squared_error(magnitudes, rounded, step);
+  measured.squared_value_e8m0 += value;
+  measured.squared_error_e8m0 += squared_error(magnitudes, rounded, step);
 }
 
 // Codes under a scale byte. A zero step gives zero codes without signs.
@@ -170,9 +172,10 @@ void quantise_row(const float* x, int64_t count, float tensor_scale, Nvfp4Weight
     measured.num_saturated += amax / chosen->step > kE2m1Max && chosen->step > 0 ? 1 : 0;
     measured.num_zero += chosen->is_zero ? 1 : 0;
     measured.num_vanished += chosen->is_zero ? 1 : 0;
-    measured.squared_value += squared_sum(magnitudes);
+    const double value = squared_sum(magnitudes);
+    measured.squared_value += value;
     measured.squared_error += squared_error(magnitudes, chosen->rounded, chosen->step);
-    measured.squared_error_e8m0 += error_under_e8m0(magnitudes, amax);
+    if (block % kE8m0Stride == 0) measure_e8m0(magnitudes, amax, value, measured);
   }
   measured.num_values += count;
   measured.num_blocks += count / kBlock;
@@ -192,8 +195,9 @@ void measure_row(const uint8_t* codes, const uint8_t* scales, int64_t count, flo
     const float amax = magnitudes_of(values, magnitudes);
     ++measured.scales[scale];
     measured.num_zero += amax == 0 ? 1 : 0;
-    measured.squared_value += squared_sum(magnitudes);
-    if (measures_e8m0 && amax > 0) measured.squared_error_e8m0 += error_under_e8m0(magnitudes, amax);
+    const double value = squared_sum(magnitudes);
+    measured.squared_value += value;
+    if (measures_e8m0 && amax > 0 && block % kE8m0Stride == 0) measure_e8m0(magnitudes, amax, value, measured);
   }
   measured.num_values += count;
   measured.num_blocks += count / kBlock;

@@ -26,6 +26,7 @@ void Statistics::add(const Statistics& other) {
   num_inexact_blocks += other.num_inexact_blocks;
   squared_value += other.squared_value;
   squared_error += other.squared_error;
+  squared_value_e8m0 += other.squared_value_e8m0;
   squared_error_e8m0 += other.squared_error_e8m0;
   for (size_t i = 0; i < scales.size(); ++i) scales[i] += other.scales[i];
 }
@@ -35,7 +36,7 @@ double Statistics::relative_error() const {
 }
 
 double Statistics::relative_error_e8m0() const {
-  return relative(squared_error_e8m0, squared_value);
+  return relative(squared_error_e8m0, squared_value_e8m0);
 }
 
 void add(FamilyStatistics& sum, const FamilyStatistics& other) {

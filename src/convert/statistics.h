@@ -22,8 +22,9 @@ struct Statistics {
   int64_t num_inexact_blocks = 0;          // MXFP4 blocks of 32 outside the range of the tensor's scales
   double squared_value = 0;                // sum over the values before
   double squared_error = 0;                // sum over the differences (before - after)
-  // The same, had each block's scale been the power of two 2^ceil(log2(amax / 6)) instead of an E4M3 number.
-  double squared_error_e8m0 = 0;
+  // Both again over every fourth block of a row, had its scale been the power of two 2^ceil(log2(amax / 6)) instead of
+  // an E4M3 number.
+  double squared_value_e8m0 = 0, squared_error_e8m0 = 0;
   std::array<int64_t, 128> scales{};  // blocks by scale byte
 
   void add(const Statistics& other);

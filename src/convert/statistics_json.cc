@@ -32,6 +32,7 @@ struct Sum {
 constexpr Sum kSums[] = {
     {"squared_value", &Statistics::squared_value},
     {"squared_error", &Statistics::squared_error},
+    {"squared_value_measured_with_ue8m0_scales", &Statistics::squared_value_e8m0},
     {"squared_error_with_ue8m0_scales", &Statistics::squared_error_e8m0},
 };
 

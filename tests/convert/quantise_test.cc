@@ -145,7 +145,9 @@ TEST_F(Quantise, WhatUe8m0WouldHaveLost) {
   EXPECT_EQ(rounded.squared_error, 0);
   // Steps of 2 instead of 1.25.
   double expected = 0;
-  for (const float value : x) {
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i / 16 % 4 != 0) continue;  // every fourth block is measured
+    const float value = x[i];
     const double difference = value - 2 * numeric::e2m1_to_float(numeric::e2m1_from_float(value / 2));
     expected += difference * difference;
   }

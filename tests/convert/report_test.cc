@@ -29,6 +29,7 @@ class Report : public testing::RandomTest {
     s.num_zero = 1;
     s.squared_value = 1 + rng_.uniform();
     s.squared_error = 0.01 * s.squared_value;
+    s.squared_value_e8m0 = s.squared_value;
     s.squared_error_e8m0 = 0.0144 * s.squared_value;
     return s;
   }
