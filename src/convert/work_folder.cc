@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -79,14 +80,15 @@ WorkFolder::WorkFolder(std::string out, Existing existing, const std::string& fi
   const std::string lock_path = (fs::path(path_) / "lock").string();
   lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
   if (lock_ < 0) fail_out(lock_path, fmt::format("cannot create: {}", std::strerror(errno)));
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  // A file system without locks is no reason to refuse.
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(lock_);
     fail_out(out_, "another conversion is writing here");
   }
   try {
     prepare(existing, fingerprint);
   } catch (...) {
-    ::close(lock_);
+    clean_up();
     throw;
   }
 }
@@ -115,6 +117,10 @@ void WorkFolder::prepare(Existing existing, const std::string& fingerprint) {
 }
 
 WorkFolder::~WorkFolder() {
+  clean_up();
+}
+
+void WorkFolder::clean_up() noexcept {
   if (!is_removed_) {
     std::error_code ignored;
     bool has_record = false;

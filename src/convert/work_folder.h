@@ -55,6 +55,7 @@ class WorkFolder {
 
  private:
   void prepare(Existing existing, const std::string& fingerprint);
+  void clean_up() noexcept;
   std::string out_, path_;
   bool has_made_out_ = false, is_removed_ = false;
   int lock_ = -1;

@@ -122,6 +122,14 @@ TEST_F(Interruption, AnUnfinishedFolderIsRefusedUnlessResumedOrForced) {
   expect_whole();
 }
 
+TEST_F(Interruption, TwoConversionsDoNotShareAFolder) {
+  Options replace = options(Existing::kReplace);
+  const WorkFolder first(out(), Existing::kRefuse, "0");
+  EXPECT_THAT(testing::convert_error(source(), out(), replace, ErrorCode::kInvalidArgument),
+              HasSubstr("another conversion is writing here"));
+  EXPECT_TRUE(fs::exists(out() + "/" + kWorkFolderName + "/conversion.json"));
+}
+
 TEST_F(Interruption, DamagedShardsAndRecordsAreMadeAgain) {
   ASSERT_TRUE(stop_midway(source(), out(), options()));
   const std::string work = out() + "/" + kWorkFolderName + "/";
