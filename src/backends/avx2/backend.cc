@@ -2,6 +2,7 @@
 // AVX2 with FMA and F16C: any x86-64-v3 machine (Haswell, Zen and later).
 #include "ops/backend.h"
 #include "backends/avx2/kernels.h"
+#include "backends/cpu_common/attention.h"
 #include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
@@ -22,10 +23,11 @@ constexpr cpu_common::PanelKernels kFmaKernels = {
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kFmaKernels>("fma")};
+constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx2::attention_fma>("fma")};
 
 }  // namespace
 
 extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware,
-                                               make_variants(kLinear, kMoeExperts)};
+                                               make_variants(kLinear, kMoeExperts, kAttention)};
 
 }  // namespace tessera::backends

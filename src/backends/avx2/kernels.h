@@ -2,6 +2,7 @@
 #pragma once
 // What the kernel files of this folder export: plain functions on raw pointers, called from backend.cc and, through
 // function pointers, from cpu_common.
+#include "backends/cpu_common/attention_job.h"
 #include "backends/cpu_common/panel.h"
 
 namespace tessera::backends::avx2 {
@@ -15,5 +16,8 @@ void f32_fma(const cpu_common::PanelJob& job);
 // What follows them.
 void store(const cpu_common::StoreJob& job);
 void gate(const cpu_common::GateJob& job);
+
+// Attention of one token.
+void attention_fma(const cpu_common::AttentionJob& job);
 
 }  // namespace tessera::backends::avx2

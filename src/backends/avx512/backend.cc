@@ -3,6 +3,7 @@
 // lacks; those named fma do without.
 #include "ops/backend.h"
 #include "backends/avx512/kernels.h"
+#include "backends/cpu_common/attention.h"
 #include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
@@ -36,10 +37,12 @@ constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kBf16Kernels>(
                                        cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kBf16Kernels>("bf16", has_bf16),
                                                cpu_common::moe_variant<kFmaKernels>("fma")};
+constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx512::attention_bf16>("bf16", has_bf16),
+                                             cpu_common::attention_variant<avx512::attention_fma>("fma")};
 
 }  // namespace
 
 extern constinit const Backend avx512_backend = {"avx512", available, Verification::kRunOnHardware,
-                                                 make_variants(kLinear, kMoeExperts)};
+                                                 make_variants(kLinear, kMoeExperts, kAttention)};
 
 }  // namespace tessera::backends
