@@ -150,6 +150,50 @@ class Bench {
     }
   }
 
+  // One layer's attention at a full window and `entries` selected entries, the caches as warm as a step leaves them.
+  void attention(const std::string& name, int64_t heads, int64_t window, int64_t entries) {
+    constexpr int64_t kWidth = 512;
+    const ops::EntryLayout layout{ops::EntryFormat::kKvFp8Bf16, kWidth, 64};
+    const ops::Attention::Desc desc{
+        .heads = heads, .head_dim = kWidth, .window = window, .scale = 0.04f, .layout = layout};
+    for (const int64_t tokens : options_.tokens) {
+      const std::string full = fmt::format("attention {} {} + {}", name, desc.to_string(), entries);
+      if (!wanted(full)) continue;
+      const auto op = planner_.bind<ops::Attention>(full, desc);
+      const int64_t num_entries = 4 * entries, slots = window + tokens;
+      const device::Buffer cache(static_cast<size_t>((slots + num_entries) * layout.entry_bytes()));
+      std::vector<float> key(kWidth);
+      for (int64_t i = 0; i < slots + num_entries; ++i) {
+        for (float& value : key) value = rng_.normal();
+        ops::encode_entry(layout, key.data(), cache.as<uint8_t>() + i * layout.entry_bytes());
+      }
+      std::vector<int64_t> positions;
+      std::vector<int32_t> counts(static_cast<size_t>(tokens), static_cast<int32_t>(entries)), selected;
+      for (int64_t t = 0; t < tokens; ++t) {
+        positions.push_back(4 * num_entries + t);
+        for (int64_t i = 0; i < entries; ++i) selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
+      }
+      const std::vector<float> sink(static_cast<size_t>(heads));
+      const device::Tensor q = activations(tokens, heads * kWidth), out(DType::kBF16, {tokens, heads, kWidth});
+      const int64_t keys = window + entries;
+      run_row(full, planner_.lines().back().chosen, tokens, tokens * keys * layout.entry_bytes(),
+              4 * tokens * keys * heads * kWidth, [&](int64_t) {
+                op.run({.q = q,
+                        .positions = positions.data(),
+                        .window_cache = cache.as<uint8_t>(),
+                        .window_slots = slots,
+                        .entry_cache = cache.as<uint8_t>() + slots * layout.entry_bytes(),
+                        .num_entries = counts.data(),
+                        .selected = selected.data(),
+                        .selected_stride = entries,
+                        .sink = sink.data(),
+                        .out = out,
+                        .num_tokens = tokens},
+                       queue_);
+              });
+    }
+  }
+
  private:
   bool wanted(const std::string& name) const { return name.find(options_.only) != std::string::npos; }
 
@@ -227,6 +271,8 @@ Report run_ops(const Options& options, const std::function<void(const Report&, c
   bench.experts("flash", 256, 6, 4096, 2048, false);
   bench.experts("flash", 256, 6, 4096, 2048, true);
   bench.experts("pro", 384, 6, 7168, 3072, false);
+  bench.attention("flash", 64, 128, 512);
+  bench.attention("tiny", 4, 32, 16);
   return bench.take();
 }
 
