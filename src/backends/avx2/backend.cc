@@ -3,7 +3,9 @@
 #include "ops/backend.h"
 #include "backends/avx2/kernels.h"
 #include "backends/cpu_common/attention.h"
+#include "backends/cpu_common/index_scores.h"
 #include "backends/cpu_common/panel_variants.h"
+#include "backends/cpu_common/row_variants.h"
 
 namespace tessera::backends {
 
@@ -24,10 +26,12 @@ constexpr cpu_common::PanelKernels kFmaKernels = {
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kFmaKernels>("fma")};
 constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx2::attention_fma>("fma")};
+constexpr Variant<IndexScores> kIndexScores[] = {cpu_common::index_scores_variant<avx2::index_scores_fma>("fma")};
 
 }  // namespace
 
-extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware,
-                                               make_variants(kLinear, kMoeExperts, kAttention)};
+extern constinit const Backend avx2_backend = {
+    "avx2", available, Verification::kRunOnHardware,
+    cpu_common::with_row_variants<avx2::rows>(make_variants(kLinear, kMoeExperts, kAttention, kIndexScores))};
 
 }  // namespace tessera::backends

@@ -1,68 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention by dot products of BF16 pairs, and by FP32 multiply-adds where the processor lacks those. Keys are exact in
-// BF16 either way: E4M3 times a power of two.
 #include "backends/cpu_common/attention_kernel.h"
 
 #include "backends/avx512/kernels.h"
-#include "backends/avx512/lanes.h"
-#include "numeric/e8m0.h"
+#include "backends/avx512/operands.h"
 
 namespace tessera::backends::avx512 {
-
-namespace {
-
-inline __m512 scale_of(uint8_t code) {
-  return _mm512_mul_ps(_mm512_set1_ps(numeric::e8m0_to_float(code)), _mm512_set1_ps(256));
-}
-
-struct Bf16Pairs : Lanes {
-  using Units = __m512i;
-  static constexpr int kPair = 2, kHeadVecs = 4, kKeys = 6, kDimVecs = 4, kRows = 6;
-  static Units load_units(const uint32_t* from) { return _mm512_loadu_si512(from); }
-  static void store_units(uint32_t* to, Units value) { _mm512_storeu_si512(to, value); }
-  static Units all_units(uint32_t value) { return _mm512_set1_epi32(static_cast<int>(value)); }
-  static Vec dot(Vec sum, Units a, Units b) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-  }
-  static Units pack(Vec even, Vec odd) {
-    return _mm512_or_si512(bf16_bits(even), _mm512_slli_epi32(bf16_bits(odd), 16));
-  }
-  // Exact, so the upper halves are all there is.
-  static void decode_fp8(const uint8_t* codes, uint8_t scale, uint32_t* to) {
-    const __m512 factor = scale_of(scale);
-    for (int i = 0; i < 4; ++i) {
-      const __m512i bits = _mm512_castps_si512(_mm512_mul_ps(e4m3_over_256(codes + 16 * i), factor));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8 * i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-    }
-  }
-  static void decode_bf16(const uint16_t* from, uint32_t* to) { __builtin_memcpy(to, from, 128); }
-  static void zip(const uint32_t* a, const uint32_t* b, uint32_t* to) {
-    for (int i = 0; i < 4; ++i) {
-      const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a + 8 * i)));
-      const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 8 * i)));
-      _mm512_storeu_si512(to + 16 * i, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
-    }
-  }
-};
-
-struct Floats : Lanes {
-  using Units = __m512;
-  static constexpr int kPair = 1, kHeadVecs = 4, kKeys = 6, kDimVecs = 4, kRows = 6;
-  static Units load_units(const uint32_t* from) { return _mm512_loadu_ps(from); }
-  static void store_units(uint32_t* to, Units value) { _mm512_storeu_ps(to, value); }
-  static Units all_units(uint32_t value) { return _mm512_set1_ps(__builtin_bit_cast(float, value)); }
-  static Vec dot(Vec sum, Units a, Units b) { return _mm512_fmadd_ps(a, b, sum); }
-  static Units pack(Vec p, Vec) { return bf16_rounded(p); }
-  static void decode_fp8(const uint8_t* codes, uint8_t scale, uint32_t* to) {
-    const __m512 factor = scale_of(scale);
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_mul_ps(e4m3_over_256(codes + 16 * i), factor));
-  }
-  static void decode_bf16(const uint16_t* from, uint32_t* to) {
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, load_bf16(from + 16 * i));
-  }
-};
-
-}  // namespace
 
 void attention_bf16(const cpu_common::AttentionJob& job) {
   cpu_common::attend<Bf16Pairs>(job);

@@ -4,7 +4,9 @@
 #include "ops/backend.h"
 #include "backends/avx512/kernels.h"
 #include "backends/cpu_common/attention.h"
+#include "backends/cpu_common/index_scores.h"
 #include "backends/cpu_common/panel_variants.h"
+#include "backends/cpu_common/row_variants.h"
 
 namespace tessera::backends {
 
@@ -39,10 +41,14 @@ constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kBf16Kern
                                                cpu_common::moe_variant<kFmaKernels>("fma")};
 constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx512::attention_bf16>("bf16", has_bf16),
                                              cpu_common::attention_variant<avx512::attention_fma>("fma")};
+constexpr Variant<IndexScores> kIndexScores[] = {
+    cpu_common::index_scores_variant<avx512::index_scores_bf16>("bf16", has_bf16),
+    cpu_common::index_scores_variant<avx512::index_scores_fma>("fma")};
 
 }  // namespace
 
-extern constinit const Backend avx512_backend = {"avx512", available, Verification::kRunOnHardware,
-                                                 make_variants(kLinear, kMoeExperts, kAttention)};
+extern constinit const Backend avx512_backend = {
+    "avx512", available, Verification::kRunOnHardware,
+    cpu_common::with_row_variants<avx512::rows>(make_variants(kLinear, kMoeExperts, kAttention, kIndexScores))};
 
 }  // namespace tessera::backends

@@ -3,7 +3,9 @@
 // What the kernel files of this folder export: plain functions on raw pointers, called from backend.cc and, through
 // function pointers, from cpu_common.
 #include "backends/cpu_common/attention_job.h"
+#include "backends/cpu_common/index_job.h"
 #include "backends/cpu_common/panel.h"
+#include "backends/cpu_common/row_kernels.h"
 
 namespace tessera::backends::avx512 {
 
@@ -20,8 +22,14 @@ void f32_fma(const cpu_common::PanelJob& job);
 void store(const cpu_common::StoreJob& job);
 void gate(const cpu_common::GateJob& job);
 
+extern const cpu_common::RowKernels rows;
+
 // Attention of one token.
 void attention_bf16(const cpu_common::AttentionJob& job);
 void attention_fma(const cpu_common::AttentionJob& job);
+
+// Index scores of a block of keys.
+void index_scores_bf16(const cpu_common::IndexJob& job);
+void index_scores_fma(const cpu_common::IndexJob& job);
 
 }  // namespace tessera::backends::avx512

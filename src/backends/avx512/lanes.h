@@ -43,6 +43,36 @@ struct Lanes {
   static void store_bf16(uint16_t* to, Vec value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(bf16_bits(value)));
   }
+  static Vec abs(Vec a) { return _mm512_abs_ps(a); }
+  static Vec with_sign_of(Vec magnitude, Vec a) {
+    return _mm512_or_ps(magnitude, _mm512_and_ps(a, _mm512_set1_ps(-0.0f)));
+  }
+  // `yes` where a < b.
+  static Vec where_less(Vec a, Vec b, Vec yes, Vec no) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes);
+  }
+  // Lane i of the result is lane i ^ kStep.
+  template <int kStep>
+  static Vec exchange(Vec a) {
+    if constexpr (kStep == 1) return _mm512_permute_ps(a, 0xB1);
+    if constexpr (kStep == 2) return _mm512_permute_ps(a, 0x4E);
+    if constexpr (kStep == 4) return _mm512_shuffle_f32x4(a, a, 0xB1);
+    if constexpr (kStep == 8) return _mm512_shuffle_f32x4(a, a, 0x4E);
+  }
+  // 2^(e + kMore) * 1.5 for the exponent e of each lane, at least 2^least_exponent.
+  template <int kMore>
+  static Vec one_and_a_half_above(Vec a, int least_exponent) {
+    const __m512i exponent = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7F800000));
+    const __m512i kept = _mm512_max_epi32(exponent, _mm512_set1_epi32((127 + least_exponent) << 23));
+    return _mm512_castsi512_ps(_mm512_add_epi32(kept, _mm512_set1_epi32((kMore << 23) + 0x400000)));
+  }
+  // The inverse of e4m3_over_256, for values that E4M3 has.
+  static void store_e4m3(uint8_t* codes, Vec over_256) {
+    const __m256i half = _mm512_cvtps_ph(over_256, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m256i sign = _mm256_and_si256(_mm256_srli_epi16(half, 8), _mm256_set1_epi16(0x80));
+    const __m256i magnitude = _mm256_and_si256(_mm256_srli_epi16(half, 7), _mm256_set1_epi16(0x7F));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm256_cvtepi16_epi8(_mm256_or_si256(sign, magnitude)));
+  }
   // E4M3 codes / 256: shifted into FP16 that is their value, subnormals included. NaN codes come with a NaN scale.
   static Vec e4m3_over_256(const uint8_t* codes) {
     const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));

@@ -1,11 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Functions on vectors of FP32, for any instruction set that has `Math` (avx512/lanes.h, avx2/lanes.h). Included by
-// kernel files only: all names are local to the file.
+// kernel files only: all names are local to the file. The scalar functions are those of numeric/e8m0.h, which as inline
+// functions would be compiled once for the whole program, perhaps with this instruction set.
+#include <cstdint>
 
 namespace tessera::backends::cpu_common {
 
 namespace {
+
+// UE8M0 to FP32 and up to UE8M0, NaN is 255.
+inline float power_of_code(uint8_t code) {
+  if (code == 255) return __builtin_bit_cast(float, uint32_t{0x7FC00000});
+  return __builtin_bit_cast(float, code == 0 ? uint32_t{0x00400000} : static_cast<uint32_t>(code) << 23);
+}
+inline uint8_t power_code_above(float value) {
+  if (value != value) return 255;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value) & 0x7FFFFFFF;
+  if (bits <= 0x00400000) return 0;
+  const uint32_t exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0 ? 1 : 0);
+  return static_cast<uint8_t>(exponent < 254 ? exponent : 254);
+}
 
 // Within 2 units in the last place; 0 below -104 (AVX2: where the result would be subnormal), infinity above 88.8; NaN
 // stays. Cody-Waite reduction by ln 2 in two parts, Taylor to degree 7 on |r| <= ln 2 / 2.

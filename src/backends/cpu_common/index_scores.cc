@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cpu_common/index_scores.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu_common/share.h"
+#include "numeric/bf16.h"
+
+namespace tessera::backends::cpu_common {
+
+using ops::EntryFormat;
+using ops::IndexScores;
+
+namespace {
+
+constexpr int64_t kMaxHeads = 128;
+constexpr int64_t kTokens = 16;  // of a job: bounds the stack
+
+}  // namespace
+
+bool index_scores_supports(const IndexScores::Desc& desc, std::string& why_not) {
+  const EntryFormat format = desc.keys.format;
+  if (desc.activation != DType::kBF16 || (format != EntryFormat::kIndexFp4 && format != EntryFormat::kBf16)) {
+    why_not = "needs BF16 queries and keys in FP4 or BF16";
+    return false;
+  }
+  if (desc.width > kIndexWidth || desc.width % kIndexStep != 0 || desc.heads > kMaxHeads) {
+    why_not = "needs at most 128 heads of a multiple of 32, at most 256, not " + std::to_string(desc.width);
+    return false;
+  }
+  return true;
+}
+
+void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const IndexScores::Args& args,
+                      device::Queue& queue) {
+  const float scale =
+      static_cast<float>(1 / std::sqrt(static_cast<double>(desc.width) * static_cast<double>(desc.heads)));
+  const int64_t blocks = (args.stride + kIndexKeys - 1) / kIndexKeys, entry_bytes = desc.keys.entry_bytes();
+  // A block's keys are decoded once per piece.
+  const int64_t tokens_each =
+      blocks >= 2 * queue.num_threads()
+          ? kTokens
+          : std::min<int64_t>(kTokens, (args.num_tokens + queue.num_threads() - 1) / queue.num_threads());
+  if (args.num_tokens == 0 || blocks == 0) return;
+  const int64_t groups = (args.num_tokens + tokens_each - 1) / tokens_each;
+  const int64_t cost = args.num_tokens * blocks * kIndexKeys * desc.heads * desc.width / 16;
+  share(queue, blocks * groups, cost, [&](int64_t piece) {
+    const int64_t first_key = piece / groups * kIndexKeys, first = piece % groups * tokens_each;
+    int64_t counts[kTokens], num_keys = 0;
+    float weights[kTokens * kMaxHeads];
+    IndexJob job{};
+    job.num_tokens = std::min(tokens_each, args.num_tokens - first);
+    for (int64_t t = 0; t < job.num_tokens; ++t) {
+      counts[t] = std::clamp<int64_t>(args.counts[first + t] - first_key, 0, kIndexKeys);
+      num_keys = std::max(num_keys, counts[t]);
+      const uint16_t* raw = args.weights.as<uint16_t>() + (first + t) * desc.heads;
+      for (int64_t h = 0; h < desc.heads; ++h)
+        weights[t * desc.heads + h] = numeric::bf16_round(numeric::bf16_to_float(raw[h]) * scale);
+    }
+    if (num_keys == 0) return;
+    job.queries = args.queries.as<uint16_t>() + first * desc.heads * desc.width;
+    job.weights = weights;
+    job.keys = args.keys + first_key * entry_bytes;
+    job.is_fp4 = desc.keys.format == EntryFormat::kIndexFp4;
+    job.entry_bytes = entry_bytes;
+    job.num_keys = num_keys;
+    job.heads = desc.heads;
+    job.width = desc.width;
+    job.counts = counts;
+    job.stride = args.stride;
+    job.scores = args.scores + first * args.stride + first_key;
+    kernel(job);
+  });
+}
+
+}  // namespace tessera::backends::cpu_common
