@@ -23,7 +23,6 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms about std::string concatenation (GCC bug 105651).
   target_compile_options(tessera_flags INTERFACE -Wno-restrict)
 endif()
-target_compile_definitions(tessera_flags INTERFACE FMT_HEADER_ONLY=1)
 if(TESSERA_TEST_SEAMS)
   target_compile_definitions(tessera_flags INTERFACE TESSERA_TEST_SEAMS=1)
 endif()
@@ -37,5 +36,8 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
+# The library and not the header-only form, which costs seconds in every file that includes it.
+find_package(fmt REQUIRED)
+target_link_libraries(tessera_flags INTERFACE fmt::fmt)
 pkg_check_modules(LIBEDIT REQUIRED IMPORTED_TARGET libedit)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
