@@ -110,6 +110,9 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
       std::vector<OpError> errors = compare_outputs(mode_ops, exact_ops);
       std::stable_sort(errors.begin(), errors.end(),
                        [](const OpError& a, const OpError& b) { return a.relative > b.relative; });
+      // An op that runs in parts is traced in parts: its worst is enough.
+      std::set<std::string> seen;
+      std::erase_if(errors, [&](const OpError& error) { return !seen.insert(error.name).second; });
       if (errors.size() > 3) errors.resize(3);
       report.layers.back().worst = std::move(errors);
       report.layers.back().rerouted = num_rerouted(mode_ops, exact_ops, config_.experts_per_token);
