@@ -22,6 +22,7 @@ float add_lanes(float* lanes) {
 }  // namespace
 
 void load_floats(const TensorView& tensor, int64_t offset, int64_t count, float* out) {
+  if (count == 0) return;  // an empty tensor may have no address at all
   if (tensor.dtype == DType::kF32) {
     std::memcpy(out, tensor.as<float>() + offset, static_cast<size_t>(count) * sizeof(float));
     return;
@@ -32,6 +33,7 @@ void load_floats(const TensorView& tensor, int64_t offset, int64_t count, float*
 }
 
 void store_floats(const TensorView& tensor, int64_t offset, int64_t count, const float* values) {
+  if (count == 0) return;  // an empty tensor may have no address at all
   if (tensor.dtype == DType::kF32) {
     std::memcpy(tensor.as<float>() + offset, values, static_cast<size_t>(count) * sizeof(float));
     return;
