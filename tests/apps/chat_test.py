@@ -18,7 +18,7 @@ import unittest
 from program import PROGRAM, ProgramTest, environment, run
 
 BOS, EOS, USER, ASSISTANT = '<｜begin▁of▁sentence｜>', '<｜end▁of▁sentence｜>', '<｜User｜>', '<｜Assistant｜>'
-ENDLESS = ('--temperature', '5', '--logit-bias', '1:-100', '--seed', '3')
+ENDLESS = ('--logit-bias', '72:1000')  # nothing but the letter a
 
 
 def chat(*lines, arguments=(), **changes):
@@ -49,6 +49,7 @@ class Terminal:
     def ask(self, text):
         """Types once the prompt is shown: before that the terminal is not in libedit's hands."""
         self.wait_for('> ')
+        time.sleep(0.3)  # the prompt is shown a moment before the terminal is in raw mode
         self.send(text)
 
     def wait_for(self, pattern, seconds=60):

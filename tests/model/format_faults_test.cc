@@ -364,13 +364,13 @@ TEST_F(FormatFaults, DraftTensorsAreKnownAndOthersAreSaid) {
     tensors_[name] = any;
     ++num_draft;
   }
-  tensors_["layers.9.attn.wq_a.weight"] = any;
+  tensors_["layers.1.attn.extra.weight"] = any;
   tensors_["vision.proj.weight"] = any;
   testing::write_tensors(folder_.path(), tensors_);
   const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder_.path());
   const WeightSource weights(source, config_, 0, {}, nullptr);
   EXPECT_EQ(static_cast<int64_t>(weights.kept_aside().size()), num_draft);
-  EXPECT_EQ(weights.unknown(), (std::vector<std::string>{"layers.9.attn.wq_a.weight", "vision.proj.weight"}));
+  EXPECT_EQ(weights.unknown(), (std::vector<std::string>{"layers.1.attn.extra.weight", "vision.proj.weight"}));
   // DSpark stages are not the classic block, whatever the config says.
   const LoadedModel loaded = testing::load(folder_.path(), ops::InputMode::kA16, ops::CacheMode::kFp8);
   EXPECT_EQ(loaded.runner->facts().num_draft_layers, 0);
