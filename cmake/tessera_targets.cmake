@@ -9,8 +9,8 @@ function(tessera_room name)
 endfunction()
 
 # tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
-# One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. Tests whose suite begins
-# with "Slow" get the label slow.
+# One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. `./test --quick`
+# leaves out suites whose names begin with "Slow".
 function(tessera_test name)
   cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_executable(test_${name} ${TEST_SOURCES})
@@ -27,5 +27,5 @@ function(tessera_test name)
   gtest_discover_tests(test_${name} TEST_FILTER "-Slow*:*/Slow*" DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS ${name} TIMEOUT 900)
   gtest_discover_tests(test_${name} TEST_FILTER "Slow*:*/Slow*" TEST_LIST slow_${name} DISCOVERY_TIMEOUT 60
-                       PROPERTIES LABELS "${name};slow" TIMEOUT 1800)
+                       PROPERTIES LABELS ${name} TIMEOUT 1800)
 endfunction()
