@@ -24,4 +24,20 @@ class ProgressSink {
   virtual void end() = 0;
 };
 
+// A phase counted in bytes, ended however its scope ends. The sink may be null.
+class BytePhase {
+ public:
+  BytePhase(ProgressSink* sink, std::string_view name, uint64_t total_bytes) : sink_(sink) {
+    if (sink_ != nullptr) sink_->begin(name, total_bytes, "B");
+  }
+  ~BytePhase() {
+    if (sink_ != nullptr) sink_->end();
+  }
+  BytePhase(const BytePhase&) = delete;
+  BytePhase& operator=(const BytePhase&) = delete;
+
+ private:
+  ProgressSink* sink_;
+};
+
 }  // namespace tessera

@@ -36,20 +36,6 @@ void write_whole(const std::string& path, const std::string& text) {
   file.commit();
 }
 
-// Ends the phase however it ends.
-class Phase {
- public:
-  Phase(ProgressSink* sink, std::string_view name, uint64_t total) : sink_(sink) {
-    if (sink_ != nullptr) sink_->begin(name, total, "B");
-  }
-  ~Phase() {
-    if (sink_ != nullptr) sink_->end();
-  }
-
- private:
-  ProgressSink* sink_;
-};
-
 // Everything that the output's bytes depend on, hashed. Files are told by name, size, time of change, and their
 // tensors.
 std::string fingerprint_of(const checkpoint::Checkpoint& checkpoint, const std::string& config,
@@ -170,7 +156,7 @@ class Conversion {
         bytes += source_bytes(plan_.jobs[j]) * static_cast<uint64_t>(num_passes(plan_.jobs[j]));
       }
     }
-    const Phase phase(progress_, options_.is_trial ? "measure" : "convert", bytes);
+    const BytePhase phase(progress_, options_.is_trial ? "measure" : "convert", bytes);
     SourceReader reader(plan_, jobs);
     ShardOutput output(plan_, folder);
     JobRunner runner(plan_, options_, reader, output, progress_, is_cancelled_);

@@ -82,20 +82,6 @@ void log_unused(const WeightSource& weights, LogSink& log) {
   }
 }
 
-// Ends the phase however loading ends.
-class Phase {
- public:
-  Phase(ProgressSink* sink, std::string_view name, uint64_t total) : sink_(sink) {
-    if (sink_ != nullptr) sink_->begin(name, total, "B");
-  }
-  ~Phase() {
-    if (sink_ != nullptr) sink_->end();
-  }
-
- private:
-  ProgressSink* sink_;
-};
-
 }  // namespace
 
 int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
@@ -120,7 +106,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
   if (log != nullptr) log_unused(weights, *log);
   ops::Planner planner(backends, machine, options.forced);
-  const Phase phase(progress, "read weights", weights.total_bytes());
+  const BytePhase phase(progress, "read weights", weights.total_bytes());
   try {
     loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
                                             options.max_step_tokens, options.num_threads, options.bypass);
