@@ -39,16 +39,13 @@ struct Flags {
 // "1,2,3".
 std::vector<int32_t> parse_ids(const std::string& text) {
   std::vector<int32_t> ids;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
+  for (const std::string_view item : split(text, ',')) {
     int32_t id = 0;
-    const auto [stop, error] = std::from_chars(text.data() + begin, text.data() + end, id);
-    if (error != std::errc() || stop != text.data() + end || begin == end) {
-      fail_usage(fmt::format("--ids: expected numbers separated by commas, found \"{}\"",
-                             printable(text.substr(begin, end - begin), 40)));
+    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), id);
+    if (error != std::errc() || stop != item.data() + item.size()) {
+      fail_usage(fmt::format("--ids: expected numbers separated by commas, found \"{}\"", printable(item, 40)));
     }
     ids.push_back(id);
-    begin = end + 1;
   }
   return ids;
 }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "base/integer_math.h"
 #include "bench/ops/timing.h"
 
 namespace tessera::bench {
@@ -37,7 +38,7 @@ double gflops(float (*loop)(int64_t), int64_t (*flops)(int64_t), device::Queue& 
 }  // namespace
 
 uint64_t read_bytes(const void* data, int64_t bytes, device::Queue& queue) {
-  const int64_t parts = (bytes + kPart - 1) / kPart;
+  const int64_t parts = ceil_div(bytes, kPart);
   std::atomic<int64_t> next = 0;
   std::atomic<uint64_t> all = 0;
   queue.parallel_for(queue.num_threads(), 1, [&](int64_t, int64_t) {

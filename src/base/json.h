@@ -93,7 +93,6 @@ class JsonCursor {
   const Json& value() const { return *value_; }
   const std::string& file() const { return file_; }
   const std::string& path() const { return path_; }
-  bool is_null() const { return value_->kind() == Json::Kind::kNull; }
 
   JsonCursor at(std::string_view key) const;                        // required member; throws where absent
   std::optional<JsonCursor> find(std::string_view key) const;       // absent or null: nothing

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -25,6 +26,9 @@ char32_t next_code_point(std::string_view text, size_t& pos);
 
 // Appends the UTF-8 form of a code point.
 void append_utf8(std::string& out, char32_t code_point);
+
+// The parts of `text` between separators: "a,,b" has three, "" has one (empty). They point into `text`.
+std::vector<std::string_view> split(std::string_view text, char separator);
 
 // "1.50 GiB", "12.0 MiB", "17 B": powers of 1024.
 std::string format_bytes(uint64_t bytes);

@@ -50,9 +50,7 @@ std::string_view to_string(Family family) {
 
 FamilySet parse_families(std::string_view text) {
   FamilySet set;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view item = text.substr(begin, end - begin);
+  for (const std::string_view item : split(text, ',')) {
     const auto at = std::find(kNames.begin(), kNames.end(), item);
     if (item == "all") {
       set.set();
@@ -62,7 +60,6 @@ FamilySet parse_families(std::string_view text) {
       fail(ErrorCode::kInvalidArgument, fmt::format("families: expected some of {} or all, found \"{}\"",
                                                     fmt::join(kNames, ","), printable(item, 40)));
     }
-    begin = end + 1;
   }
   return set;
 }

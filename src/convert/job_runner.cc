@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 #include "convert/quantise.h"
 #include "model/stored_values.h"
@@ -202,7 +203,7 @@ void JobRunner::convert_band(const Job& job, const Band& band, float tensor_scal
   const int exponent = is_exact ? std::ilogb(tensor_scale) : 0;
   // Measured in runs of rows that the shape decides, and added in order: sums don't depend on the number of threads.
   const int64_t run_rows = kGrainValues / cols + 1;
-  std::vector<Statistics> by_run(static_cast<size_t>((rows + run_rows - 1) / run_rows));
+  std::vector<Statistics> by_run(static_cast<size_t>(ceil_div(rows, run_rows)));
   const auto convert_rows = [&](int64_t begin, int64_t end, Statistics& sum) {
     std::vector<float> values(static_cast<size_t>(job.treatment == Treatment::kRound ? cols : 0));
     for (int64_t r = begin; r < end; ++r) {

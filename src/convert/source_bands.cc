@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "model/stored_values.h"
 #include "numeric/fp8_block.h"
 #include "numeric/mxfp4.h"
@@ -51,7 +52,7 @@ std::unique_ptr<uint8_t[]> read_part(const LocatedTensor& tensor, int64_t begin,
 std::vector<float> read_fp8_scales(const PlannedMatrix& matrix, int64_t row_begin, int64_t row_end) {
   const LocatedTensor& tensor = matrix.stored.block_scales;
   const int64_t blocks = tensor.entry->shape[1], first = row_begin / kFp8WeightBlock;
-  const int64_t count = ((row_end + kFp8WeightBlock - 1) / kFp8WeightBlock - first) * blocks;
+  const int64_t count = (ceil_div<int64_t>(row_end, kFp8WeightBlock) - first) * blocks;
   const int64_t width = dtype_bits(*tensor.entry->dtype) / 8;
   const auto bytes = read_part(tensor, first * blocks * width, count * width);
   std::vector<float> scales(static_cast<size_t>(count));
@@ -91,7 +92,7 @@ std::vector<Band> bands_of(const Job& job) {
   std::vector<Band> bands;
   const auto cut = [&](size_t matrix, int64_t rows, int64_t row, int64_t unit) {
     int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kBandBytes) / std::max<int64_t>(1, row));
-    step = (step + unit - 1) / unit * unit;
+    step = round_up(step, unit);
     for (int64_t begin = 0; begin < rows; begin += step) {
       Band band;
       band.matrix = matrix, band.row_begin = begin, band.row_end = std::min(rows, begin + step);

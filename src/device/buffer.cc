@@ -9,24 +9,17 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/test_seams.h"
 
 namespace tessera::device {
 
-namespace {
-
-size_t round_up(size_t bytes) {
-  return (bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment;
-}
-
-}  // namespace
-
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   if (bytes > SIZE_MAX - kBufferAlignment || seams::is_failing_allocation()) throw std::bad_alloc();
-  data_ = std::aligned_alloc(kBufferAlignment, round_up(bytes));
+  data_ = std::aligned_alloc(kBufferAlignment, round_up(bytes, kBufferAlignment));
   if (data_ == nullptr) throw std::bad_alloc();
-  std::memset(data_, 0, round_up(bytes));
+  std::memset(data_, 0, round_up(bytes, kBufferAlignment));
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
@@ -55,7 +48,7 @@ Tensor::Tensor(DType dtype, const Shape& shape) {
 }
 
 size_t arena_bytes(DType dtype, const Shape& shape) {
-  return round_up(static_cast<size_t>(TensorView{nullptr, dtype, shape}.num_bytes()));
+  return round_up(static_cast<size_t>(TensorView{nullptr, dtype, shape}.num_bytes()), kBufferAlignment);
 }
 
 TensorView Arena::take(DType dtype, const Shape& shape) {

@@ -60,7 +60,6 @@ class Arena {
   // Aligned to kBufferAlignment; throws kInternal where the arena is full (the plan was wrong).
   TensorView take(DType dtype, const Shape& shape);
   size_t used_bytes() const { return used_; }
-  size_t capacity_bytes() const { return buffer_.size(); }
   // Everything taken after a mark is given back by reset_to(mark).
   size_t mark() const { return used_; }
   void reset_to(size_t mark) { used_ = mark; }

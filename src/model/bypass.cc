@@ -10,9 +10,8 @@ namespace tessera::model {
 
 Bypass parse_bypass(const std::string& text) {
   Bypass bypass;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string part = text.substr(begin, end - begin);
+  if (text.empty()) return bypass;
+  for (const std::string_view part : split(text, ',')) {
     if (part == "routed_experts") {
       bypass.routed_experts = true;
     } else if (part == "shared_experts") {
@@ -24,7 +23,6 @@ Bypass parse_bypass(const std::string& text) {
            fmt::format("TESSERA_BYPASS: expected routed_experts, shared_experts or compressed_entries, found \"{}\"",
                        printable(part, 60)));
     }
-    begin = end + 1;
   }
   return bypass;
 }

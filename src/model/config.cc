@@ -252,16 +252,4 @@ Config load_config(const std::string& directory) {
   return parse_config(Json::parse(read_file(path, kMaxConfigBytes), path), path);
 }
 
-GenerationDefaults load_generation_defaults(const std::string& directory) {
-  GenerationDefaults defaults;
-  const std::string path = path_in(directory, "generation_config.json");
-  if (!file_exists(path)) return defaults;
-  const Json json = Json::parse(read_file(path, kMaxConfigBytes), path);
-  const JsonCursor root(json, path);
-  if (const auto field = root.find("temperature")) defaults.temperature = field->number(0, 1e6);
-  if (const auto field = root.find("top_p")) defaults.top_p = field->number(0, 1);
-  if (const auto field = root.find("eos_token_id")) defaults.eos_ids = parse_ids(*field, kMaxDim);
-  return defaults;
-}
-
 }  // namespace tessera::model

@@ -56,14 +56,4 @@ Config parse_config(const Json& root, const std::string& file);
 // DIRECTORY/config.json.
 Config load_config(const std::string& directory);
 
-// What generation_config.json suggests; absent fields keep these values.
-struct GenerationDefaults {
-  double temperature = 1;
-  double top_p = 1;
-  std::vector<int64_t> eos_ids;  // empty: those of the config
-};
-
-// DIRECTORY/generation_config.json; the defaults where there is none.
-GenerationDefaults load_generation_defaults(const std::string& directory);
-
 }  // namespace tessera::model

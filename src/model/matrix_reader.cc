@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "model/stored_values.h"
 #include "numeric/e8m0.h"
 #include "numeric/fp8_block.h"
@@ -36,7 +37,7 @@ int64_t num_cols(const WeightSlice& slice) {
 // Half-open range of FP8 blocks that a range of rows or columns touches.
 struct BlockRange {
   BlockRange(int64_t begin, int64_t end)
-      : first(begin / kFp8Block), count(end > begin ? (end + kFp8Block - 1) / kFp8Block - begin / kFp8Block : 0) {}
+      : first(begin / kFp8Block), count(end > begin ? ceil_div(end, kFp8Block) - begin / kFp8Block : 0) {}
   int64_t first, count;
 };
 

@@ -29,8 +29,6 @@ class Model final : public Runner {
   int32_t sample(const SampleRequest& request) override;
   void set_tracer(Tracer* tracer) override { tracer_ = tracer; }
 
-  // Streams [tokens, 4, hidden] after the last layer of the last step.
-  TensorView last_streams() const { return streams_; }
   // Runs one layer alone on given streams, in place: teacher-forced comparisons. Caches advance as in a step, the
   // position does not; call advance on the state oneself.
   void run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams);

@@ -6,8 +6,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 #include "model/weight_names.h"
+#include "numeric/fp8_block.h"
+#include "numeric/mxfp4.h"
+#include "numeric/nvfp4.h"
 
 namespace tessera::model {
 
@@ -16,11 +20,8 @@ namespace {
 using checkpoint::Checkpoint;
 using checkpoint::LocatedTensor;
 
-constexpr int64_t kNvfp4Group = 16, kMxfp4Group = 32, kFp8Block = 128;
-
-int64_t blocks(int64_t count, int64_t block) {
-  return (count + block - 1) / block;
-}
+constexpr int64_t kNvfp4Group = numeric::kNvfp4Block, kMxfp4Group = numeric::kMxfp4Block;
+constexpr int64_t kFp8Block = numeric::kFp8WeightBlock;
 
 [[noreturn]] void fail_tensor(const LocatedTensor& tensor, const std::string& expected, const std::string& found) {
   fail_data(tensor.file->path(), fmt::format("tensor {}", tensor.entry->name), expected, found);
@@ -108,7 +109,7 @@ class Resolver {
     if (!has_dtype(scales, DType::kF8E8M0) && !is_float(scales)) {
       fail_tensor(scales, "F8_E8M0, F32 or BF16 block scales", described(scales));
     }
-    check_shape(scales, {blocks(shape[0], kFp8Block), blocks(shape[1], kFp8Block)});
+    check_shape(scales, {ceil_div(shape[0], kFp8Block), ceil_div(shape[1], kFp8Block)});
     return stored;
   }
 

@@ -3,7 +3,7 @@
 // BF16: the upper half of an FP32. Rounding to nearest, ties to even; NaN stays NaN (quiet), overflow gives infinity.
 #include <cstdint>
 
-#include "numeric/host_device.h"
+#include "base/host_device.h"
 
 namespace tessera::numeric {
 

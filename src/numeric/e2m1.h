@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "numeric/host_device.h"
+#include "base/host_device.h"
 #include "numeric/small_float.h"
 
 namespace tessera::numeric {

@@ -4,7 +4,7 @@
 // Source: OCP Microscaling Formats specification 1.0, section 5.4.1.
 #include <cstdint>
 
-#include "numeric/host_device.h"
+#include "base/host_device.h"
 
 namespace tessera::numeric {
 

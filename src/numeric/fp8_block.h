@@ -5,9 +5,9 @@
 // Source: DeepSeek-V4 inference/kernel.py, act_quant with scale_fmt "ue8m0"; weight_block_size of config.json.
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "numeric/e4m3.h"
 #include "numeric/e8m0.h"
-#include "numeric/host_device.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::numeric {

@@ -5,9 +5,9 @@
 // Source: DeepSeek-V4 inference/kernel.py, the FP4 activation quantiser; OCP Microscaling Formats specification 1.0.
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "numeric/e2m1.h"
 #include "numeric/e8m0.h"
-#include "numeric/host_device.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::numeric {

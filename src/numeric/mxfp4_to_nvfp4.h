@@ -15,10 +15,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "numeric/e2m1.h"
 #include "numeric/e4m3.h"
 #include "numeric/e8m0.h"
-#include "numeric/host_device.h"
 #include "numeric/mxfp4.h"
 #include "numeric/nvfp4.h"
 

@@ -5,9 +5,9 @@
 // Source: NVIDIA Model Optimizer's NVFP4 format; four-over-six: arXiv 2512.02010.
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "numeric/e2m1.h"
 #include "numeric/e4m3.h"
-#include "numeric/host_device.h"
 
 namespace tessera::numeric {
 

@@ -3,7 +3,7 @@
 // Rounding to a small binary float format by its parameters; e2m1.h and e4m3.h are two of them.
 #include <cstdint>
 
-#include "numeric/host_device.h"
+#include "base/host_device.h"
 
 namespace tessera::numeric {
 

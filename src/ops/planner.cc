@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/strings.h"
 
 namespace tessera::ops {
 
@@ -13,13 +14,12 @@ constexpr const char* kReference = "ref";
 
 // Throws where TESSERA_BACKENDS names a backend that this program lacks.
 void check_names(std::span<const Backend* const> backends, const std::string& names) {
-  for (size_t begin = 0; begin < names.size();) {
-    const size_t end = std::min(names.find(',', begin), names.size());
-    const std::string name = names.substr(begin, end - begin);
+  if (names.empty()) return;
+  for (const std::string_view name : split(names, ',')) {
     bool is_known = false;
     for (const Backend* backend : backends) is_known = is_known || name == backend->name;
-    if (!is_known) fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_BACKENDS: no backend \"{}\"", name));
-    begin = end + 1;
+    if (!is_known)
+      fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_BACKENDS: no backend \"{}\"", printable(name, 60)));
   }
 }
 
@@ -57,15 +57,14 @@ bool is_usable(const Backend& backend, const device::Machine& machine, std::stri
 
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text) {
   std::vector<std::pair<std::string, std::string>> forced;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string item = text.substr(begin, end - begin);
+  if (text.empty()) return forced;
+  for (const std::string_view item : split(text, ',')) {
     const size_t equals = item.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == item.size()) {
-      fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_FORCE: expected OP=VARIANT, found \"{}\"", item));
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("TESSERA_FORCE: expected OP=VARIANT, found \"{}\"", printable(item, 60)));
     }
     forced.emplace_back(item.substr(0, equals), item.substr(equals + 1));
-    begin = end + 1;
   }
   return forced;
 }

@@ -2,16 +2,14 @@
 #include "ops/weight_view.h"
 
 #include "base/error.h"
+#include "base/integer_math.h"
+#include "numeric/fp8_block.h"
 
 namespace tessera::ops {
 
 namespace {
 
-constexpr int64_t kFp8Block = 128;
-
-int64_t blocks(int64_t count, int64_t block) {
-  return (count + block - 1) / block;
-}
+constexpr int64_t kFp8Block = numeric::kFp8WeightBlock;
 
 }  // namespace
 
@@ -49,7 +47,7 @@ int64_t WeightView::scale_bytes() const {
     case WeightFormat::kBf16:
       return 0;
     case WeightFormat::kFp8Block:
-      return blocks(rows, kFp8Block) * blocks(cols, kFp8Block) * 4;
+      return ceil_div(rows, kFp8Block) * ceil_div(cols, kFp8Block) * 4;
     case WeightFormat::kNvfp4:
       return rows * (cols / 16);
   }

@@ -6,7 +6,8 @@
 // Source: CUTLASS's scale-factor atom ((32,4),(vec,4)):((16,4),(0,1)); PTX ISA, tcgen05 block scaling.
 #include <cstdint>
 
-#include "numeric/host_device.h"
+#include "base/host_device.h"
+#include "base/integer_math.h"
 
 namespace tessera {
 
@@ -17,23 +18,19 @@ struct ScalePosition {
   int64_t row, group;
 };
 
-TESSERA_HOST_DEVICE constexpr int64_t sf128x4_tiles(int64_t count, int64_t tile) {
-  return (count + tile - 1) / tile;
-}
-
 // Bytes of the padded layout of one matrix (each expert's matrix is padded by itself).
 TESSERA_HOST_DEVICE constexpr int64_t sf128x4_size(int64_t rows, int64_t groups) {
-  return sf128x4_tiles(rows, kSfTileRows) * sf128x4_tiles(groups, kSfTileGroups) * kSfTileBytes;
+  return ceil_div(rows, kSfTileRows) * ceil_div(groups, kSfTileGroups) * kSfTileBytes;
 }
 
 TESSERA_HOST_DEVICE constexpr int64_t sf128x4_offset(int64_t row, int64_t group, int64_t num_groups) {
-  const int64_t tile = row / kSfTileRows * sf128x4_tiles(num_groups, kSfTileGroups) + group / kSfTileGroups;
+  const int64_t tile = row / kSfTileRows * ceil_div(num_groups, kSfTileGroups) + group / kSfTileGroups;
   return tile * kSfTileBytes + row % 32 * 16 + row % kSfTileRows / 32 * 4 + group % kSfTileGroups;
 }
 
 // The inverse; positions at or past the matrix's rows or groups are padding.
 TESSERA_HOST_DEVICE constexpr ScalePosition sf128x4_position(int64_t offset, int64_t num_groups) {
-  const int64_t tiles_per_row = sf128x4_tiles(num_groups, kSfTileGroups);
+  const int64_t tiles_per_row = ceil_div(num_groups, kSfTileGroups);
   const int64_t tile = offset / kSfTileBytes, inside = offset % kSfTileBytes;
   return {tile / tiles_per_row * kSfTileRows + inside % 16 / 4 * 32 + inside / 16,
           tile % tiles_per_row * kSfTileGroups + inside % 4};

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/integer_math.h"
 #include "base/rng.h"
 #include "base/strings.h"
 
@@ -14,6 +15,22 @@ TEST(Strings, PrintableIsOneSafeLine) {
   EXPECT_EQ(printable("\u00e9\xff\xc3"), "\u00e9\\xff\\xc3");
   EXPECT_EQ(printable("\xc2\x85"), "\\xc2\\x85") << "C1 controls too";
   EXPECT_EQ(printable(std::string(1000, 'x'), 10), "xxxxxxxxxx...");
+}
+
+TEST(Strings, SplitKeepsEmptyParts) {
+  using Parts = std::vector<std::string_view>;
+  EXPECT_EQ(split("", ','), Parts({""}));
+  EXPECT_EQ(split("a", ','), Parts({"a"}));
+  EXPECT_EQ(split(",a,,b,", ','), Parts({"", "a", "", "b", ""}));
+}
+
+TEST(IntegerMath, RoundsUp) {
+  EXPECT_EQ(ceil_div(0, 16), 0);
+  EXPECT_EQ(ceil_div(1, 16), 1);
+  EXPECT_EQ(ceil_div<int64_t>(16, 16), 1);
+  EXPECT_EQ(ceil_div<size_t>(17, 16), 2u);
+  EXPECT_EQ(round_up(17, 16), 32);
+  EXPECT_EQ(round_up<int64_t>(32, 16), 32);
 }
 
 TEST(Strings, Utf8) {

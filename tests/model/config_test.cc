@@ -182,16 +182,5 @@ TEST(Config, FilesOfTheFixturesAreRead) {
   }
 }
 
-TEST(Config, GenerationDefaults) {
-  EXPECT_EQ(load_generation_defaults("/nonexistent").temperature, 1);
-  const testing::TemporaryFolder folder;
-  folder.write("generation_config.json", R"({"temperature": 0.6, "top_p": 0.95, "eos_token_id": [1, 3]})");
-  const GenerationDefaults defaults = load_generation_defaults(folder.path());
-  EXPECT_EQ(defaults.temperature, 0.6);
-  EXPECT_EQ(defaults.eos_ids.size(), 2u);
-  folder.write("generation_config.json", R"({"temperature": "hot"})");
-  EXPECT_THROW(load_generation_defaults(folder.path()), Error);
-}
-
 }  // namespace
 }  // namespace tessera::model

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/integer_math.h"
+
 namespace tessera::backends::cpu_common {
 
 using ops::Attention;
@@ -29,7 +31,8 @@ void attention_run(AttentionKernel kernel, const Attention::Desc& desc, const At
                    device::Queue& queue) {
   // Each piece decodes the keys again, so heads are cut only as far as threads would be idle, by whole vectors.
   constexpr int64_t kVector = 16;
-  const int64_t vectors = (desc.heads + kVector - 1) / kVector, least = (desc.heads - 1) / kAttentionHeads + 1;
+  const int64_t vectors = ceil_div<int64_t>(desc.heads, kVector),
+                least = ceil_div<int64_t>(desc.heads, kAttentionHeads);
   const int64_t wanted = args.num_tokens >= 2 * queue.num_threads() ? 1 : queue.num_threads();
   const int64_t splits = std::max(least, std::min(wanted, vectors));
   queue.parallel_for(args.num_tokens * splits, 1, [&](int64_t begin, int64_t end) {

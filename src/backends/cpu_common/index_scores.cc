@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "backends/cpu_common/share.h"
+#include "base/integer_math.h"
 #include "numeric/bf16.h"
 
 namespace tessera::backends::cpu_common {
@@ -36,14 +37,14 @@ void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const I
                       device::Queue& queue) {
   const float scale =
       static_cast<float>(1 / std::sqrt(static_cast<double>(desc.width) * static_cast<double>(desc.heads)));
-  const int64_t blocks = (args.stride + kIndexKeys - 1) / kIndexKeys, entry_bytes = desc.keys.entry_bytes();
+  const int64_t blocks = ceil_div<int64_t>(args.stride, kIndexKeys), entry_bytes = desc.keys.entry_bytes();
   // A block's keys are decoded once per piece.
   const int64_t tokens_each =
       blocks >= 2 * queue.num_threads()
           ? kTokens
           : std::min<int64_t>(kTokens, (args.num_tokens + queue.num_threads() - 1) / queue.num_threads());
   if (args.num_tokens == 0 || blocks == 0) return;
-  const int64_t groups = (args.num_tokens + tokens_each - 1) / tokens_each;
+  const int64_t groups = ceil_div(args.num_tokens, tokens_each);
   const int64_t cost = args.num_tokens * blocks * kIndexKeys * desc.heads * desc.width / 16;
   share(queue, blocks * groups, cost, [&](int64_t piece) {
     const int64_t first_key = piece / groups * kIndexKeys, first = piece % groups * tokens_each;

@@ -5,6 +5,7 @@
 
 #include "backends/cpu_common/panel_layout.h"
 #include "backends/cpu_common/share.h"
+#include "base/integer_math.h"
 
 namespace tessera::backends::cpu_common {
 
@@ -68,7 +69,7 @@ void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Lin
   // Panels of a group follow each other; with several groups each has whole panels.
   const int64_t panels_of_group = num_panels(desc.out), panels_all = desc.groups * panels_of_group;
   const int64_t per_piece = panels_all >= 4 * kJobPanels * queue.num_threads() ? kJobPanels : kJobPanels / 2;
-  const int64_t pieces_of_group = (panels_of_group + per_piece - 1) / per_piece;
+  const int64_t pieces_of_group = ceil_div(panels_of_group, per_piece);
   const int64_t row_pieces = (args.num_tokens + kernels.job_rows - 1) / kernels.job_rows;
   const int64_t cost = std::max(args.weight.data_bytes(), args.num_tokens * total_out * desc.in / 16);
 

@@ -14,6 +14,7 @@
 // F (format): I, kGroup, kBlockBytes; pair(block, i): inputs 2i and 2i + 1 of a block; prefetch(block);
 //   add<T>(total, part, panel, group).
 #include "backends/cpu_common/panel.h"
+#include "base/integer_math.h"
 
 namespace tessera::backends::cpu_common {
 
@@ -155,8 +156,8 @@ void sum_by_tiles(const PanelJob& job) {
   // Tiles of about equal height, in steps of those that exist (only the last may reach over the end): 8 rows are 4 and
   // 4, not 6 and 2.
   constexpr int64_t kStep = kRows / 3;
-  const int64_t num_tiles = (job.num_rows + kRows - 1) / kRows;
-  const int64_t each = ((job.num_rows + num_tiles - 1) / num_tiles + kStep - 1) / kStep * kStep;
+  const int64_t num_tiles = ceil_div<int64_t>(job.num_rows, kRows);
+  const int64_t each = round_up<int64_t>(ceil_div(job.num_rows, num_tiles), kStep);
   for (int64_t begin = 0; begin < job.cols; begin += kChunk) {
     const int64_t end = least(begin + kChunk, job.cols);
     for (int64_t p = 0; p < job.num_panels; ++p) {

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "base/integer_math.h"
+
 namespace tessera::backends::cpu_common {
 
 namespace {
@@ -133,7 +135,7 @@ const ops::PackedLayout* panel_layout() {
 }
 
 int64_t num_panels(int64_t rows) {
-  return (rows + kPanelRows - 1) / kPanelRows;
+  return ceil_div(rows, kPanelRows);
 }
 
 Panel panel_of(const ops::WeightView& packed, int64_t index) {
@@ -143,7 +145,7 @@ Panel panel_of(const ops::WeightView& packed, int64_t index) {
   Panel panel{static_cast<const uint8_t*>(packed.data) + at * block_bytes(packed.format), scales, is_alone ? 1 : 2};
   if (packed.format == WeightFormat::kNvfp4) panel.scales = scales + at * kPanelRows;
   if (packed.format == WeightFormat::kFp8Block) {
-    const int64_t row_bytes = (packed.cols + kScaleBlock - 1) / kScaleBlock * 4;
+    const int64_t row_bytes = ceil_div(packed.cols, kScaleBlock) * 4;
     panel.scales = scales + index * kPanelRows / kScaleBlock * row_bytes;
   }
   return panel;

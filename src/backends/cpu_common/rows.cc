@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backends/cpu_common/share.h"
+#include "base/integer_math.h"
 
 namespace tessera::backends::cpu_common {
 
@@ -139,7 +140,7 @@ void mhc_pre_run(const RowKernels& kernels, const MhcDesc& desc, const MhcPre::A
     }
     return;
   }
-  const int64_t blocks = (args.num_tokens + kMixTokens - 1) / kMixTokens;
+  const int64_t blocks = ceil_div<int64_t>(args.num_tokens, kMixTokens);
   queue.parallel_for(blocks, 1, [&](int64_t begin, int64_t end) {
     float squares[kMixTokens], m[kMixTokens * kHcCoefficients];
     for (int64_t block = begin; block < end; ++block) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/integer_math.h"
 #include "ops/reference_rows.h"
 
 namespace tessera::ops {
@@ -35,7 +36,7 @@ bool index_scores_reference_supports(const IndexScores::Desc& desc, std::string&
 void index_scores_reference(const IndexScores::Desc& desc, const IndexScores::Args& args, device::Queue& queue) {
   const float scale =
       static_cast<float>(1 / std::sqrt(static_cast<double>(desc.width) * static_cast<double>(desc.heads)));
-  const int64_t blocks = (args.stride + kKeyBlock - 1) / kKeyBlock;
+  const int64_t blocks = ceil_div(args.stride, kKeyBlock);
   const int64_t entry_bytes = desc.keys.entry_bytes();
   queue.parallel_for(args.num_tokens * blocks, 1, [&](int64_t begin, int64_t end) {
     float keys[kKeyBlock * kMaxWidth], query[kMaxWidth], weights[kMaxIndexHeads];

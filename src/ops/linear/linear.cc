@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "numeric/bf16.h"
 #include "numeric/fp8_block.h"
 #include "numeric/nvfp4.h"
@@ -74,7 +75,7 @@ void decode_weight_row(const WeightView& weight, int64_t row, float* out) {
       return;
     }
     case WeightFormat::kFp8Block: {
-      const int64_t blocks = (cols + kQ8Group - 1) / kQ8Group;
+      const int64_t blocks = ceil_div(cols, kQ8Group);
       numeric::fp8_block_dequantize_row(static_cast<const uint8_t*>(weight.data) + row * cols,
                                         static_cast<const float*>(weight.block_scales) + row / kQ8Group * blocks, cols,
                                         out);

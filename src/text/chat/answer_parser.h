@@ -55,8 +55,6 @@ class AnswerParser {
   std::vector<AnswerEvent> push(std::string_view text);
   // Once, at the end. `ending` does not matter where the text held the end token.
   std::vector<AnswerEvent> finish(Ending ending);
-  // Nothing that comes can matter any more.
-  bool is_done() const { return state_ == State::kDone; }
   // What has come so far; the fault is final after finish.
   const Answer& answer() const { return answer_; }
 

@@ -91,6 +91,13 @@ void Tokenizer::read_added_tokens(const JsonCursor& root) {
     if (id >= tokens_.size()) tokens_.resize(id + 1);
     if (!added_ids_.emplace(content, static_cast<int32_t>(id)).second)
       item.at("content").fail_expected("every content once");
+    // An added token may stand in the vocabulary too, under its own id; never under another's.
+    const auto same = vocabulary_.find(content);
+    const bool is_listed = same != vocabulary_.end();
+    if (is_listed ? same->second != static_cast<int32_t>(id) : !tokens_[id].bytes.empty()) {
+      item.at("id").fail_expected(is_listed ? fmt::format("{}, as in the vocabulary", same->second)
+                                            : "an id that no other token has");
+    }
     const auto special = item.find("special");
     tokens_[id] = {content, special && special->boolean()};
     added_.add(content, static_cast<int32_t>(id));
