@@ -3,6 +3,8 @@
 # program, lib/ with every shared library it needs except glibc's, share/ with the bundled model, the manual page and
 # completion scripts.
 set_target_properties(tessera PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+# RPATH, not RUNPATH: it also serves the libraries' own needs (libedit's libtinfo), which carry no path of their own.
+target_link_options(tessera PRIVATE -Wl,--disable-new-dtags)
 install(TARGETS tessera RUNTIME_DEPENDENCY_SET tessera_libraries RUNTIME DESTINATION bin)
 install(RUNTIME_DEPENDENCY_SET tessera_libraries
         PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util)\\.so"
