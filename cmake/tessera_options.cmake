@@ -31,6 +31,9 @@ if(TESSERA_SANITIZE)
                          -fno-omit-frame-pointer)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
+if(TESSERA_FUZZ)
+  target_compile_options(tessera_flags INTERFACE -fsanitize=fuzzer-no-link)  # coverage of the parsers, not of the targets alone
+endif()
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every fuzz target on thousands of random mutations of a sound input: what CI runs of the fuzzers. Long runs use the
-// libFuzzer programs (preset fuzz).
+// Every fuzz target on its kept inputs (corpora/NAME: what long libFuzzer runs found to reach different code, and sound
+// inputs) and on thousands of random mutations of them. Long runs use the libFuzzer programs (preset fuzz).
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "fuzz/targets.h"
 
@@ -38,6 +42,16 @@ std::string mutate(std::string text, std::mt19937& random) {
   return text;
 }
 
+std::vector<std::string> kept_inputs(const std::string& target) {
+  std::vector<std::string> inputs;
+  for (const auto& file : std::filesystem::directory_iterator(std::string(TESSERA_FUZZ_CORPORA) + "/" + target)) {
+    std::ostringstream text;
+    text << std::ifstream(file.path(), std::ios::binary).rdbuf();
+    inputs.push_back(text.str());
+  }
+  return inputs;
+}
+
 class Mutations : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Mutations, NeverCrash) {
@@ -48,9 +62,11 @@ TEST_P(Mutations, NeverCrash) {
   const auto run = [&](const std::string& text) {
     target.run(reinterpret_cast<const uint8_t*>(text.data()), text.size());
   };
-  run(target.seed);
+  const std::vector<std::string> inputs = kept_inputs(target.name);
+  ASSERT_FALSE(inputs.empty()) << target.name;
+  for (const std::string& input : inputs) run(input);
   run("");
-  for (int i = 0; i < 20000; ++i) run(mutate(target.seed, random));
+  for (int i = 0; i < 20000; ++i) run(mutate(inputs[random() % inputs.size()], random));
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, Mutations, ::testing::Range(size_t{0}, kNumTargets),

@@ -104,22 +104,13 @@ void dsml_parser(const uint8_t* data, size_t size) {
 }  // namespace
 
 const Target kTargets[] = {
-    {"safetensors_header", safetensors_header,
-     R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[24],"data_offsets":[8,32]}} )"},
-    {"shard_index", shard_index,
-     R"({"metadata":{"total_size":1},"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})"},
-    {"config", config,
-     R"({"model_type":"deepseek_v4","vocab_size":64,"hidden_size":64,"num_hidden_layers":3,"num_attention_heads":4,"head_dim":128,"qk_rope_head_dim":64,"q_lora_rank":32,"o_groups":2,"o_lora_rank":32,"sliding_window":16,"compress_ratios":[0,4,128],"index_n_heads":16,"index_head_dim":128,"index_topk":4,"n_routed_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":32,"num_hash_layers":1,"routed_scaling_factor":1.5,"swiglu_limit":1.5,"hc_sinkhorn_iters":20,"hc_eps":1e-06,"rms_norm_eps":1e-06,"rope_theta":10000,"compress_rope_theta":160000,"rope_scaling":{"type":"yarn","factor":16,"beta_fast":32,"beta_slow":1,"original_max_position_embeddings":65536},"max_position_embeddings":4096,"eos_token_id":[1]})"},
-    {"tokenizer", tokenizer,
-     R"({"added_tokens":[{"id":9,"content":"<x>","special":true}],"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\s+"},"behavior":"Isolated","invert":false},{"type":"ByteLevel","add_prefix_space":false,"use_regex":false}]},"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})"},
-    {"utf8", utf8, "a\xe4\xb8\xad\xf0\x9f\x99\x82 ab"},
-    {"chat_request", chat_request,
-     R"({"messages":[{"role":"system","content":"S","response_format":{"a":1.50}},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":null,"reasoning_content":"R","tool_calls":[{"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\":[1e5,NaN]}"}},{"id":"c2","function":{"name":"g","arguments":""}}]},{"role":"tool","tool_call_id":"c2","content":[{"type":"image"}]},{"role":"tool","tool_call_id":"c1","content":"x"},{"role":"latest_reminder","content":"now"},{"role":"developer","content":"D"},{"role":"user","content":"Q","task":"action"}],"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object","properties":{"a":{"maximum":18446744073709551616}},"required":["a"]}}}]})"},
-    {"dsml_parser", dsml_parser,
-     "1R</think>C\n\n<\uFF5CDSML\uFF5Ctool_calls>\n<\uFF5CDSML\uFF5Cinvoke name=\"f\">\n<\uFF5CDSML\uFF5Cparameter "
-     "name=\"a\" string=\"true\">x</\uFF5CDSML\uFF5Cparameter>\n<\uFF5CDSML\uFF5Cparameter name=\"b\" "
-     "string=\"false\">[1]</\uFF5CDSML\uFF5Cparameter>\n</\uFF5CDSML\uFF5Cinvoke>\n</"
-     "\uFF5CDSML\uFF5Ctool_calls><\uFF5Cend\u2581of\u2581sentence\uFF5C>"},
+    {"safetensors_header", safetensors_header},
+    {"shard_index", shard_index},
+    {"config", config},
+    {"tokenizer", tokenizer},
+    {"utf8", utf8},
+    {"chat_request", chat_request},
+    {"dsml_parser", dsml_parser},
 };
 const size_t kNumTargets = sizeof(kTargets) / sizeof(kTargets[0]);
 

@@ -7,9 +7,8 @@
 namespace tessera::fuzz {
 
 struct Target {
-  const char* name;
+  const char* name;  // its inputs are kept in corpora/NAME/
   void (*run)(const uint8_t* data, size_t size);
-  const char* seed;  // a sound input to start from
 };
 
 extern const Target kTargets[];
