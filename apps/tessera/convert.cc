@@ -68,11 +68,12 @@ Examples:
       ->capture_default_str()
       ->check(CLI::IsMember({"amax", "four-over-six"}));
   c.add_option("--max-shard-size", max_shard_bytes_, "Most bytes of a file: 5GB, 500MiB, ... [5GB]")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(CLI::AsSizeValue(true))
+      ->check(CLI::Range(uint64_t{1000}, uint64_t{1'000'000'000'000'000}));
   c.add_flag("--allow-inexact", allows_inexact_,
              "Round MXFP4 blocks that NVFP4 can't hold exactly; the report counts them");
   auto* resume = c.add_flag("--resume", resumes_, "Continue what was interrupted in OUT; gives the same bytes");
-  c.add_flag("--force", forces_, "Replace the checkpoint in OUT")->excludes(resume);
+  c.add_flag("--force", forces_, "Replace the checkpoint in OUT, once the new one is whole")->excludes(resume);
   c.add_flag("--trial", is_trial_, "Read and measure everything, write nothing");
   c.add_option("--threads", threads_, "Threads [one per core]; the output does not depend on it")
       ->check(CLI::Range(0, 4096));
@@ -115,7 +116,10 @@ int Convert::run() {
     result = convert::convert(in_, out_, chosen, &log, &progress, &g_is_interrupted);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kCancelled) throw;
-    print_error(is_trial_ ? "stopped" : "stopped; the same command with --resume continues");
+    const bool can_resume = !is_trial_ && convert::is_unfinished(out_);
+    print_error(!can_resume ? "stopped; nothing was kept"
+                : forces_   ? "stopped; the same command with --resume instead of --force continues"
+                            : "stopped; the same command with --resume continues");
     return kExitCancelled;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

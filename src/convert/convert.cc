@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
 #include "convert/config_json.h"
 #include "convert/job_runner.h"
 #include "convert/report.h"
+#include "convert/write_whole.h"
 
 namespace tessera::convert {
 
@@ -28,12 +28,6 @@ constexpr int kOutputRevision = 1;
 
 std::string join(const std::string& folder, const std::string& name) {
   return (fs::path(folder) / name).string();
-}
-
-void write_whole(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
 }
 
 // Everything that the output's bytes depend on, hashed. Files are told by name, size, time of change, and their
@@ -225,6 +219,11 @@ class Conversion {
 Result convert(const std::string& in, const std::string& out, const Options& options, LogSink* log,
                ProgressSink* progress, const std::atomic<bool>* is_cancelled) {
   return Conversion(in, out, options, log, progress, is_cancelled).run();
+}
+
+bool is_unfinished(const std::string& out) {
+  std::error_code error;
+  return fs::exists(fs::path(out) / kWorkFolderName, error);
 }
 
 }  // namespace tessera::convert

@@ -39,4 +39,7 @@ struct Result {
 Result convert(const std::string& in, const std::string& out, const Options& options, LogSink* log,
                ProgressSink* progress, const std::atomic<bool>* is_cancelled);
 
+// Whether `out` holds a conversion that was interrupted and can be resumed.
+bool is_unfinished(const std::string& out);
+
 }  // namespace tessera::convert

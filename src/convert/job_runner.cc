@@ -40,17 +40,17 @@ float checked_scale(const checkpoint::LocatedTensor& tensor, bool is_reciprocal)
 }
 
 // Error of MXFP4 blocks that had to be rounded: (before - after)^2, summed over a row.
-double rounding_error(const uint8_t* codes, const uint8_t* scales, const uint8_t* out_codes, const uint8_t* out_scales,
-                      int64_t count, float tensor_scale) {
+void measure_rounding(const uint8_t* codes, const uint8_t* scales, const uint8_t* out_codes, const uint8_t* out_scales,
+                      int64_t count, float tensor_scale, Statistics& measured) {
   std::vector<float> before(static_cast<size_t>(count)), after(static_cast<size_t>(count));
   numeric::q4_dequantize(codes, scales, count, before.data());
   numeric::nvfp4_dequantize_row(out_codes, out_scales, count, after.data());
-  double sum = 0;
   for (size_t i = 0; i < before.size(); ++i) {
-    const double difference = static_cast<double>(before[i]) - static_cast<double>(after[i] * tensor_scale);
-    sum += difference * difference;
+    const double value = before[i], difference = value - static_cast<double>(after[i] * tensor_scale);
+    measured.squared_value += value * value;
+    measured.squared_error += difference * difference;
   }
-  return sum;
+  measured.num_rounded_blocks += count / kNvfp4Block;
 }
 
 }  // namespace
@@ -219,9 +219,7 @@ void JobRunner::convert_band(const Job& job, const Band& band, float tensor_scal
         const int64_t num_rounded =
             numeric::mxfp4_to_nvfp4(from, from_scales, cols / kMxfp4Block, exponent, row_codes, row_scales);
         measure_row(row_codes, row_scales, cols, tensor_scale, !is_exact, sum);
-        if (num_rounded > 0) {
-          sum.squared_error += rounding_error(from, from_scales, row_codes, row_scales, cols, tensor_scale);
-        }
+        if (num_rounded > 0) measure_rounding(from, from_scales, row_codes, row_scales, cols, tensor_scale, sum);
       } else {
         widen_row(matrix, band, band.row_begin + r, values.data());
         quantise_row(values.data(), cols, tensor_scale, options_.rule, row_codes, row_scales, sum);

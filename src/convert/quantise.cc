@@ -178,6 +178,7 @@ void quantise_row(const float* x, int64_t count, float tensor_scale, Nvfp4Weight
     if (block % kE8m0Stride == 0) measure_e8m0(magnitudes, amax, value, measured);
   }
   measured.num_values += count;
+  measured.num_rounded_blocks += count / kBlock;
   measured.num_blocks += count / kBlock;
 }
 
@@ -195,9 +196,9 @@ void measure_row(const uint8_t* codes, const uint8_t* scales, int64_t count, flo
     const float amax = magnitudes_of(values, magnitudes);
     ++measured.scales[scale];
     measured.num_zero += amax == 0 ? 1 : 0;
-    const double value = squared_sum(magnitudes);
-    measured.squared_value += value;
-    if (measures_e8m0 && amax > 0 && block % kE8m0Stride == 0) measure_e8m0(magnitudes, amax, value, measured);
+    if (measures_e8m0 && amax > 0 && block % kE8m0Stride == 0) {
+      measure_e8m0(magnitudes, amax, squared_sum(magnitudes), measured);
+    }
   }
   measured.num_values += count;
   measured.num_blocks += count / kBlock;

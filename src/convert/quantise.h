@@ -17,7 +17,7 @@ float largest_magnitude(const float* x, int64_t count);
 void quantise_row(const float* x, int64_t count, float tensor_scale, numeric::Nvfp4WeightRule rule, uint8_t* codes,
                   uint8_t* scales, Statistics& measured);
 
-// Measures a row that is NVFP4 already (codes and scales as they are, no error), for `measured` as above.
+// Measures a row that is NVFP4 already (codes and scales as they are, nothing lost), for `measured` as above.
 // `measures_e8m0` false: the scales are powers of two, which UE8M0 has too.
 void measure_row(const uint8_t* codes, const uint8_t* scales, int64_t count, float tensor_scale, bool measures_e8m0,
                  Statistics& measured);

@@ -88,7 +88,7 @@ std::string report_text(const FamilyStatistics& families) {
       continue;
     }
     out += fmt::format("{:<11} {:<9} {:<10} {:<10} {:<10} {}\n", name_of(f), count(s.num_values),
-                       percent(s.relative_error()), percent(share(s.num_saturated, s.num_blocks)),
+                       percent(s.relative_error()), percent(share(s.num_saturated, s.num_rounded_blocks)),
                        percent(share(s.num_zero, s.num_blocks)), percent(s.relative_error_e8m0()));
   }
   for (size_t f = 0; f < kNumFamilies; ++f) {
@@ -112,7 +112,7 @@ std::string report_json(const FamilyStatistics& families) {
     const Statistics& s = families[f];
     nlohmann::ordered_json family = {{"relative_error", s.relative_error()},
                                      {"relative_error_with_ue8m0_scales", s.relative_error_e8m0()},
-                                     {"saturated_share", share(s.num_saturated, s.num_blocks)},
+                                     {"saturated_share", share(s.num_saturated, s.num_rounded_blocks)},
                                      {"zero_share", share(s.num_zero, s.num_blocks)}};
     family.update(to_json(s));
     out[name_of(f)] = std::move(family);

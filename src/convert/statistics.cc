@@ -20,6 +20,7 @@ void Statistics::add(const Statistics& other) {
   num_kept += other.num_kept;
   num_values += other.num_values;
   num_blocks += other.num_blocks;
+  num_rounded_blocks += other.num_rounded_blocks;
   num_saturated += other.num_saturated;
   num_zero += other.num_zero;
   num_vanished += other.num_vanished;

@@ -20,15 +20,18 @@ struct Statistics {
   int64_t num_zero = 0;                    // blocks whose codes are all zero
   int64_t num_vanished = 0;                // of those, blocks that were not zero before
   int64_t num_inexact_blocks = 0;          // MXFP4 blocks of 32 outside the range of the tensor's scales
-  double squared_value = 0;                // sum over the values before
-  double squared_error = 0;                // sum over the differences (before - after)
-  // Both again over every fourth block of a row, had its scale been the power of two 2^ceil(log2(amax / 6)) instead of
+  // The loss is measured over what was rounded: matrices of other formats, and rows with inexact MXFP4 blocks. Exact
+  // ones beside them would only make it look smaller.
+  int64_t num_rounded_blocks = 0;
+  double squared_value = 0;  // sum over the values before
+  double squared_error = 0;  // sum over the differences (before - after)
+  // Both over every fourth block of a row, had its scale been the power of two 2^ceil(log2(amax / 6)) instead of
   // an E4M3 number.
   double squared_value_e8m0 = 0, squared_error_e8m0 = 0;
   std::array<int64_t, 128> scales{};  // blocks by scale byte
 
   void add(const Statistics& other);
-  // sqrt(squared error / squared value); 0 where there is no value.
+  // sqrt(squared error / squared value) of what was rounded; 0 where nothing was.
   double relative_error() const;
   double relative_error_e8m0() const;
 };

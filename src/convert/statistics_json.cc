@@ -19,6 +19,7 @@ constexpr Count kCounts[] = {
     {"matrices_kept", &Statistics::num_kept},
     {"values", &Statistics::num_values},
     {"blocks", &Statistics::num_blocks},
+    {"rounded_blocks", &Statistics::num_rounded_blocks},
     {"saturated_blocks", &Statistics::num_saturated},
     {"zero_blocks", &Statistics::num_zero},
     {"vanished_blocks", &Statistics::num_vanished},

@@ -12,11 +12,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/strings.h"
 #include "convert/statistics_json.h"
+#include "convert/write_whole.h"
 
 namespace tessera::convert {
 
@@ -29,6 +29,12 @@ constexpr const char* kBegunName = "conversion.json";
 
 [[noreturn]] void fail_out(const std::string& out, const std::string& what) {
   fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", printable(out), what));
+}
+
+[[noreturn]] void fail_to_create(const std::string& path, int error) {
+  const bool is_full = error == ENOSPC || error == EDQUOT;
+  fail(is_full ? ErrorCode::kResourceExhausted : ErrorCode::kInvalidArgument,
+       fmt::format("{}: cannot create: {}", printable(path), std::strerror(error)));
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
@@ -45,12 +51,6 @@ bool is_checkpoint_file(const std::string& name) {
          name == checkpoint::kHashesName || name == "hf_quant_config.json" || name.starts_with("conversion_report.");
 }
 
-void write_whole(const std::string& path, const std::string& text) {
-  AtomicFile file(path);
-  file.write(text.data(), text.size());
-  file.commit();
-}
-
 void remove_unfinished_files(const std::string& folder) {
   std::error_code ignored;
   for (const std::string& name : names_in(folder)) {
@@ -62,6 +62,7 @@ void remove_unfinished_files(const std::string& folder) {
 
 WorkFolder::WorkFolder(std::string out, Existing existing, const std::string& fingerprint)
     : out_(std::move(out)), path_((fs::path(out_) / kWorkFolderName).string()) {
+  if (out_.empty()) fail_out("OUT", "expected the name of a folder, found an empty one");
   std::error_code error;
   if (fs::exists(out_, error) && !fs::is_directory(out_, error)) fail_out(out_, "expected a folder, found a file");
   has_made_out_ = !fs::exists(out_, error);
@@ -76,10 +77,10 @@ WorkFolder::WorkFolder(std::string out, Existing existing, const std::string& fi
                                printable(names.front())));
   }
   fs::create_directories(path_, error);
-  if (error) fail_out(out_, fmt::format("cannot create the folder: {}", error.message()));
+  if (error) fail_to_create(path_, error.value());
   const std::string lock_path = (fs::path(path_) / "lock").string();
   lock_ = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ < 0) fail_out(lock_path, fmt::format("cannot create: {}", std::strerror(errno)));
+  if (lock_ < 0) fail_to_create(lock_path, errno);
   // A file system without locks is no reason to refuse.
   if (::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(lock_);
@@ -96,24 +97,23 @@ WorkFolder::WorkFolder(std::string out, Existing existing, const std::string& fi
 void WorkFolder::prepare(Existing existing, const std::string& fingerprint) {
   std::error_code ignored;
   const std::string begun_path = (fs::path(path_) / kBegunName).string();
-  if (existing == Existing::kReplace) {
-    fs::remove(fs::path(out_) / "config.json", ignored);
-    for (const std::string& name : names_in(out_)) {
-      if (is_checkpoint_file(name)) fs::remove(fs::path(out_) / name, ignored);
-    }
+  replaces_ = existing == Existing::kReplace;
+  if (replaces_) {
     for (const std::string& name : names_in(path_)) {
       if (name != "lock") fs::remove_all(fs::path(path_) / name, ignored);
     }
   } else if (file_exists(begun_path)) {
-    const Json begun = Json::parse(read_file(begun_path, kMaxRecordBytes), begun_path);
-    if (JsonCursor(begun, begun_path).at("fingerprint").string() != fingerprint) {
+    const Json json = Json::parse(read_file(begun_path, kMaxRecordBytes), begun_path);
+    const JsonCursor begun(json, begun_path);
+    if (begun.at("fingerprint").string() != fingerprint) {
       fail_out(out_, "was begun with another source, other options or another version; begin anew (--force)");
     }
+    replaces_ = begun.at("replaces").boolean();
     remove_unfinished_files(path_);
     remove_unfinished_files(out_);
     return;
   }
-  write_whole(begun_path, nlohmann::json{{"fingerprint", fingerprint}}.dump() + "\n");
+  write_whole(begun_path, nlohmann::json{{"fingerprint", fingerprint}, {"replaces", replaces_}}.dump() + "\n");
 }
 
 WorkFolder::~WorkFolder() {
@@ -167,7 +167,25 @@ void WorkFolder::record(const PlannedShard& shard, const FinishedShard& finished
   write_whole(shard_path(shard) + ".json", json.dump() + "\n");
 }
 
+void WorkFolder::remove_replaced(const std::vector<PlannedShard>& shards) const {
+  const auto is_new = [&](const std::string& name) {
+    return std::any_of(shards.begin(), shards.end(), [&](const PlannedShard& shard) {
+      return shard.file == name && !file_exists(shard_path(shard));  // moved before an interruption
+    });
+  };
+  const auto remove = [&](const std::string& name) {
+    std::error_code error;
+    fs::remove(fs::path(out_) / name, error);
+    if (error) fail_out((fs::path(out_) / name).string(), fmt::format("cannot remove: {}", error.message()));
+  };
+  remove("config.json");
+  for (const std::string& name : names_in(out_)) {
+    if (is_checkpoint_file(name) && !is_new(name)) remove(name);
+  }
+}
+
 void WorkFolder::publish(const std::vector<PlannedShard>& shards) const {
+  if (replaces_) remove_replaced(shards);
   for (const PlannedShard& shard : shards) {
     if (!file_exists(shard_path(shard))) continue;  // moved before an interruption
     std::error_code error;

@@ -246,6 +246,11 @@ TEST_F(Convert, OutMustBeEmptyOrForced) {
 }
 
 TEST_F(Convert, ImpossibleFolders) {
+  EXPECT_THAT(convert_error(source(), "", convert_options("experts"), ErrorCode::kInvalidArgument),
+              HasSubstr("expected the name of a folder"));
+  Options force = convert_options("experts");
+  force.existing = Existing::kReplace;
+  EXPECT_THAT(convert_error(source(), "", force, ErrorCode::kInvalidArgument), HasSubstr("name of a folder"));
   EXPECT_THAT(convert_error(source(), source(), convert_options("experts"), ErrorCode::kInvalidArgument),
               HasSubstr("is the source"));
   EXPECT_THAT(

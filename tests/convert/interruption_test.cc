@@ -7,6 +7,7 @@
 #include "base/test_seams.h"
 #include "checkpoint/checkpoint.h"
 #include "convert/convert_helpers.h"
+#include "convert/work_folder.h"
 #include "testing/generated_model.h"
 #include "testing/op_harness.h"
 #include "testing/temporary_folder.h"
@@ -58,6 +59,25 @@ class Interruption : public testing::RandomTest {
 
   testing::TemporaryFolder folder_;
 };
+
+// A checkpoint that is to be replaced stays as it is until the new one is whole, wherever that stops.
+TEST_F(Interruption, WhatIsReplacedStaysUntilThen) {
+  Options other = convert_options("shared", 400'000);
+  convert(source(), out(), other, nullptr, nullptr, nullptr);
+  const auto before = all_files(out());
+  Stopper stopper(rng_.below(200));
+  EXPECT_THROW(convert(source(), out(), options(Existing::kReplace), nullptr, &stopper, &stopper.is_stopped), Error);
+  auto after = all_files(out());
+  std::erase_if(after, [](const auto& file) { return file.first.starts_with(kWorkFolderName); });
+  EXPECT_TRUE(after == before);
+  if (is_unfinished(out())) {
+    convert(source(), out(), options(Existing::kResume), nullptr, nullptr, nullptr);
+  } else {
+    EXPECT_THROW(convert(source(), out(), options(Existing::kResume), nullptr, nullptr, nullptr), Error);
+    convert(source(), out(), options(Existing::kReplace), nullptr, nullptr, nullptr);
+  }
+  expect_whole();
+}
 
 TEST_F(Interruption, StoppedAndResumedGivesTheSameBytes) {
   Options trial = options();

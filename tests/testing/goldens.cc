@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing/goldens.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -28,7 +29,7 @@ std::vector<float> Goldens::floats(const std::string& name) const {
   const std::vector<uint8_t> raw = bytes(name);
   std::vector<float> out(static_cast<size_t>(shape(name).num_elements()));
   if (entry(name).dtype == DType::kF32) {
-    std::memcpy(out.data(), raw.data(), raw.size());
+    std::copy_n(raw.data(), raw.size(), reinterpret_cast<uint8_t*>(out.data()));
   } else if (entry(name).dtype == DType::kBF16) {
     for (size_t i = 0; i < out.size(); ++i) {
       out[i] = numeric::bf16_to_float(static_cast<uint16_t>(raw[2 * i] | raw[2 * i + 1] << 8));
