@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tessera chat: a conversation, line by line.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -162,7 +163,7 @@ int Chat::converse(ChatSession& session, LineReader& reader) {
     } catch (const Error& error) {
       // One bad question or file does not end the conversation.
       print_error(error.what());
-      exit_code = kExitFailure;
+      if (!isatty(STDIN_FILENO)) exit_code = kExitFailure;  // a person has read the message, a script needs the code
     }
     if (screen.is_broken()) return kExitFailure;
   }
