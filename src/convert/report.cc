@@ -6,14 +6,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/plot.h"
 #include "convert/statistics_json.h"
 #include "numeric/e4m3.h"
 
 namespace tessera::convert {
 
 namespace {
-
-constexpr int kBarWidth = 40;
 
 double share(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
@@ -33,9 +32,9 @@ std::string count(int64_t value) {
   return fmt::format("{}", value);
 }
 
+// A bar that is full where value == most.
 std::string bar(double value, double most) {
-  const int length = most > 0 && value > 0 ? std::max(1, static_cast<int>(value / most * kBarWidth + 0.5)) : 0;
-  return std::string(static_cast<size_t>(length), '#');
+  return most > 0 ? text_bar(value / most) : "";
 }
 
 std::string name_of(size_t family) {
@@ -122,24 +121,19 @@ std::string report_json(const FamilyStatistics& families) {
 
 std::string report_svg(const FamilyStatistics& families) {
   constexpr int kWidth = 720, kPanel = 190, kLeft = 40, kPlot = 640, kHeight = 90;
-  std::string body;
+  SvgPage page(kWidth);
   int top = 20;
   double worst = 0;
   for (const Statistics& s : families) worst = std::max({worst, s.relative_error(), s.relative_error_e8m0()});
-  const auto text = [&](int x, int y, const std::string& content) {
-    body += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", x, y, content);
-  };
   for (size_t f = 0; f < kNumFamilies; ++f) {
     const Statistics& s = families[f];
     if (s.num_values == 0) continue;
-    text(kLeft, top,
-         fmt::format("<tspan font-weight=\"bold\">{}</tspan> {} values, {}", name_of(f), count(s.num_values),
-                     what_happened(s)));
+    page.text(kLeft, top, fmt::format("{} values, {}", count(s.num_values), what_happened(s)), name_of(f));
     const auto error_bar = [&](int y, const char* label, double error, const char* colour) {
       const double length = worst > 0 ? error / worst * 300 : 0;
-      text(kLeft, y + 9, label);
-      body += fmt::format("<rect x=\"150\" y=\"{}\" width=\"{:.2f}\" height=\"11\" fill=\"{}\"/>\n", y, length, colour);
-      text(158 + static_cast<int>(length), y + 9, percent(error));
+      page.text(kLeft, y + 9, label);
+      page.bar(150, y, length, 11, colour);
+      page.text(158 + static_cast<int>(length), y + 9, percent(error));
     };
     error_bar(top + 8, "error, E4M3", s.relative_error(), "#2a7f62");
     error_bar(top + 24, "error, UE8M0", s.relative_error_e8m0(), "#b5533c");
@@ -148,26 +142,19 @@ std::string report_svg(const FamilyStatistics& families) {
     for (size_t byte = 0; byte < 127; ++byte) {
       if (s.scales[byte] == 0) continue;
       const double height = std::max(0.5, share(s.scales[byte], most) * kHeight);
-      body += fmt::format(
-          "<rect x=\"{}\" y=\"{:.2f}\" width=\"4\" height=\"{:.2f}\" fill=\"#35638f\"><title>scale {:g}: {} blocks"
-          "</title></rect>\n",
-          kLeft + static_cast<int>(byte) * kPlot / 128, base - height, height,
-          static_cast<double>(numeric::kE4m3Values[byte]), s.scales[byte]);
+      page.bar(kLeft + static_cast<int>(byte) * kPlot / 128, base - height, 4, height, "#35638f",
+               fmt::format("scale {:g}: {} blocks", static_cast<double>(numeric::kE4m3Values[byte]), s.scales[byte]));
     }
-    body += fmt::format("<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" stroke=\"#888\"/>\n", kLeft, base, kLeft + kPlot,
-                        base);
+    page.line(kLeft, base, kLeft + kPlot, base);
     for (int power = -6; power <= 8; power += 2) {
-      text(kLeft + (power + 7) * 8 * kPlot / 128, base + 13, fmt::format("2^{}", power));
+      page.text(kLeft + (power + 7) * 8 * kPlot / 128, base + 13, fmt::format("2^{}", power));
     }
     top += kPanel;
   }
-  return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-      "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n{2}"
-      "<text x=\"{3}\" y=\"{4}\" fill=\"#666\">Blocks of 16 by block scale (E4M3), relative error of the values, and "
-      "what it "
-      "would be with power-of-two scales (UE8M0)</text>\n</svg>\n",
-      kWidth, top + 12, body, kLeft, top);
+  page.note(kLeft, top,
+            "Blocks of 16 by block scale (E4M3), relative error of the values, and what it would be with power-of-two "
+            "scales (UE8M0)");
+  return page.finish(top + 12);
 }
 
 }  // namespace tessera::convert

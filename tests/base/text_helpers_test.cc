@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/integer_math.h"
+#include "base/plot.h"
 #include "base/rng.h"
 #include "base/strings.h"
 
@@ -83,6 +84,29 @@ TEST(Rng, Distributions) {
   }
   EXPECT_NEAR(sum / 100000, 0, 0.02);
   EXPECT_NEAR(squares / 100000, 1, 0.03);
+}
+
+TEST(Plot, BarsAreAsLongAsTheirShare) {
+  EXPECT_EQ(text_bar(0.5, 10), "#####");
+  EXPECT_EQ(text_bar(1e-9, 10), "#") << "something is not nothing";
+  EXPECT_EQ(text_bar(7, 10), "##########");
+  for (const double none : {0.0, -1.0, std::nan("")}) EXPECT_EQ(text_bar(none, 10), "");
+}
+
+TEST(Plot, SvgEscapesAndCloses) {
+  SvgPage page(100);
+  page.text(1, 2, "a < b & \"c\"", "bold>");
+  page.bar(0, 0, 12.345, 6, "#fff", "t<");
+  page.bar(0, 0, 1, 1, "#000");
+  const std::string svg = page.finish(50);
+  EXPECT_TRUE(svg.starts_with("<svg xmlns=")) << svg;
+  EXPECT_TRUE(svg.ends_with("</svg>\n")) << svg;
+  EXPECT_NE(svg.find("<tspan font-weight=\"bold\">bold&gt;</tspan> a &lt; b &amp; &quot;c&quot;</text>"),
+            std::string::npos)
+      << svg;
+  EXPECT_NE(svg.find("width=\"12.35\" height=\"6.00\" fill=\"#fff\"><title>t&lt;</title></rect>"), std::string::npos)
+      << svg;
+  EXPECT_NE(svg.find("fill=\"#000\"/>"), std::string::npos) << svg;
 }
 
 }  // namespace
