@@ -8,38 +8,13 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
+#include "model/memory_fit.h"
 #include "model/model.h"
+#include "model/weight_source.h"
 
 namespace tessera::model {
 
 namespace {
-
-// What a sequence of `tokens` keeps, before any weight is read: an upper estimate in the widest layout.
-uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots) {
-  const int64_t kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
-  uint64_t total = 0;
-  for (const int64_t ratio : config.compress_ratios) {
-    total += static_cast<uint64_t>(kv * window_slots);
-    if (ratio == 0) continue;
-    total += static_cast<uint64_t>(kv * (tokens / ratio) + 24 * 4 * config.head_dim);
-    if (ratio != 4) continue;
-    const int64_t key = ops::index_entry_layout(precision, config.index_head_dim).entry_bytes();
-    total +=
-        static_cast<uint64_t>(key * (tokens / ratio) + 24 * 4 * config.index_head_dim + 4 * kScoreRows * (tokens / 4));
-  }
-  return total;
-}
-
-void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {
-  const uint64_t needed = weights + state + work;
-  if (needed <= machine.memory_available_bytes) return;
-  fail(
-      ErrorCode::kResourceExhausted,
-      fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, this machine has {} "
-                  "available; {} are missing",
-                  format_bytes(weights), format_bytes(state), format_bytes(work), format_bytes(needed),
-                  format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
-}
 
 // The layer of "layers.N...." or "model.layers.N...."; -1 for other names.
 int64_t layer_of(std::string_view name) {

@@ -31,7 +31,7 @@ uint64_t mix(uint64_t hash, uint64_t value) {
 
 }  // namespace
 
-Model::Model(const Config& config, ops::Planner& planner, WeightSource& weights, const ops::Precision& precision,
+Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
              int64_t num_draft_layers, int64_t max_step_tokens, int num_threads, const Bypass& bypass)
     : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), queue_(num_threads) {
   LayerBuilder builder{config_,   planner,         weights,

@@ -13,7 +13,7 @@ namespace tessera::model {
 class Model final : public Runner {
  public:
   // Binds every op and loads every weight. `num_draft_layers` 0 or 1. The queue's threads are the model's.
-  Model(const Config& config, ops::Planner& planner, WeightSource& weights, const ops::Precision& precision,
+  Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
         int64_t num_draft_layers, int64_t max_step_tokens, int num_threads, const Bypass& bypass);
 
   const ModelFacts& facts() const override { return facts_; }

@@ -22,17 +22,6 @@ namespace {
 using checkpoint::LocatedTensor;
 using ops::WeightFormat;
 
-Matrix pack(Matrix matrix, const ops::PackedLayout& layout, device::Queue& queue) {
-  Matrix packed;
-  packed.view = matrix.view;
-  packed.data = device::Buffer(static_cast<size_t>(layout.data_bytes(matrix.view)));
-  packed.scales = device::Buffer(static_cast<size_t>(layout.scale_bytes(matrix.view)));
-  packed.view.data = packed.data.data();
-  packed.view.block_scales = packed.scales.data();
-  layout.pack(matrix.view, packed.view, queue);
-  return packed;
-}
-
 }  // namespace
 
 WeightSource::WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers,
@@ -125,7 +114,7 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
   if (matrix.view.format == WeightFormat::kNvfp4) add_fingerprint(name, &matrix.view.tensor_scale, sizeof(float));
   add_fingerprint(name, matrix.data.data(), matrix.data.size());
   add_fingerprint(name, matrix.scales.data(), matrix.scales.size());
-  return layout == nullptr ? std::move(matrix) : pack(std::move(matrix), *layout, queue_);
+  return layout == nullptr ? std::move(matrix) : packed(std::move(matrix), *layout, queue_);
 }
 
 device::Tensor WeightSource::load_vector(const std::string& name) {

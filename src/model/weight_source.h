@@ -12,6 +12,7 @@
 #include "device/buffer.h"
 #include "device/queue.h"
 #include "model/matrix_reader.h"
+#include "model/model_weights.h"
 #include "model/mxfp4_scaling.h"
 #include "model/weight_format.h"
 #include "model/weight_spec.h"
@@ -30,7 +31,7 @@ class MatrixEdit {
   virtual void edit(const std::string& name, Matrix& matrix) const = 0;
 };
 
-class WeightSource {
+class WeightSource final : public ModelWeights {
  public:
   // Resolves every tensor of the table. Throws kDataLoss, kNotFound or kUnsupported for the first that is missing, of
   // the wrong shape, or of a format that can't be read, naming file, tensor, expected and found. `progress` may be
@@ -38,13 +39,11 @@ class WeightSource {
   WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers, Shard shard,
                ProgressSink* progress, Inexact inexact = Inexact::kRefuse);
 
-  // The format in memory of this rank's slice, and how the checkpoint stores it.
-  ops::WeightFormat format(const std::string& name) const;
+  ops::WeightFormat format(const std::string& name) const override;
+  // How the checkpoint stores it.
   const StoredTensor& stored(const std::string& name) const { return resolved(name); }
-  // Rows and columns of a linear map that this rank holds.
-  Shape local_shape(const std::string& name) const;
-  // Bytes that all weights of this rank take in memory.
-  uint64_t total_bytes() const { return total_bytes_; }
+  Shape local_shape(const std::string& name) const override;
+  uint64_t total_bytes() const override { return total_bytes_; }
   // Names in the checkpoint that no row of the table asked for: those of draft blocks (MTP, DSpark), which are known
   // and kept aside, and those that this program does not know.
   const std::vector<std::string>& kept_aside() const { return kept_aside_; }
@@ -53,21 +52,19 @@ class WeightSource {
   // A linear map in the checkpoint's layout (MXFP4 as NVFP4, w1 and w3 of an expert with one tensor scale), or packed
   // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
-  Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr);
+  Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
   // Null: none. Must outlive the source.
   void set_edit(const MatrixEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
-  device::Tensor load_vector(const std::string& name);
-  // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
-  device::Tensor load_table(const std::string& name);
+  device::Tensor load_vector(const std::string& name) override;
+  device::Tensor load_table(const std::string& name) override;
 
   // MXFP4 blocks rounded so far; 0 unless Inexact::kRound.
   int64_t num_rounded_blocks() const { return reader_.num_rounded_blocks(); }
 
-  // Changes with the weights' content: a hash over everything loaded so far.
-  uint64_t fingerprint() const { return fingerprint_; }
+  uint64_t fingerprint() const override { return fingerprint_; }
   const Config& config() const { return config_; }
-  const Shard& shard() const { return shard_; }
+  const Shard& shard() const override { return shard_; }
 
  private:
   const WeightRow& row(const std::string& name) const;

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "model/config.h"
+#include "model/model_weights.h"
 #include "model/sequence_caches.h"
-#include "model/weight_source.h"
 #include "ops/planner.h"
 
 namespace tessera::model {
@@ -13,7 +13,7 @@ namespace tessera::model {
 struct LayerBuilder {
   const Config& config;
   ops::Planner& planner;
-  WeightSource& weights;
+  ModelWeights& weights;
   ops::Precision precision;
   int64_t max_tokens;           // of a step
   int64_t window_slots;         // of a ring

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Whether a model fits, before any weight is read or made.
+#include <cstdint>
+
+#include "device/machine.h"
+#include "model/config.h"
+#include "ops/precision.h"
+
+namespace tessera::model {
+
+// What a sequence of `tokens` keeps: an upper estimate in the widest layout.
+uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots);
+
+// Throws kResourceExhausted with every figure where the sum exceeds machine.memory_available_bytes.
+void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine);
+
+}  // namespace tessera::model

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a model is built from: weights by their official names (weight_spec.h), wherever they come from.
+#include <cstdint>
+#include <string>
+
+#include "device/buffer.h"
+#include "device/queue.h"
+#include "model/matrix_reader.h"
+#include "model/weight_spec.h"
+#include "ops/packed_layout.h"
+
+namespace tessera::model {
+
+class ModelWeights {
+ public:
+  virtual ~ModelWeights() = default;
+  // The format in memory of this rank's slice.
+  virtual ops::WeightFormat format(const std::string& name) const = 0;
+  // Rows and columns of a linear map that this rank holds.
+  virtual Shape local_shape(const std::string& name) const = 0;
+  // Bytes that all weights of this rank take in memory.
+  virtual uint64_t total_bytes() const = 0;
+
+  // A linear map in the checkpoint's layout, or packed where `layout` is not null.
+  virtual Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) = 0;
+  // A small tensor in FP32.
+  virtual device::Tensor load_vector(const std::string& name) = 0;
+  // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
+  virtual device::Tensor load_table(const std::string& name) = 0;
+
+  // Changes with the weights' content: a hash over everything loaded so far.
+  virtual uint64_t fingerprint() const = 0;
+  virtual const Shard& shard() const = 0;
+};
+
+// The same map in another layout; `matrix` is given back when it is done.
+Matrix packed(Matrix matrix, const ops::PackedLayout& layout, device::Queue& queue);
+
+}  // namespace tessera::model
