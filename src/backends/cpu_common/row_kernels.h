@@ -11,6 +11,8 @@ constexpr int64_t kRowStep = 16;
 constexpr int kMixTokens = 4;   // most tokens of a call of `mix`
 constexpr int kMixStreams = 4;  // ops::kHcStreams
 
+constexpr float kRouteError = 1e-5f, kRouteFloor = 1e-18f;
+
 struct RowKernels {
   // weight: BF16, or FP32 with is_weight_f32, or null.
   void (*rms_norm)(const uint16_t* x, const void* weight, bool is_weight_f32, int64_t width, float eps,
@@ -38,6 +40,11 @@ struct RowKernels {
   // Online softmax of compressor_pool over channels [begin, end), multiples of kRowStep; close, not equal.
   void (*pool_online)(const struct PoolJob& job, int64_t begin, int64_t end);
   void (*pool_overlap)(const struct PoolJob& job, int64_t begin, int64_t end);
+  // The largest of `count` values, a multiple of kRowStep; NaN is passed over, minus infinity where there is no other.
+  float (*largest)(const float* x, int64_t count);
+  // scores[e] = sqrt(softplus(logits[e])) + bias[e] for `count` experts, a multiple of kRowStep. Not the reference's
+  // bits: within kRouteError * (|score| + |bias|) + kRouteFloor.
+  void (*route_scores)(const float* logits, const float* bias, int64_t count, float* scores);
 };
 
 // ops::CompressorPool::Args as plain data.

@@ -342,12 +342,38 @@ void pool_overlap_channels(const PoolJob& job, int64_t begin, int64_t end) {
   }
 }
 
+template <class L>
+float largest_of(const float* x, int64_t count) {
+  alignas(64) float lanes[L::kLanes];
+  typename L::Vec most = L::all(-__builtin_huge_valf());
+  for (int64_t i = 0; i < count; i += L::kLanes) most = L::max(L::load(x + i), most);  // of two, one NaN: the most
+  L::store(lanes, most);
+  float result = lanes[0];
+  for (int i = 1; i < L::kLanes; ++i) result = lanes[i] > result ? lanes[i] : result;
+  return result;
+}
+
+// log(1 + y) = 2 atanh(y / (2 + y)) for y = e^-|x| <= 1: the series to the 13th power is within 2e-8 of it.
+template <class L>
+void route_scores_row(const float* logits, const float* bias, int64_t count, float* scores) {
+  using Vec = typename L::Vec;
+  for (int64_t i = 0; i < count; i += L::kLanes) {
+    const Vec x = L::load(logits + i), y = exponential<L>(L::sub(L::all(0), L::abs(x)));
+    const Vec z = L::div(y, L::add(y, L::all(2))), squared = L::mul(z, z);
+    Vec series = L::all(2.0f / 13);
+    for (int power = 11; power > 0; power -= 2)
+      series = L::fma(series, squared, L::all(2.0f / static_cast<float>(power)));
+    const Vec softplus = L::add(L::max(L::all(0), x), L::mul(series, z));  // NaN stays
+    L::store(scores + i, L::add(L::sqrt(softplus), L::load(bias + i)));
+  }
+}
+
 // What a kernel file defines its table with.
 template <class L>
 constexpr RowKernels row_kernels() {
-  return {rms_norm_rows<L>,        mix_rows<L>,     mhc_read_row<L>,  mhc_write_row<L>,   rotate_rows<L>,
-          swiglu_rows<L>,          add_all_rows<L>, hadamard_rows<L>, encode_e4m3_row<L>, pool_online_channels<L>,
-          pool_overlap_channels<L>};
+  return {rms_norm_rows<L>,         mix_rows<L>,     mhc_read_row<L>,    mhc_write_row<L>,   rotate_rows<L>,
+          swiglu_rows<L>,           add_all_rows<L>, hadamard_rows<L>,   encode_e4m3_row<L>, pool_online_channels<L>,
+          pool_overlap_channels<L>, largest_of<L>,   route_scores_row<L>};
 }
 
 }  // namespace

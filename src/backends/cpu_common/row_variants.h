@@ -10,8 +10,9 @@ namespace tessera::backends::cpu_common {
 
 // The one variant of an op, "rows".
 template <class Op, const RowKernels& kKernels, bool (*kSupports)(const typename Op::Desc&, std::string&),
-          void (*kRun)(const RowKernels&, const typename Op::Desc&, const typename Op::Args&, device::Queue&)>
-inline constexpr ops::Variant<Op> kRowVariant[1] = {{"rows", kSupports, nullptr, nullptr,
+          void (*kRun)(const RowKernels&, const typename Op::Desc&, const typename Op::Args&, device::Queue&),
+          int64_t (*kWorkspace)(const typename Op::Desc&, int64_t) = nullptr>
+inline constexpr ops::Variant<Op> kRowVariant[1] = {{"rows", kSupports, nullptr, kWorkspace,
                                                      [](const typename Op::Desc& desc, const typename Op::Args& args,
                                                         device::Queue& queue) { kRun(kKernels, desc, args, queue); }}};
 
@@ -40,6 +41,8 @@ constexpr ops::AllVariants with_row_variants(ops::AllVariants all) {
   set(kRowVariant<Hadamard, kKernels, hadamard_supports, hadamard_run>);
   set(kRowVariant<CacheWrite, kKernels, cache_write_supports, cache_write_run>);
   set(kRowVariant<CompressorPool, kKernels, compressor_pool_supports, compressor_pool_run>);
+  set(kRowVariant<Router, kKernels, router_supports, router_run>);
+  set(kRowVariant<Sample, kKernels, sample_supports, sample_run, sample_workspace>);
   return all;
 }
 

@@ -33,6 +33,11 @@ void cache_write_run(const RowKernels& kernels, const ops::CacheWrite::Desc& des
                      device::Queue& queue);
 void compressor_pool_run(const RowKernels& kernels, const ops::CompressorPool::Desc& desc,
                          const ops::CompressorPool::Args& args, device::Queue& queue);
+void router_run(const RowKernels& kernels, const ops::Router::Desc& desc, const ops::Router::Args& args,
+                device::Queue& queue);
+void sample_run(const RowKernels& kernels, const ops::Sample::Desc& desc, const ops::Sample::Args& args,
+                device::Queue& queue);
+int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);
 
 bool embedding_supports(const ops::Embedding::Desc& desc, std::string& why_not);
 bool rms_norm_supports(const ops::RmsNorm::Desc& desc, std::string& why_not);
@@ -44,5 +49,7 @@ bool stream_add_supports(const ops::StreamAdd::Desc& desc, std::string& why_not)
 bool hadamard_supports(const ops::Hadamard::Desc& desc, std::string& why_not);
 bool cache_write_supports(const ops::CacheWrite::Desc& desc, std::string& why_not);
 bool compressor_pool_supports(const ops::CompressorPool::Desc& desc, std::string& why_not);
+bool router_supports(const ops::Router::Desc& desc, std::string& why_not);
+bool sample_supports(const ops::Sample::Desc& desc, std::string& why_not);
 
 }  // namespace tessera::backends::cpu_common

@@ -36,6 +36,12 @@ struct Router {
 // max(x, 0) + log1p(exp(-|x|)), then the square root.
 float sqrt_softplus(float x);
 
+// The top_k largest scores of the `count` experts `among` (ascending ids; null: 0 to count - 1), best first.
+void select_experts(const float* logits, const float* bias, const int32_t* among, int64_t count, int64_t top_k,
+                    int32_t* selected);
+// A token's chosen experts in ascending order, and their weights.
+void weigh_experts(const Router::Desc& desc, const float* logits, int32_t* experts, float* weights);
+
 void router_reference(const Router::Desc& desc, const Router::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sampling without sorting the vocabulary: candidates are counted by probability, and only those that the draw can
+// reach are sorted. The token is the reference's: its sums are made in the same order over what is sorted, and where
+// the sum over everything is needed, an interval that holds it decides; a draw that falls into the interval sorts
+// everything.
+#include <algorithm>
+#include <limits>
+
+#include "backends/cpu_common/rows.h"
+#include "base/error.h"
+#include "ops/sample/sample_steps.h"
+
+namespace tessera::backends::cpu_common {
+
+using ops::Candidate;
+using ops::Sample;
+using ops::SamplingParams;
+
+namespace {
+
+constexpr int64_t kBlock = 1024;                      // logits of which the largest is sought at once
+constexpr int kBucketsPerOctave = 16, kOctaves = 64;  // of probabilities; the last bucket has all smaller ones
+constexpr int kBuckets = kBucketsPerOctave * kOctaves + 1;
+
+// Rises as the probability, at most 1, falls.
+int bucket_of(double probability) {
+  const uint64_t gap = __builtin_bit_cast(uint64_t, 1.0) - __builtin_bit_cast(uint64_t, probability);
+  return static_cast<int>(std::min<uint64_t>(gap >> 48, kBuckets - 1));
+}
+
+// The lowest id with the largest logit; NaN and minus infinity never win.
+int32_t likeliest(const RowKernels& kernels, const float* logits, int64_t vocab) {
+  float most = -std::numeric_limits<float>::infinity();
+  int64_t found = vocab, found_end = vocab;
+  for (int64_t begin = 0; begin < vocab; begin += kBlock) {
+    const int64_t end = std::min(vocab, begin + kBlock), whole = begin + (end - begin) / kRowStep * kRowStep;
+    float value = kernels.largest(logits + begin, whole - begin);
+    for (int64_t i = whole; i < end; ++i) value = logits[i] > value ? logits[i] : value;
+    if (value > most) most = value, found = begin, found_end = end;
+  }
+  while (found < found_end && !(logits[found] == most)) ++found;
+  TESSERA_CHECK(found < vocab, "every logit is NaN or minus infinity");
+  return static_cast<int32_t>(found);
+}
+
+// All candidates by falling probability, as far as they are wanted.
+class Candidates {
+ public:
+  Candidates(const double* probabilities, int64_t vocab, Candidate* sorted)
+      : probabilities_(probabilities), vocab_(vocab), sorted_(sorted) {
+    for (int64_t id = 0; id < vocab; ++id) {
+      const double p = probabilities[id];
+      if (!(p > 0)) continue;
+      const int bucket = bucket_of(p);
+      ++counts_[bucket];
+      masses_[bucket] += p;
+      ++num_all_;
+    }
+    for (const double mass : masses_) total_ += mass;
+  }
+
+  // Sorts those of buckets 0 to `last`.
+  void sort_to(int last) {
+    count_ = 0;
+    for (int64_t id = 0; id < vocab_; ++id) {
+      const double p = probabilities_[id];
+      if (p > 0 && bucket_of(p) <= last) sorted_[count_++] = {p, static_cast<int32_t>(id)};
+    }
+    std::sort(sorted_, sorted_ + count_, ops::comes_before);
+  }
+  // The first bucket with which there are `count` candidates; the last one where there are fewer.
+  int bucket_with_count(int64_t count) const {
+    int bucket = 0;
+    for (int64_t seen = counts_[0]; seen < count && bucket + 1 < kBuckets;) seen += counts_[++bucket];
+    return bucket;
+  }
+  // The same for their sum.
+  int bucket_with_mass(double mass) const {
+    int bucket = 0;
+    for (double seen = masses_[0]; seen < mass && bucket + 1 < kBuckets;) seen += masses_[++bucket];
+    return bucket;
+  }
+
+  const Candidate* sorted() const { return sorted_; }
+  int64_t count() const { return count_; }
+  bool are_all_sorted() const { return count_ == num_all_; }
+  double total() const { return total_; }
+  // Bounds how far total() and any sum of all probabilities in another order are apart: each is within n roundings.
+  double slack() const { return 4 * static_cast<double>(num_all_) * 0x1p-53 * total_; }
+
+ private:
+  const double* probabilities_;
+  int64_t vocab_, num_all_ = 0, count_ = 0;
+  Candidate* sorted_;
+  int32_t counts_[kBuckets] = {};
+  double masses_[kBuckets] = {}, total_ = 0;
+};
+
+// The number of candidates before the one at which the reference's running sum reaches share * total (is_above: exceeds
+// it); -1 where what is sorted, or the interval of the total, doesn't tell.
+int64_t reach(const Candidates& candidates, double share, bool is_above) {
+  const double low = share * (candidates.total() - candidates.slack()),
+               high = share * (candidates.total() + candidates.slack());
+  double running = 0;
+  for (int64_t i = 0; i <= candidates.count(); ++i) {
+    if (is_above ? running > high : running >= high) return i;
+    if (is_above ? running > low : running >= low) return -1;
+    if (i < candidates.count()) running += candidates.sorted()[i].probability;
+  }
+  return -1;
+}
+
+int32_t draw(Candidates& candidates, SamplingParams params, uint64_t position) {
+  if (params.top_k > 0 || params.min_p > 0) {
+    int last = kBuckets - 1;
+    if (params.top_k > 0) last = std::min(last, candidates.bucket_with_count(params.top_k));
+    if (params.min_p > 0) last = std::min(last, bucket_of(std::min(1.0, static_cast<double>(params.min_p))));
+    candidates.sort_to(last);
+    return ops::draw_candidate(candidates.sorted(), candidates.count(), params, position);
+  }
+  const bool is_nucleus = params.top_p < 1;
+  const double share = is_nucleus ? static_cast<double>(params.top_p) : ops::unit_draw(params, position);
+  candidates.sort_to(candidates.bucket_with_mass(share * candidates.total() + 2 * candidates.slack()));
+  if (!candidates.are_all_sorted()) {
+    const int64_t count = reach(candidates, share, !is_nucleus);
+    if (count >= 0 && is_nucleus) {
+      // The nucleus is known, and with it the sum that is drawn from.
+      params.top_p = 1;
+      return ops::draw_candidate(candidates.sorted(), std::max<int64_t>(1, count), params, position);
+    }
+    if (count > 0) return candidates.sorted()[count - 1].id;
+    candidates.sort_to(kBuckets - 1);
+  }
+  return ops::draw_candidate(candidates.sorted(), candidates.count(), params, position);
+}
+
+}  // namespace
+
+bool sample_supports(const Sample::Desc&, std::string&) {
+  return true;
+}
+
+int64_t sample_workspace(const Sample::Desc& desc, int64_t) {
+  return desc.vocab * static_cast<int64_t>(sizeof(double) + sizeof(Candidate));
+}
+
+void sample_run(const RowKernels& kernels, const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue) {
+  ops::apply_bias_and_penalties(desc, args);
+  const int32_t top = likeliest(kernels, args.logits, desc.vocab);
+  if (args.params.temperature == 0) {
+    *args.token = top;
+    return;
+  }
+  double* probabilities = static_cast<double*>(args.workspace);
+  const float most = args.logits[top];
+  queue.parallel_for(desc.vocab, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t id = begin; id < end; ++id) {
+      probabilities[id] = ops::relative_probability(args.logits[id], most, args.params.temperature);
+    }
+  });
+  probabilities[top] = 1;
+  Candidates candidates(probabilities, desc.vocab, reinterpret_cast<Candidate*>(probabilities + desc.vocab));
+  *args.token = draw(candidates, args.params, args.position);
+}
+
+}  // namespace tessera::backends::cpu_common
