@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "base/atomic_file.h"
 #include "base/env.h"
 #include "base/error.h"
+#include "base/plot.h"
+#include "base/strings.h"
 #include "bench/e2e/bench_model.h"
 #include "bench/ops/bench_ops.h"
 #include "console.h"
@@ -41,8 +46,14 @@ nlohmann::ordered_json json_of(const bench::Report& report) {
                            {"p90_us", row.time.quantile(0.9) * 1e6},
                            {"read_p10_us", row.read_time.quantile(0.1) * 1e6},
                            {"read_median_us", row.read_time.quantile(0.5) * 1e6},
-                           {"share_of_read", row.read_time.quantile(0.5) / row.time.quantile(0.5)},
-                           {"seconds", row.time.seconds}});
+                           {"residence", row.residence == bench::Residence::kMemory ? "memory" : "cache"},
+                           {"gbs", rate(row.bytes, row.time)},
+                           {"gflops", rate(row.flops, row.time)},
+                           {"share_of_read", row.share_of_read()},
+                           {"share_of_products", row.share_of_products(report.ceilings)},
+                           {"share", row.share(report.ceilings)},
+                           {"seconds", row.time.seconds},
+                           {"read_seconds", row.read_time.seconds}});
   }
   return out;
 }
@@ -51,21 +62,62 @@ double median(const std::vector<double>& values) {
   return bench::Samples{values}.quantile(0.5);
 }
 
+// "2: ratio 4, hashed".
+std::string describe(const bench::LayerRow& row) {
+  const std::string kind = row.ratio == 0 ? "window" : fmt::format("ratio {}", row.ratio);
+  return fmt::format("{}: {}{}", row.layer, kind, row.is_hashed ? ", hashed" : "");
+}
+
+nlohmann::ordered_json json_of(const std::string& shape, const bench::SyntheticModel& made) {
+  nlohmann::ordered_json out = {{"shape", shape},
+                                {"layers", made.num_layers},
+                                {"all_layers", made.all_layers},
+                                {"weight_bytes", made.weight_bytes},
+                                {"make_seconds", made.make_seconds},
+                                {"pack_seconds", made.pack_seconds},
+                                {"packed_bytes", made.packed_bytes},
+                                {"read_gbs", made.ceilings.read_gbs},
+                                {"read_one_thread_gbs", made.ceilings.read_one_gbs},
+                                {"one_token_in_a_layer", nlohmann::ordered_json::array()}};
+  for (const bench::LayerRow& row : made.layers) {
+    out["one_token_in_a_layer"].push_back({{"layer", row.layer},
+                                           {"compress_ratio", row.ratio},
+                                           {"is_hashed", row.is_hashed},
+                                           {"bytes", row.bytes},
+                                           {"share_of_read", row.read_time.quantile(0.5) / row.time.quantile(0.5)},
+                                           {"seconds", row.time.seconds},
+                                           {"read_seconds", row.read_time.seconds}});
+  }
+  return out;
+}
+
 class Bench final : public Verb {
  public:
   explicit Bench(CLI::App& app) : command_(app.add_subcommand("bench", "Measure this machine")) {
     command_->require_subcommand(1);
     ops_ = command_->add_subcommand("ops",
-                                    "Linear maps and experts at the shapes of Flash and Pro, beside what memory "
-                                    "and arithmetic allow in the same run");
+                                    "Every op at the shapes of Flash and Pro, beside what memory and arithmetic "
+                                    "allow in the same run");
     ops_->add_option("--tokens", options_.tokens, "Tokens per call, comma-separated")->delimiter(',');
     ops_->add_option("--only", options_.only, "Rows whose name contains this");
     ops_->add_option("--seconds", options_.seconds, "At least so long per row");
+    ops_->add_option("--plot", plot_, "Also write a picture of the shares (SVG) to this file");
     model_ = command_->add_subcommand("model", "Prefill and greedy decode of one sequence, tokens per second");
-    model_->add_option("--model", model_options_.directory, "Folder [the bundled tiny-v4, or TESSERA_MODEL]");
-    model_->add_option("--contexts", model_options_.contexts, "Prompt lengths, comma-separated")->delimiter(',');
+    CLI::Option* directory =
+        model_->add_option("--model", model_options_.directory, "Folder [the bundled tiny-v4, or TESSERA_MODEL]");
+    model_
+        ->add_option("--synthetic", model_options_.synthetic,
+                     "Random NVFP4 weights, made in memory, in the shape of flash or pro (small: a few megabytes)")
+        ->excludes(directory);
+    model_->add_option("--layers", model_options_.num_layers,
+                       "Layers of a synthetic model [as many as fit into memory]");
+    model_->add_option("--contexts", contexts_, "Prompt lengths, comma-separated [512,4096; synthetic: 512,4096,32768]")
+        ->delimiter(',');
     model_->add_option("--decode", model_options_.decode_tokens, "Tokens made after each prompt");
     model_->add_option("--repeats", model_options_.repeats, "Runs; the median is shown");
+    model_->add_option(
+        "--step-tokens", step_tokens_,
+        "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
     for (CLI::App* verb : {ops_, model_}) {
       verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; model: also f32");
       verb->add_option("--threads", num_threads_, "Threads (default: one per core)");
@@ -92,7 +144,18 @@ class Bench final : public Verb {
     model_options_.load.num_threads = num_threads_;
     model_options_.load.forced = forced;
     model_options_.load.with_draft = false;
-    for (const int64_t context : model_options_.contexts) check("--contexts", context, 1, 1 << 20);
+    const bool is_synthetic = !model_options_.synthetic.empty();
+    if (is_synthetic && *mode == ops::InputMode::kF32) {
+      fail(ErrorCode::kInvalidArgument, "--mode: expected a16, a8 or a4 with --synthetic, found \"f32\"");
+    }
+    if (model_options_.num_layers != 0) check("--layers", model_options_.num_layers, 1, 4096);
+    if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;
+    check("--step-tokens", step_tokens_, 1, 4096);
+    model_options_.load.max_step_tokens = step_tokens_;
+    if (contexts_.empty())
+      contexts_ = is_synthetic ? std::vector<int64_t>{512, 4096, 32768} : std::vector<int64_t>{512, 4096};
+    for (const int64_t context : contexts_) check("--contexts", context, 1, 1 << 20);
+    model_options_.contexts = contexts_;
     check("--decode", model_options_.decode_tokens, 1, 1 << 20);
     check("--repeats", model_options_.repeats, 1, 1000);
     return run_model();
@@ -105,37 +168,59 @@ class Bench final : public Verb {
   }
 
   int run_ops() {
+    // Opened before anything is measured.
+    std::optional<AtomicFile> plot;
+    if (!plot_.empty()) plot.emplace(plot_);
     bool has_head = false;
     const bench::Report report = bench::run_ops(options_, [&](const bench::Report& all, const bench::Row& row) {
       if (is_json_) return;
+      const bench::Ceilings& c = all.ceilings;
       if (!has_head) {
         print_result(
             fmt::format("read {:.1f} GB/s with {} threads, {:.1f} with one; BF16 products {:.0f} GFLOP/s, AMX "
-                        "{:.0f}\n{:<62} {:>12} {:>6} {:>10} {:>8} {:>8} {:>9}\n",
-                        all.ceilings.read_gbs, all.num_threads, all.ceilings.read_one_gbs, all.ceilings.bf16_gflops,
-                        all.ceilings.amx_gflops, "op", "variant", "tokens", "us", "GB/s", "of read", "GFLOP/s"));
+                        "{:.0f}\n{:<66} {:>12} "
+                        "{:>6} {:>10} {:>8} {:>9} {:>6}  of the nearer ceiling: r read, p products\n",
+                        c.read_gbs, all.num_threads, c.read_one_gbs, c.bf16_gflops, c.amx_gflops, "op", "variant",
+                        "tokens", "us", "GB/s", "GFLOP/s", "share"));
         has_head = true;
       }
-      print_result(fmt::format("{:<62} {:>12} {:>6} {:>10.1f} {:>8.2f} {:>7.0f}% {:>9.1f}\n", row.name, row.variant,
-                               row.tokens, row.time.quantile(0.5) * 1e6, rate(row.bytes, row.time),
-                               100 * row.read_time.quantile(0.5) / row.time.quantile(0.5), rate(row.flops, row.time)));
+      const bool is_read = row.share_of_read() >= row.share_of_products(c);
+      print_result(fmt::format("{:<66} {:>12} {:>6} {:>10.1f} {:>8.2f} {:>9.1f} {:>5.0f}%{} {}\n", row.name,
+                               row.variant, row.tokens, row.time.quantile(0.5) * 1e6, rate(row.bytes, row.time),
+                               rate(row.flops, row.time), 100 * row.share(c), is_read ? 'r' : 'p',
+                               text_bar(row.share(c), 20)));
     });
     if (is_json_) print_result(json_of(report).dump() + "\n");
+    if (plot) {
+      const std::string picture = bench::report_svg(report, device::probe_machine().cpu_name);
+      plot->write(picture.data(), picture.size());
+      plot->commit();
+    }
     return kExitOk;
   }
 
   int run_model() {
-    if (model_options_.directory.empty()) model_options_.directory = default_model();
-    const auto rows = bench::run_model(model_options_, [&](const bench::ModelRow& row) {
-      if (is_json_) return;
-      print_result(fmt::format("context {:>6}   prefill {:>9.0f} tokens/s   decode {:>8.0f} tokens/s\n", row.context,
-                               median(row.prefill_tokens_per_second), median(row.decode_tokens_per_second)));
-    });
+    const bool is_synthetic = !model_options_.synthetic.empty();
+    if (!is_synthetic && model_options_.directory.empty()) model_options_.directory = default_model();
+    bench::ModelObserver observer;
+    if (!is_json_) {
+      observer.on_made = [&](const bench::SyntheticModel& made) { print_made(made); };
+      observer.on_row = [](const bench::ModelRow& row) {
+        std::string note;
+        if (row.filled > 0) note = fmt::format("   (the first {} tokens' cache entries are random)", row.filled);
+        print_result(fmt::format("context {:>6}   prefill {:>9.1f} tokens/s   decode {:>8.1f} tokens/s{}\n",
+                                 row.context, median(row.prefill_tokens_per_second),
+                                 median(row.decode_tokens_per_second), note));
+      };
+    }
+    const bench::ModelReport report = bench::run_model(model_options_, observer);
     if (!is_json_) return kExitOk;
     nlohmann::ordered_json out = {{"cpu", device::probe_machine().cpu_name}, {"mode", mode_}};
+    if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
     out["rows"] = nlohmann::ordered_json::array();
-    for (const bench::ModelRow& row : rows) {
+    for (const bench::ModelRow& row : report.rows) {
       out["rows"].push_back({{"context", row.context},
+                             {"tokens_with_random_cache_entries", row.filled},
                              {"prefill_tokens_per_second", row.prefill_tokens_per_second},
                              {"decode_tokens_per_second", row.decode_tokens_per_second}});
     }
@@ -143,10 +228,26 @@ class Bench final : public Verb {
     return kExitOk;
   }
 
+  void print_made(const bench::SyntheticModel& made) const {
+    print_result(fmt::format(
+        "{} of {} layers of {}, random weights, {}; made in {:.1f} s, of that packing {:.1f} s ({:.1f} GB/s)\n"
+        "read {:.1f} GB/s, {:.1f} with one thread\n{:<24} {:>10} {:>10} {:>8}\n",
+        made.num_layers, made.all_layers, model_options_.synthetic, format_bytes(made.weight_bytes), made.make_seconds,
+        made.pack_seconds, static_cast<double>(made.packed_bytes) / std::max(made.pack_seconds, 1e-9) * 1e-9,
+        made.ceilings.read_gbs, made.ceilings.read_one_gbs, "one token in a layer", "us", "GB/s", "of read"));
+    for (const bench::LayerRow& row : made.layers) {
+      const double share = row.read_time.quantile(0.5) / row.time.quantile(0.5);
+      print_result(fmt::format("{:<24} {:>10.1f} {:>10.2f} {:>7.0f}% {}\n", describe(row), row.time.quantile(0.5) * 1e6,
+                               rate(row.bytes, row.time), 100 * share, text_bar(share, 20)));
+    }
+  }
+
   CLI::App *command_, *ops_, *model_;
   bench::Options options_;
   bench::ModelOptions model_options_;
-  std::string mode_ = "a16";
+  std::string mode_ = "a16", plot_;
+  std::vector<int64_t> contexts_;
+  int64_t step_tokens_ = 0;
   int num_threads_ = 0;
   bool is_json_ = false;
 };

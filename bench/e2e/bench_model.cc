@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/e2e/bench_model.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <atomic>
 
 #include "backends/registry.h"
+#include "base/error.h"
 #include "base/rng.h"
-#include "bench/ops/timing.h"
+#include "bench/shapes/published.h"
+#include "bench/synthetic/random_caches.h"
+#include "bench/synthetic/synthetic_weights.h"
+#include "model/memory_fit.h"
+#include "model/model.h"
+#include "numeric/bf16.h"
 
 namespace tessera::bench {
 
@@ -13,21 +22,30 @@ namespace {
 
 using model::LogitRows;
 
+constexpr int64_t kReadBytes = int64_t{256} << 20;  // what reads beside layers go through
+
 int32_t likeliest(const TensorView& logits) {
   const float* row = logits.as<float>();
   return static_cast<int32_t>(std::max_element(row, row + logits.shape[1]) - row);
 }
 
-void run_once(model::Runner& runner, const std::vector<int32_t>& ids, int64_t decode_tokens, ModelRow& row) {
+std::vector<int32_t> random_ids(int64_t seed, int64_t count, int32_t vocab_size) {
+  Rng rng(static_cast<uint64_t>(seed));
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab_size)));
+  return ids;
+}
+
+// Prefill of `ids` into a sequence, then `decode_tokens` greedy tokens.
+void run_once(model::Runner& runner, model::SequenceState& state, const std::vector<int32_t>& ids,
+              int64_t decode_tokens, ModelRow& row) {
   const auto count = static_cast<int64_t>(ids.size());
-  const auto state = runner.new_sequence(count + decode_tokens);
   int32_t next = 0;
   const double start = seconds_now();
   for (int64_t at = 0; at < count;) {
     const int64_t size = std::min(runner.max_step_tokens(), count - at);
     const bool is_last = at + size == count;
-    const model::SequenceSlice slice{state.get(),
-                                     std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(size)),
+    const model::SequenceSlice slice{&state, std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(size)),
                                      is_last ? LogitRows::kLast : LogitRows::kNone};
     const TensorView logits = runner.step({&slice, 1});
     if (is_last) next = likeliest(logits);
@@ -35,33 +53,144 @@ void run_once(model::Runner& runner, const std::vector<int32_t>& ids, int64_t de
   }
   const double middle = seconds_now();
   for (int64_t i = 0; i < decode_tokens; ++i) {
-    const model::SequenceSlice slice{state.get(), {&next, 1}, LogitRows::kLast};
+    const model::SequenceSlice slice{&state, {&next, 1}, LogitRows::kLast};
     next = likeliest(runner.step({&slice, 1}));
   }
   row.prefill_tokens_per_second.push_back(static_cast<double>(count) / (middle - start));
   row.decode_tokens_per_second.push_back(static_cast<double>(decode_tokens) / (seconds_now() - middle));
 }
 
-}  // namespace
-
-std::vector<ModelRow> run_model(const ModelOptions& options, const std::function<void(const ModelRow&)>& on_row) {
-  const model::LoadedModel loaded = model::load_model(options.directory, options.load, backends::all_backends(),
-                                                      device::probe_machine(), nullptr, nullptr);
-  model::Runner& runner = *loaded.runner;
+// Rows at every context. `filled` says how many of a context's tokens get random cache entries.
+template <class Filled>
+std::vector<ModelRow> run_contexts(model::Runner& runner, const ModelOptions& options, const ModelObserver& observer,
+                                   const Filled& filled) {
   std::vector<ModelRow> rows;
   for (const int64_t context : options.contexts) {
-    if (context + options.decode_tokens > runner.facts().max_positions) continue;
-    Rng rng(static_cast<uint64_t>(context));
-    std::vector<int32_t> ids(static_cast<size_t>(context));
-    for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(runner.facts().vocab_size)));
-    ModelRow row{context, {}, {}};
-    run_once(runner, ids, 1, row);  // not counted
-    row = {context, {}, {}};
-    for (int64_t i = 0; i < options.repeats; ++i) run_once(runner, ids, options.decode_tokens, row);
-    on_row(row);
-    rows.push_back(row);
+    const int64_t capacity = context + options.decode_tokens;
+    if (capacity > runner.facts().max_positions) continue;
+    ModelRow row{context, filled(context), {}, {}};
+    const std::vector<int32_t> ids = random_ids(context, context - row.filled, runner.facts().vocab_size);
+    for (int64_t i = -1; i < options.repeats; ++i) {
+      const auto state = runner.new_sequence(capacity);
+      if (row.filled > 0) fill_caches(*state, row.filled, options.seed);
+      // The first is not counted.
+      ModelRow unused;
+      run_once(runner, *state, ids, i < 0 ? 1 : options.decode_tokens, i < 0 ? unused : row);
+    }
+    if (observer.on_row) observer.on_row(row);
+    rows.push_back(std::move(row));
   }
   return rows;
+}
+
+uint64_t needed_bytes(const ModelOptions& options, const model::Config& config, uint64_t weights, uint64_t& state,
+                      uint64_t& work) {
+  const model::LoadOptions& load = options.load;
+  int64_t longest = 0;
+  for (const int64_t context : options.contexts) longest = std::max(longest, context + options.decode_tokens);
+  state = model::sequence_bytes(config, load.precision, longest, config.sliding_window + load.max_step_tokens - 1);
+  // A matrix is packed from a copy.
+  const int64_t matrix = 2 * config.vocab_size * config.hidden_size;
+  work = model::Model::step_bytes(config, load.precision, load.max_step_tokens) +
+         static_cast<uint64_t>(kReadBytes + matrix);
+  return weights + state + work;
+}
+
+// One token through each layer at the state's position.
+void run_layers(model::Model& model, const model::Config& config, const SyntheticWeights& weights,
+                const ModelOptions& options, SyntheticModel& made) {
+  const int64_t context = *std::max_element(options.contexts.begin(), options.contexts.end()) / 128 * 128;
+  const auto state = model.new_sequence(context + 1);
+  if (context > 0) fill_caches(*state, context, options.seed);
+  const std::vector<int32_t> ids = random_ids(7, 64, model.facts().vocab_size);
+  constexpr int64_t kStreams = 64;
+  const DType type = options.load.precision.activation();
+  const device::Tensor inputs(DType::kBF16, {kStreams, ops::kHcStreams, config.hidden_size});
+  Rng rng(options.seed);
+  for (int64_t i = 0; i < inputs.view().shape.num_elements(); ++i) {
+    inputs.as<uint16_t>()[i] = numeric::bf16_from_float(rng.normal());
+  }
+  TESSERA_CHECK(type == DType::kBF16, "synthetic models run in BF16");
+  const int64_t values = ops::kHcStreams * config.hidden_size;
+  device::Tensor streams(type, {1, ops::kHcStreams, config.hidden_size});
+  const device::Buffer pool(static_cast<size_t>(kReadBytes));
+  device::Queue queue(options.load.num_threads);
+  made.ceilings = measure_ceilings(device::probe_machine(), pool.data(), kReadBytes, queue);
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const int64_t ratio = config.compress_ratios[static_cast<size_t>(layer)];
+    LayerRow row{layer, ratio, config.is_hashed(layer), weights.token_bytes(layer), {}, {}};
+    row.bytes += cache_bytes_read(*state, static_cast<size_t>(layer), config);
+    const auto run = [&](int64_t i) {
+      const size_t at = static_cast<size_t>(i / 2 % kStreams);
+      std::copy_n(inputs.as<uint16_t>() + static_cast<int64_t>(at) * values, values, streams.as<uint16_t>());
+      const model::SequenceSlice slice{state.get(), {&ids[at], 1}, LogitRows::kNone};
+      model.run_layer(static_cast<size_t>(layer), {&slice, 1}, streams);
+    };
+    std::atomic<uint64_t> sink = 0;
+    const int64_t part = std::min(row.bytes, kReadBytes), spots = kReadBytes / part;
+    const auto read = [&](int64_t i) {
+      for (int64_t left = row.bytes; left > 0; left -= part) {
+        sink ^= read_bytes(pool.as<char>() + i % spots * part, std::min(left, part), queue);
+      }
+    };
+    Pair pair = measure_pair(run, read, 20, 0.5);
+    row.time = std::move(pair.a), row.read_time = std::move(pair.b);
+    made.layers.push_back(std::move(row));
+  }
+}
+
+ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& observer) {
+  const device::Machine machine = device::probe_machine();
+  const model::Config all = published_config(options.synthetic);
+  ModelReport report;
+  SyntheticModel& made = report.synthetic;
+  made.all_layers = all.num_layers;
+  made.num_layers =
+      options.num_layers > 0 ? options.num_layers : layers_that_fit(options, machine.memory_available_bytes / 10 * 9);
+  const model::Config config = with_layers(all, made.num_layers);
+  SyntheticWeights weights(config, options.seed, options.load.num_threads);
+  made.weight_bytes = weights.total_bytes();
+  uint64_t state = 0, work = 0;
+  needed_bytes(options, config, made.weight_bytes, state, work);
+  model::check_fit(made.weight_bytes, state, work, machine);
+
+  const double start = seconds_now();
+  ops::Planner planner(backends::all_backends(), machine, options.load.forced);
+  model::Model model(config, planner, weights, options.load.precision, 0, options.load.max_step_tokens,
+                     options.load.num_threads, options.load.bypass);
+  made.make_seconds = seconds_now() - start;
+  made.pack_seconds = weights.pack_seconds();
+  made.packed_bytes = weights.packed_bytes();
+  run_layers(model, config, weights, options, made);
+  if (observer.on_made) observer.on_made(made);
+  // States are filled at whole windows of every compressor.
+  report.rows = run_contexts(model, options, observer, [&](int64_t context) {
+    return std::max<int64_t>(0, context - options.load.max_step_tokens) / 128 * 128;
+  });
+  return report;
+}
+
+}  // namespace
+
+int64_t layers_that_fit(const ModelOptions& options, uint64_t available) {
+  const model::Config all = published_config(options.synthetic);
+  int64_t fitting = 1;
+  for (int64_t layers = 2; layers <= all.num_layers; ++layers) {
+    const model::Config config = with_layers(all, layers);
+    uint64_t state = 0, work = 0;
+    if (needed_bytes(options, config, SyntheticWeights(config, 0, 1).total_bytes(), state, work) > available) break;
+    fitting = layers;
+  }
+  return fitting;
+}
+
+ModelReport run_model(const ModelOptions& options, const ModelObserver& observer) {
+  if (!options.synthetic.empty()) return run_synthetic(options, observer);
+  const model::LoadedModel loaded = model::load_model(options.directory, options.load, backends::all_backends(),
+                                                      device::probe_machine(), nullptr, nullptr);
+  ModelReport report;
+  report.rows = run_contexts(*loaded.runner, options, observer, [](int64_t) { return int64_t{0}; });
+  return report;
 }
 
 }  // namespace tessera::bench

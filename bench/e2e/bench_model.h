@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Prefill and decode of one sequence of a real model, at several context lengths.
+// Prefill and decode of one sequence at several context lengths: of a real model, or of random weights in the shape of
+// a published one.
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "bench/ops/ceilings.h"
+#include "bench/ops/timing.h"
 #include "model/load_model.h"
 
 namespace tessera::bench {
 
 struct ModelOptions {
-  std::string directory;
+  std::string directory;   // of a real model
+  std::string synthetic;   // "flash", "pro", "small"; empty: the real model
+  int64_t num_layers = 0;  // of a synthetic model; 0: as many as fit into nine tenths of the memory that is available
+  uint64_t seed = 1;       // of synthetic weights
   model::LoadOptions load;
   std::vector<int64_t> contexts = {512, 4096};
   int64_t decode_tokens = 64;  // greedy, after each prefill
@@ -19,10 +25,45 @@ struct ModelOptions {
 
 struct ModelRow {
   int64_t context = 0;
+  int64_t filled = 0;  // of these, tokens whose cache entries are random and not computed (synthetic models only)
   std::vector<double> prefill_tokens_per_second, decode_tokens_per_second;  // one per repeat
 };
 
-// Contexts that the model can't hold are left out. `on_row` is called as rows come.
-std::vector<ModelRow> run_model(const ModelOptions& options, const std::function<void(const ModelRow&)>& on_row);
+// One token through one layer at the longest context.
+struct LayerRow {
+  int64_t layer = 0, ratio = 0;  // ratio as in model::Config::compress_ratios
+  bool is_hashed = false;
+  int64_t bytes = 0;        // of weights and cache entries that the token reads
+  Samples time, read_time;  // of the layer; of reading as many bytes with all threads in the same run
+};
+
+struct SyntheticModel {
+  int64_t num_layers = 0, all_layers = 0;
+  uint64_t weight_bytes = 0;
+  double make_seconds = 0;  // making and packing the weights
+  double pack_seconds = 0;  // of that, packing
+  int64_t packed_bytes = 0;
+  Ceilings ceilings;
+  std::vector<LayerRow> layers;
+};
+
+struct ModelReport {
+  std::vector<ModelRow> rows;
+  SyntheticModel synthetic;  // where ModelOptions::synthetic is given
+};
+
+// What is called as results come; either may be empty.
+struct ModelObserver {
+  std::function<void(const SyntheticModel&)> on_made;  // before the first row
+  std::function<void(const ModelRow&)> on_row;
+};
+
+// Contexts that the model can't hold are left out. A synthetic model computes at most load.max_step_tokens tokens of a
+// prefill, those before the frontier; the cache entries of the tokens before them are filled with random values. Throws
+// kResourceExhausted with figures where the model doesn't fit.
+ModelReport run_model(const ModelOptions& options, const ModelObserver& observer);
+
+// Layers that `available` bytes hold for a shape, at least 1.
+int64_t layers_that_fit(const ModelOptions& options, uint64_t available);
 
 }  // namespace tessera::bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ops at the shapes of DeepSeek-V4 Flash and Pro, with weights out of cache, beside reading the same bytes.
+// Every op at the shapes of DeepSeek-V4 Flash and Pro, beside reading as many bytes in the same run.
 #include <functional>
 #include <string>
 #include <vector>
@@ -20,12 +20,26 @@ struct Options {
   std::vector<std::pair<std::string, std::string>> forced;
 };
 
+// Where an op's bytes are when it begins, and so where the read beside it finds its own.
+enum class Residence {
+  kMemory,  // weights: other ones in each run
+  kCache,   // what a step has just written
+};
+
 struct Row {
   std::string name, variant;
   int64_t tokens = 0;
-  int64_t bytes = 0;  // of weights really read, packed
+  int64_t bytes = 0;  // read and written once, packed; a cache line that is read twice counts once
   int64_t flops = 0;
-  Samples time, read_time;  // of the op; of reading as many bytes in the same run
+  Residence residence = Residence::kMemory;
+  Samples time, read_time;  // of the op; of reading as many bytes with all threads in the same run
+
+  double share_of_read() const { return read_time.quantile(0.5) / time.quantile(0.5); }
+  // Of the products that the variant's instructions reach (tiles for amx, BF16 pairs for the others); 0 where this
+  // machine has neither.
+  double share_of_products(const Ceilings& ceilings) const;
+  // Of the ceiling that is nearer.
+  double share(const Ceilings& ceilings) const;
 };
 
 struct Report {
@@ -34,7 +48,10 @@ struct Report {
   std::vector<Row> rows;
 };
 
-// `on_row` is called as rows come.
+// `on_row` is called as rows come. Throws kInvalidArgument where no row's name contains `only`.
 Report run_ops(const Options& options, const std::function<void(const Report&, const Row&)>& on_row);
+
+// A picture of each row's share, coloured by the ceiling that is nearer.
+std::string report_svg(const Report& report, const std::string& cpu_name);
 
 }  // namespace tessera::bench

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import time
 import unittest
+from xml.etree import ElementTree
 
 from program import MODEL, PROGRAM, ProgramTest, run
 
@@ -215,6 +216,36 @@ class Cli(ProgramTest):
         self.assertEqual([row['context'] for row in model['rows']], [8])
         self.check_error(run('bench', 'ops', '--tokens', '0'), 2, '--tokens')
         self.check_error(run('bench', 'ops', '--mode', 'f32'), 2, '--mode')
+        self.check_error(run('bench', 'ops', '--only', 'no such row'), 2, 'no such row')
+
+    def test_bench_has_a_row_for_every_op_and_a_plot(self):
+        plan = run('generate', '--quiet', '--plan', '--max-tokens', '1', 'a').stderr.decode()
+        ops = {line.split()[1] for line in plan.splitlines() if line.startswith(('layers.', 'embed', 'head', 'sample'))}
+        self.assertGreater(len(ops), 15, plan[:2000])
+        picture = self.folder / 'ops.svg'
+        report = json.loads(run('bench', 'ops', '--json', '--only', 'flash', '--tokens', '1', '--seconds', '0.001', '--plot',
+                                str(picture)).stdout)
+        self.assertLessEqual(ops, {row['name'].split()[0] for row in report['rows']})
+        drawing = ElementTree.fromstring(picture.read_text())
+        titles = [title.text for title in drawing.iter('{http://www.w3.org/2000/svg}title')]
+        self.assertEqual(len(titles), len(report['rows']))
+        for row, title in zip(report['rows'], titles):
+            self.assertGreater(row['share'], 0)
+            self.assertEqual(len(row['seconds']), len(row['read_seconds']))
+            self.assertIn(row['variant'], title)
+
+    def test_bench_of_a_synthetic_model(self):
+        report = json.loads(run('bench', 'model', '--synthetic', 'small', '--layers', '3', '--contexts', '40,1000', '--decode', '2',
+                                '--repeats', '1', '--step-tokens', '64', '--json').stdout)
+        self.assertEqual([row['compress_ratio'] for row in report['synthetic']['one_token_in_a_layer']], [4, 128, 4])
+        self.assertEqual([(row['context'], row['tokens_with_random_cache_entries']) for row in report['rows']], [(40, 0), (1000, 896)])
+        for row in report['rows']:
+            self.assertGreater(row['decode_tokens_per_second'][0], 0)
+        self.assertIn(b'cache entries are random', run('bench', 'model', '--synthetic', 'small', '--contexts', '1000', '--decode', '1',
+                                                       '--repeats', '1').stdout)
+        self.check_error(run('bench', 'model', '--synthetic', 'pro', '--layers', '61'), 4, 'does not fit')
+        self.check_error(run('bench', 'model', '--synthetic', 'medium'), 2, 'medium')
+        self.check_error(run('bench', 'model', '--synthetic', 'small', '--layers', '6'), 2, '1 to 5')
 
     def test_help_teaches(self):
         text = run('generate', '--help').stdout.decode()

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, the indexer, and what writes caches.
+#include <algorithm>
+#include <cmath>
+
+#include "bench/ops/op_bench.h"
+
+namespace tessera::bench {
+
+namespace {
+
+using ops::EntryLayout;
+
+// `count` entries of random vectors.
+device::Buffer random_cache(Rng& rng, const EntryLayout& layout, int64_t count) {
+  device::Buffer cache(static_cast<size_t>(count * layout.entry_bytes()));
+  std::vector<float> key(static_cast<size_t>(layout.width));
+  for (int64_t i = 0; i < count; ++i) {
+    for (float& value : key) value = rng.normal();
+    ops::encode_entry(layout, key.data(), cache.as<uint8_t>() + i * layout.entry_bytes());
+  }
+  return cache;
+}
+
+struct AttentionOperands {
+  device::Tensor q, out;
+  device::Buffer cache;
+  std::vector<int64_t> positions;
+  std::vector<int32_t> counts, selected;
+  std::vector<float> sink;
+};
+
+// A full window and `entries` selected entries.
+void attention(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
+  const int64_t heads = c.num_heads, width = c.head_dim, window = c.sliding_window;
+  const EntryLayout layout = ops::kv_entry_layout({}, width, c.rope_dim);
+  const ops::Attention::Desc desc{.heads = heads,
+                                  .head_dim = width,
+                                  .window = window,
+                                  .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
+                                  .layout = layout};
+  bench.rows<ops::Attention>(
+      name + " " + std::to_string(window) + " + " + std::to_string(entries), desc,
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<AttentionOperands>();
+        const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
+        o->cache = random_cache(bench.rng(), layout, slots + num_entries);
+        o->positions = OpBench::positions(std::max(4 * num_entries, window), tokens);
+        o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
+        for (int64_t t = 0; t < tokens; ++t) {
+          for (int64_t i = 0; i < entries; ++i) o->selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
+        }
+        o->sink.resize(static_cast<size_t>(heads));
+        o->q = bench.activations(tokens, heads * width);
+        o->out = device::Tensor(DType::kBF16, {tokens, heads, width});
+        return {{.tokens = tokens,
+                 .bytes = tokens * keys * layout.entry_bytes(),
+                 .flops = 4 * tokens * keys * heads * width},
+                [=, &bench](int64_t) {
+                  op.run({.q = o->q,
+                          .positions = o->positions.data(),
+                          .window_cache = o->cache.template as<uint8_t>(),
+                          .window_slots = slots,
+                          .entry_cache = o->cache.template as<uint8_t>() + slots * layout.entry_bytes(),
+                          .num_entries = o->counts.data(),
+                          .selected = o->selected.data(),
+                          .selected_stride = entries,
+                          .sink = o->sink.data(),
+                          .out = o->out,
+                          .num_tokens = tokens},
+                         bench.queue());
+                }};
+      });
+}
+
+struct ScoreOperands {
+  device::Tensor queries, weights;
+  device::Buffer keys;
+  std::vector<int32_t> counts, selected;
+  std::vector<float> scores;
+};
+
+// Most tokens that a layer scores at once.
+std::vector<int64_t> scored_at_once(const Options& options) {
+  constexpr int64_t kMost = 16;
+  std::vector<int64_t> counts;
+  for (const int64_t tokens : options.tokens) {
+    if (counts.empty() || tokens < kMost || counts.back() < kMost) counts.push_back(std::min(tokens, kMost));
+  }
+  return counts;
+}
+
+void index_scores(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
+  const int64_t heads = c.index_num_heads, width = c.index_head_dim;
+  const EntryLayout layout = ops::index_entry_layout({}, width);
+  const ops::IndexScores::Desc desc{.heads = heads, .width = width, .keys = layout};
+  bench.rows<ops::IndexScores>(
+      name + " " + std::to_string(entries) + " keys", desc, scored_at_once(bench.options()),
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<ScoreOperands>();
+        o->keys = random_cache(bench.rng(), layout, entries);
+        o->queries = bench.activations(tokens, heads * width);
+        o->weights = bench.activations(tokens, heads);
+        o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
+        o->scores.resize(static_cast<size_t>(tokens * entries));
+        return {
+            {.tokens = tokens, .bytes = entries * layout.entry_bytes(), .flops = 2 * tokens * entries * heads * width},
+            [=, &bench](int64_t) {
+              op.run({.queries = o->queries,
+                      .weights = o->weights,
+                      .keys = o->keys.template as<uint8_t>(),
+                      .counts = o->counts.data(),
+                      .stride = entries,
+                      .scores = o->scores.data(),
+                      .num_tokens = tokens},
+                     bench.queue());
+            }};
+      });
+}
+
+void top_k(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
+  bench.rows<ops::TopK>(name + " of " + std::to_string(entries), {.k = c.index_topk}, scored_at_once(bench.options()),
+                        [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+                          const auto o = std::make_shared<ScoreOperands>();
+                          o->scores = bench.floats(tokens * entries, 1);
+                          o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
+                          o->selected.resize(static_cast<size_t>(tokens * c.index_topk));
+                          return {{.tokens = tokens, .bytes = tokens * entries * 4}, [=, &bench](int64_t) {
+                                    op.run({.scores = o->scores.data(),
+                                            .stride = entries,
+                                            .counts = o->counts.data(),
+                                            .selected = o->selected.data(),
+                                            .num_tokens = tokens,
+                                            .workspace = workspace},
+                                           bench.queue());
+                                  }};
+                        });
+}
+
+void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t width) {
+  struct Operands {
+    std::vector<float> values, gates, ape, state;
+    device::Tensor entries;
+  };
+  const ops::CompressorPool::Desc desc{.ratio = ratio, .width = width};
+  bench.rows<ops::CompressorPool>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+    const auto o = std::make_shared<Operands>();
+    o->values = bench.floats(tokens * desc.row_width(), 1);
+    o->gates = bench.floats(tokens * desc.row_width(), 1);
+    o->ape = bench.floats(ratio * desc.row_width(), 1);
+    o->state.resize(static_cast<size_t>(desc.state_floats()));
+    ops::compressor_reset(desc, o->state.data());
+    // The last of them completes an entry.
+    const int64_t first = ops::entries_completed(ratio, 0, tokens) * ratio + ratio - tokens % ratio;
+    o->entries = device::Tensor(DType::kBF16, {ops::entries_completed(ratio, first, tokens), width});
+    return {{.tokens = tokens, .bytes = 2 * tokens * desc.row_width() * 4}, [=, &bench](int64_t) {
+              op.run({.values = o->values.data(),
+                      .gates = o->gates.data(),
+                      .ape = o->ape.data(),
+                      .state = o->state.data(),
+                      .first_position = first,
+                      .num_tokens = tokens,
+                      .entries = o->entries},
+                     bench.queue());
+            }};
+  });
+}
+
+void hadamard(OpBench& bench, const std::string& name, int64_t vectors, int64_t width, bool is_fp4) {
+  const ops::Hadamard::Desc desc{.width = width, .is_fp4 = is_fp4};
+  bench.rows<ops::Hadamard>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+    const auto x = std::make_shared<device::Tensor>(bench.activations(tokens * vectors, width));
+    int64_t steps = 0;
+    for (int64_t size = width; size > 1; size /= 2) ++steps;
+    return {{.tokens = tokens, .bytes = 4 * tokens * vectors * width, .flops = tokens * vectors * width * steps},
+            [=, &bench](int64_t) { op.run({.x = *x, .num_rows = tokens * vectors}, bench.queue()); }};
+  });
+}
+
+void cache_write(OpBench& bench, const std::string& name, const EntryLayout& layout) {
+  struct Operands {
+    device::Tensor rows;
+    device::Buffer cache;
+    std::vector<int64_t> slots;
+  };
+  bench.rows<ops::CacheWrite>(name, {.layout = layout}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+    const auto o = std::make_shared<Operands>();
+    o->rows = bench.activations(tokens, layout.width);
+    o->cache = device::Buffer(static_cast<size_t>(tokens * layout.entry_bytes()));
+    o->slots = OpBench::positions(0, tokens);
+    return {
+        {.tokens = tokens, .bytes = tokens * (2 * layout.width + layout.entry_bytes())}, [=, &bench](int64_t) {
+          op.run(
+              {.rows = o->rows, .slots = o->slots.data(), .cache = o->cache.template as<uint8_t>(), .num_rows = tokens},
+              bench.queue());
+        }};
+  });
+}
+
+}  // namespace
+
+void bench_attention(OpBench& bench, const std::string& name, const model::Config& c) {
+  constexpr int64_t kEntries = 8192;  // of 32K tokens
+  attention(bench, name, c, c.index_topk);
+  attention(bench, name + " window", c, 0);
+  index_scores(bench, name, c, kEntries);
+  top_k(bench, name, c, kEntries);
+  compressor(bench, name + " csa", 4, c.head_dim);
+  compressor(bench, name + " hca", 128, c.head_dim);
+  compressor(bench, name + " index", 4, c.index_head_dim);
+  hadamard(bench, name + " index key", 1, c.index_head_dim, false);
+  hadamard(bench, name + " index queries", c.index_num_heads, c.index_head_dim, true);
+  cache_write(bench, name + " window", ops::kv_entry_layout({}, c.head_dim, c.rope_dim));
+  cache_write(bench, name + " index key", ops::index_entry_layout({}, c.index_head_dim));
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the rows of `tessera bench ops` share: threads, planner, random data, and how a row is measured.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "bench/ops/bench_ops.h"
+#include "bench/ops/weight_pool.h"
+#include "device/buffer.h"
+#include "model/config.h"
+#include "ops/planner.h"
+
+namespace tessera::bench {
+
+class OpBench {
+ public:
+  OpBench(const Options& options, const std::function<void(const Report&, const Row&)>& on_row);
+
+  const Options& options() const { return options_; }
+  const WeightPool& pool() const { return pool_; }
+  device::Queue& queue() { return queue_; }
+  Rng& rng() { return rng_; }
+  Report take() { return std::move(report_); }
+
+  // What one row is; bytes and flops as in Row.
+  struct Work {
+    int64_t tokens = 0, bytes = 0, flops = 0;
+    Residence residence = Residence::kCache;
+  };
+  // Binds `desc`, then for each number of tokens: `prepare(bound, tokens, workspace)` makes the operands and returns
+  // the work and the call, whose argument counts runs. Rows that `only` leaves out are neither prepared nor run.
+  struct Case {
+    Work work;
+    std::function<void(int64_t)> call;
+  };
+  template <class Op, class Prepare>
+  void rows(const std::string& name, const typename Op::Desc& desc, const Prepare& prepare) {
+    rows<Op>(name, desc, options_.tokens, prepare);
+  }
+  template <class Op, class Prepare>
+  void rows(const std::string& name, const typename Op::Desc& desc, const std::vector<int64_t>& token_counts,
+            const Prepare& prepare) {
+    const std::string full = std::string(Op::kName) + " " + name + " " + desc.to_string();
+    if (full.find(options_.only) == std::string::npos) return;
+    const ops::Bound<Op> bound = planner_.bind<Op>(full, desc);
+    for (const int64_t tokens : token_counts) {
+      const device::Buffer workspace(static_cast<size_t>(bound.workspace_bytes(tokens)));
+      measure(full, prepare(bound, tokens, workspace.data()));
+    }
+  }
+
+  // Normal values.
+  device::Tensor activations(int64_t tokens, int64_t width);
+  std::vector<float> floats(int64_t count, float scale);
+  // first, first + 1, ...
+  static std::vector<int64_t> positions(int64_t first, int64_t count);
+
+ private:
+  void measure(const std::string& name, const Case& a_case);
+
+  const Options& options_;
+  const std::function<void(const Report&, const Row&)>& on_row_;
+  device::Machine machine_;
+  device::Queue queue_;
+  ops::Planner planner_;
+  WeightPool pool_;
+  Rng rng_{11};
+  Report report_;
+};
+
+// The rows of one model's shapes.
+void bench_weights(OpBench& bench, const std::string& name, const model::Config& config);
+void bench_attention(OpBench& bench, const std::string& name, const model::Config& config);
+void bench_rows(OpBench& bench, const std::string& name, const model::Config& config);
+void bench_choices(OpBench& bench, const std::string& name, const model::Config& config);
+
+}  // namespace tessera::bench

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/ops/weight_pool.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/rng.h"
+#include "numeric/bf16.h"
+
+namespace tessera::bench {
+
+using ops::WeightFormat;
+
+WeightPool::WeightPool(int64_t bytes)
+    : codes_(static_cast<size_t>(bytes)),
+      scales_(static_cast<size_t>(bytes / 8)),
+      block_scales_(1 << 20),
+      values_(static_cast<size_t>(bytes)) {
+  constexpr int64_t kSeedBytes = 1 << 20;
+  Rng rng(7);
+  std::vector<uint8_t> codes(kSeedBytes), scales(kSeedBytes);
+  std::vector<uint16_t> values(kSeedBytes / 2);
+  for (auto& code : codes) {
+    do code = static_cast<uint8_t>(rng.below(256));
+    while ((code & 0x7F) == 0x7F);  // no NaN in E4M3 either
+  }
+  for (auto& scale : scales) scale = static_cast<uint8_t>(0x20 + rng.below(0x40));
+  // In pairs also FP32 values of ordinary size: the upper half decides.
+  for (auto& value : values) value = numeric::bf16_from_float(rng.normal());
+  for (int64_t at = 0; at < bytes; at += kSeedBytes) {
+    std::memcpy(codes_.as<char>() + at, codes.data(), kSeedBytes);
+    std::memcpy(values_.as<char>() + at, values.data(), kSeedBytes);
+  }
+  for (int64_t at = 0; at < bytes / 8; at += kSeedBytes) {
+    std::memcpy(scales_.as<char>() + at, scales.data(), static_cast<size_t>(std::min(kSeedBytes, bytes / 8 - at)));
+  }
+  for (size_t i = 0; i < block_scales_.size() / 4; ++i) block_scales_.as<float>()[i] = 0.001f;
+}
+
+ops::WeightView WeightPool::weight(WeightFormat format, int64_t rows, int64_t cols, int64_t index) const {
+  ops::WeightView view{format, rows, cols};
+  const int64_t data = view.data_bytes(), scales = view.scale_bytes();
+  const int64_t at = index % (bytes() / data);
+  const bool is_plain = format == WeightFormat::kBf16 || format == WeightFormat::kF32;
+  view.data = (is_plain ? values_ : codes_).as<char>() + at * data;
+  view.block_scales = format == WeightFormat::kNvfp4      ? scales_.as<char>() + at * scales
+                      : format == WeightFormat::kFp8Block ? block_scales_.as<char>()
+                                                          : nullptr;
+  view.tensor_scale = format == WeightFormat::kNvfp4 ? 1e-4f : 1.0f;
+  return view;
+}
+
+}  // namespace tessera::bench

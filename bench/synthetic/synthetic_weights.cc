@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/synthetic/synthetic_weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "bench/ops/timing.h"
+#include "numeric/bf16.h"
+
+namespace tessera::bench {
+
+namespace {
+
+using model::WeightKind;
+using ops::WeightFormat;
+
+constexpr int64_t kGrain = 1 << 14;
+
+// splitmix64 of (seed, index): independent of threads and order.
+uint64_t bits_at(uint64_t seed, int64_t index) {
+  uint64_t z = seed + static_cast<uint64_t>(index + 1) * 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// Four uniform numbers added: near enough to normal, at most 3.5.
+float normal_at(uint64_t seed, int64_t index) {
+  const uint64_t bits = bits_at(seed, index);
+  const uint64_t sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+  return (static_cast<float>(sum) * 0x1p-16f - 2) * 1.7320508f;
+}
+
+WeightFormat format_of(const model::WeightRow& row) {
+  const bool is_plain = row.kind == WeightKind::kPlain || row.name == "head" ||
+                        row.name.find("compressor.") != std::string::npos || row.name.ends_with("weights_proj");
+  return is_plain ? WeightFormat::kBf16 : WeightFormat::kNvfp4;
+}
+
+bool is_matrix(const model::WeightRow& row) {
+  return row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain;
+}
+
+int64_t bytes_of(const model::WeightRow& row) {
+  if (!is_matrix(row)) return row.shape.num_elements() * 4;
+  const ops::WeightView view{format_of(row), row.shape[0], row.shape[1]};
+  return view.data_bytes() + view.scale_bytes();
+}
+
+}  // namespace
+
+SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads)
+    : config_(config), seed_(seed), queue_(num_threads) {
+  for (model::WeightRow& row : model::make_weight_spec(config, 0)) {
+    total_bytes_ += static_cast<uint64_t>(bytes_of(row));
+    rows_.emplace(row.name, std::move(row));
+  }
+}
+
+const model::WeightRow& SyntheticWeights::row(const std::string& name) const {
+  const auto at = rows_.find(name);
+  TESSERA_CHECK(at != rows_.end(), name);
+  return at->second;
+}
+
+uint64_t SyntheticWeights::seed_of(const std::string& name) const {
+  uint64_t hash = seed_ ^ 0xCBF29CE484222325;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
+  return bits_at(hash, 0);
+}
+
+WeightFormat SyntheticWeights::format(const std::string& name) const {
+  return format_of(row(name));
+}
+
+Shape SyntheticWeights::local_shape(const std::string& name) const {
+  return row(name).shape;
+}
+
+int64_t SyntheticWeights::token_bytes(int64_t layer) const {
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  int64_t dense = 0, experts = 0;
+  for (auto at = rows_.lower_bound(prefix); at != rows_.end() && at->first.starts_with(prefix); ++at) {
+    const model::WeightRow& row = at->second;
+    // Of the routing table a token reads one row: nothing.
+    if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row);
+  }
+  return dense + experts / config_.num_experts * config_.experts_per_token;
+}
+
+model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
+  const model::WeightRow& weight = row(name);
+  model::Matrix matrix;
+  ops::WeightView& view = matrix.view;
+  view.format = format_of(weight);
+  view.rows = weight.shape[0], view.cols = weight.shape[1];
+  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()));
+  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()));
+  view.data = matrix.data.data();
+  view.block_scales = matrix.scales.data();
+  const uint64_t seed = seed_of(name);
+  // The embedding's rows have unit values, other maps rows of about unit length.
+  const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(view.cols));
+  if (view.format == WeightFormat::kBf16) {
+    uint16_t* values = matrix.data.as<uint16_t>();
+    queue_.parallel_for(view.rows * view.cols, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        values[i] = numeric::bf16_from_float(normal_at(seed, i) * static_cast<float>(factor));
+      }
+    });
+  } else {
+    // Buffers are whole lines: writing eight bytes past the end is inside.
+    uint64_t* codes = matrix.data.as<uint64_t>();
+    uint64_t* scales = matrix.scales.as<uint64_t>();
+    queue_.parallel_for((view.data_bytes() + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) codes[i] = bits_at(seed, i);
+    });
+    // E4M3 bytes 0x28 to 0x47: 0.25 to 3.75.
+    queue_.parallel_for((view.scale_bytes() + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        scales[i] = (bits_at(~seed, i) & 0x1F1F1F1F1F1F1F1F) + 0x2828282828282828;
+      }
+    });
+    constexpr double kCodeTimesScale = 4.97;  // root of the mean square
+    view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);
+  }
+  if (layout == nullptr) return matrix;
+  const double start = seconds_now();
+  model::Matrix result = model::packed(std::move(matrix), *layout, queue_);
+  pack_seconds_ += seconds_now() - start;
+  packed_bytes_ += static_cast<int64_t>(result.data.size() + result.scales.size());
+  return result;
+}
+
+device::Tensor SyntheticWeights::load_vector(const std::string& name) {
+  const model::WeightRow& weight = row(name);
+  device::Tensor tensor(DType::kF32, weight.shape);
+  float center = 0, spread = 0.3f;
+  if (name.ends_with(".weight")) center = 1, spread = 0.1f;
+  if (name.ends_with("_scale")) center = 0.7f, spread = 0.1f;
+  if (name.ends_with("_fn")) spread = 1 / std::sqrt(static_cast<float>(weight.shape[1]));
+  if (name.ends_with("gate.bias")) spread = 0.05f;
+  const uint64_t seed = seed_of(name);
+  for (int64_t i = 0; i < weight.shape.num_elements(); ++i) {
+    tensor.as<float>()[i] = center + spread * normal_at(seed, i);
+  }
+  return tensor;
+}
+
+device::Tensor SyntheticWeights::load_table(const std::string& name) {
+  const model::WeightRow& weight = row(name);
+  device::Tensor tensor(DType::kI32, weight.shape);
+  const int64_t top_k = weight.shape[1];
+  const uint64_t seed = seed_of(name);
+  int64_t draws = 0;
+  for (int64_t token = 0; token < weight.shape[0]; ++token) {
+    int32_t* ids = tensor.as<int32_t>() + token * top_k;
+    for (int64_t taken = 0; taken < top_k;) {
+      const auto id = static_cast<int32_t>(bits_at(seed, draws++) % static_cast<uint64_t>(config_.num_experts));
+      if (std::find(ids, ids + taken, id) == ids + taken) ids[taken++] = id;
+    }
+  }
+  return tensor;
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Weights made in memory, a function of (seed, name) alone: NVFP4 for every linear map but the head, the compressors
+// and the indexer's weights (BF16, as convert keeps them), random codes and block scales over four binary orders of
+// magnitude. Rows have about unit length, so that activations keep their size through layers, router logits spread and
+// every kind of layer does its usual work.
+#include <map>
+
+#include "model/config.h"
+#include "model/model_weights.h"
+
+namespace tessera::bench {
+
+class SyntheticWeights final : public model::ModelWeights {
+ public:
+  SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads);
+
+  ops::WeightFormat format(const std::string& name) const override;
+  Shape local_shape(const std::string& name) const override;
+  uint64_t total_bytes() const override { return total_bytes_; }
+  model::Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
+  device::Tensor load_vector(const std::string& name) override;
+  device::Tensor load_table(const std::string& name) override;
+  uint64_t fingerprint() const override { return seed_; }
+  const model::Shard& shard() const override { return shard_; }
+
+  // Bytes that one token reads of a layer's weights: all but the experts that it is not routed to.
+  int64_t token_bytes(int64_t layer) const;
+  // Packing so far: seconds, and bytes of the packed weights.
+  double pack_seconds() const { return pack_seconds_; }
+  int64_t packed_bytes() const { return packed_bytes_; }
+
+ private:
+  const model::WeightRow& row(const std::string& name) const;
+  uint64_t seed_of(const std::string& name) const;
+
+  const model::Config config_;
+  uint64_t seed_;
+  model::Shard shard_;
+  device::Queue queue_;
+  std::map<std::string, model::WeightRow> rows_;
+  uint64_t total_bytes_ = 0;
+  double pack_seconds_ = 0;
+  int64_t packed_bytes_ = 0;
+};
+
+}  // namespace tessera::bench

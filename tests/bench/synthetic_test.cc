@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models of random weights: the published shapes, values that every kind of layer can work on, states that were never
+// computed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <set>
+
+#include "backends/registry.h"
+#include "base/error.h"
+#include "bench/e2e/bench_model.h"
+#include "bench/shapes/published.h"
+#include "bench/synthetic/random_caches.h"
+#include "bench/synthetic/synthetic_weights.h"
+#include "model/model.h"
+#include "testing/op_harness.h"
+#include "testing/trace_recorder.h"
+
+namespace tessera {
+namespace {
+
+using bench::published_config;
+using bench::SyntheticWeights;
+using bench::with_layers;
+using Ratios = std::vector<int64_t>;
+
+class SyntheticTest : public testing::RandomTest {};
+
+int64_t count_of(const model::Config& config, int64_t ratio) {
+  return std::count(config.compress_ratios.begin(), config.compress_ratios.end(), ratio);
+}
+
+TEST(PublishedShapes, HaveTheirLayers) {
+  const model::Config flash = published_config("flash"), pro = published_config("pro");
+  EXPECT_EQ(flash.num_layers, 43);
+  EXPECT_EQ(count_of(flash, 0), 2);
+  EXPECT_EQ(count_of(flash, 4), 21);
+  EXPECT_EQ(count_of(flash, 128), 20);
+  EXPECT_EQ(pro.num_layers, 61);
+  EXPECT_EQ(count_of(pro, 4), 30);
+  EXPECT_EQ(count_of(pro, 128), 31);
+  // 284.3 G and 1573 G parameters.
+  for (const auto& [config, parameters] : {std::pair{flash, 284332230231}, std::pair{pro, 1572997179491}}) {
+    int64_t count = 0;
+    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) {
+      if (row.kind != model::WeightKind::kTable) count += row.shape.num_elements();
+    }
+    EXPECT_EQ(count, parameters);
+  }
+  EXPECT_EQ(with_layers(flash, 4).compress_ratios, (Ratios{0, 4, 128, 4}));
+  EXPECT_EQ(with_layers(flash, 1).compress_ratios, (Ratios{4}));
+  EXPECT_EQ(with_layers(pro, 4).compress_ratios, (Ratios{4, 128, 4, 128}));
+  EXPECT_EQ(with_layers(flash, 43).compress_ratios, flash.compress_ratios);
+  EXPECT_THROW(with_layers(flash, 44), Error);
+  EXPECT_THROW(published_config("flush"), Error);
+}
+
+TEST_F(SyntheticTest, WeightsAreValidAndDoNotDependOnThreads) {
+  const model::Config config = published_config("small");
+  SyntheticWeights one(config, seed_, 1), three(config, seed_, 3), other(config, seed_ + 1, 1);
+  uint64_t total = 0;
+  for (const model::WeightRow& row : model::make_weight_spec(config, 0)) {
+    SCOPED_TRACE(row.name);
+    if (row.kind == model::WeightKind::kTable) {
+      const device::Tensor table = one.load_table(row.name);
+      for (int64_t t = 0; t < row.shape[0]; ++t) {
+        const int32_t* ids = table.as<int32_t>() + t * row.shape[1];
+        EXPECT_EQ(std::set<int32_t>(ids, ids + row.shape[1]).size(), static_cast<size_t>(row.shape[1]));
+        EXPECT_TRUE(std::all_of(ids, ids + row.shape[1], [&](int32_t e) { return e >= 0 && e < config.num_experts; }));
+      }
+      total += static_cast<uint64_t>(table.view().num_bytes());
+      continue;
+    }
+    if (row.kind == model::WeightKind::kVector) {
+      const device::Tensor vector = one.load_vector(row.name);
+      for (int64_t i = 0; i < row.shape.num_elements(); ++i) EXPECT_TRUE(std::isfinite(vector.as<float>()[i]));
+      total += static_cast<uint64_t>(vector.view().num_bytes());
+      continue;
+    }
+    const model::Matrix a = one.load_matrix(row.name), b = three.load_matrix(row.name), c = other.load_matrix(row.name);
+    EXPECT_EQ(std::memcmp(a.data.data(), b.data.data(), a.data.size()), 0);
+    EXPECT_NE(std::memcmp(a.data.data(), c.data.data(), a.data.size()), 0);
+    std::vector<float> values(static_cast<size_t>(row.shape[1]));
+    double squares = 0;
+    for (int64_t n = 0; n < row.shape[0]; ++n) {
+      ops::decode_weight_row(a.view, n, values.data());
+      for (const float value : values) {
+        EXPECT_TRUE(std::isfinite(value));
+        squares += std::pow(static_cast<double>(value) * static_cast<double>(a.view.tensor_scale), 2);
+      }
+    }
+    const double length = std::sqrt(squares / static_cast<double>(row.shape[0]));
+    EXPECT_NEAR(length, row.name == "embed" ? std::sqrt(static_cast<double>(row.shape[1])) : 1, 0.1 * length);
+    total += a.data.size() + a.scales.size();
+  }
+  EXPECT_EQ(total, one.total_bytes());
+}
+
+TEST_F(SyntheticTest, RoutersAndIndexersChooseVariously) {
+  const model::Config config = published_config("small");
+  constexpr int64_t kTokens = 128;
+  SyntheticWeights weights(config, seed_, 2);
+  ops::Planner planner(backends::all_backends(), device::probe_machine());
+  model::Model model(config, planner, weights, {}, 0, kTokens, 2, {});
+  testing::TraceRecorder recorder({"expert_ids", "selection", "out"});
+  model.set_tracer(&recorder);
+  const auto state = model.new_sequence(4096);
+  bench::fill_caches(*state, 2048, seed_);
+  EXPECT_EQ(state->position(), 2048);
+  std::vector<int32_t> ids;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    ids.push_back(static_cast<int32_t>(rng_.below(static_cast<uint64_t>(config.vocab_size))));
+  }
+  const model::SequenceSlice slice{state.get(), ids, model::LogitRows::kAll};
+  const TensorView logits = model.step({&slice, 1});
+  for (int64_t i = 0; i < logits.shape.num_elements(); ++i) ASSERT_TRUE(std::isfinite(logits.as<float>()[i]));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const std::string prefix = "layers." + std::to_string(layer) + ".";
+    const std::vector<int32_t>& experts = recorder.ints(prefix + "ffn.expert_ids");
+    ASSERT_EQ(static_cast<int64_t>(experts.size()), kTokens * config.experts_per_token);
+    EXPECT_GE(std::set<int32_t>(experts.begin(), experts.end()).size(), 12u) << prefix << " of 16 experts";
+    if (config.compress_ratios[static_cast<size_t>(layer)] != 4) continue;
+    const std::vector<int32_t>& chosen = recorder.ints(prefix + "attn.indexer.selection");
+    EXPECT_GE(std::set<int32_t>(chosen.begin(), chosen.end()).size(), 100u) << prefix << " of 544 entries";
+  }
+  // A second token reads what the fill and the step left.
+  EXPECT_GT(bench::cache_bytes_read(*state, 1, config), bench::cache_bytes_read(*state, 0, config));
+}
+
+TEST_F(SyntheticTest, LayersFollowMemory) {
+  bench::ModelOptions options;
+  options.synthetic = "flash";
+  options.load.max_step_tokens = 512;
+  EXPECT_EQ(bench::layers_that_fit(options, 0), 1) << "at least one is tried";
+  EXPECT_EQ(bench::layers_that_fit(options, uint64_t{1} << 50), 43);
+  const int64_t some = bench::layers_that_fit(options, uint64_t{20} << 30);
+  EXPECT_GE(some, 3);
+  EXPECT_LE(some, 5);
+}
+
+}  // namespace
+}  // namespace tessera
