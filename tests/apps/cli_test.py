@@ -206,7 +206,7 @@ class Cli(ProgramTest):
         self.check_error(run('generate', 'a', TESSERA_BACKENDS='avx3'), 2, 'avx3')
 
     def test_bench_reports_rows_with_samples(self):
-        report = json.loads(run('bench', 'ops', '--json', '--only', 'gate', '--tokens', '1,3', '--seconds', '0.01').stdout)
+        report = json.loads(run('bench', 'ops', '--json', '--only', 'flash gate bf16', '--tokens', '1,3', '--seconds', '0.01').stdout)
         self.assertGreater(report['read_gbs'], 0)
         self.assertEqual([row['tokens'] for row in report['rows']], [1, 3])
         for row in report['rows']:
