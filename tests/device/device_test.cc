@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <numeric>
@@ -66,6 +67,13 @@ TEST(Buffer, IsAlignedAndZero) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % kBufferAlignment, 0u);
   EXPECT_EQ(std::accumulate(buffer.as<uint8_t>(), buffer.as<uint8_t>() + 1000, 0), 0);
   EXPECT_EQ(Buffer(0).data(), nullptr);
+  // Whole large pages, and a rest on small ones; again where the same memory is dirty.
+  for (int i = 0; i < 3; ++i) {
+    const Buffer large((size_t{5} << 20) + 3);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(large.data()) % kBufferAlignment, 0u);
+    EXPECT_EQ(std::count(large.as<char>(), large.as<char>() + large.size(), 0), static_cast<int64_t>(large.size()));
+    std::fill_n(large.as<char>(), large.size(), 'x');
+  }
   EXPECT_THROW(Buffer(SIZE_MAX), std::bad_alloc);
 #ifdef TESSERA_TEST_SEAMS
   seams::fail_allocation(1);
