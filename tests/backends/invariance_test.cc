@@ -30,38 +30,15 @@ void LinearInvarianceTest::check(WeightFormat format, InputMode mode, int64_t in
   const device::Tensor x =
       testing::as_tensor(testing::adversarial(rng_, kMost, x_width), DType::kBF16, {kMost, x_width});
   const auto run = [&](const ops::Variant<ops::Linear>& variant, const ops::WeightView& view, int64_t first,
-                       int64_t count, int threads) {
-    const device::Buffer workspace = testing::workspace_for(variant, desc, count);
-    device::Queue queue(threads);
-    testing::PoisonedTensor y(DType::kF32, {count, y_width});
-    variant.run(desc,
-                {.x = {x.as<uint16_t>() + first * x_width, DType::kBF16, {count, x_width}},
-                 .weight = view,
-                 .y = y.view(),
-                 .num_tokens = count,
-                 .workspace = workspace.data()},
-                queue);
-    EXPECT_TRUE(y.is_guard_intact());
-    return y.floats();
-  };
+                       int64_t count,
+                       int threads) { return testing::run_linear(variant, desc, x, view, first, count, threads); };
   constexpr int64_t kCompared = 6;
-  testing::PoisonedTensor reference(DType::kF32, {kCompared, y_width});
-  {
-    const device::Buffer workspace(static_cast<size_t>(ops::linear_reference_workspace(desc, kCompared)));
-    device::Queue queue(2);
-    ops::linear_reference(desc,
-                          {.x = {x.as<uint16_t>(), DType::kBF16, {kCompared, x_width}},
-                           .weight = weight.view,
-                           .y = reference.view(),
-                           .num_tokens = kCompared,
-                           .workspace = workspace.data()},
-                          queue);
-  }
+  const std::vector<float> reference = run(testing::kScalarLinear, weight.view, 0, kCompared, 2);
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool is_ref) {
     if (is_ref) return;  // what the others are held against; its own invariance: tests/ops
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     const std::vector<float> all = run(variant, packed.view, 0, kMost, 2);
-    EXPECT_TRUE(testing::is_close(std::span(all).first(static_cast<size_t>(kCompared * y_width)), reference.floats(),
+    EXPECT_TRUE(testing::is_close(std::span(all).first(static_cast<size_t>(kCompared * y_width)), reference,
                                   testing::kF32Bound));
     for (const int64_t count : kCounts) {
       const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));

@@ -77,21 +77,9 @@ void LinearTest::check(const ops::Linear::Desc& desc, int64_t tokens) {
     }
   }
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
-    const device::Buffer workspace = testing::workspace_for(variant, desc, tokens);
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     const auto run = [&](int threads, int64_t first, int64_t count) {
-      device::Queue queue(threads);
-      const int64_t in = desc.groups * desc.in, out = desc.groups * desc.out, bytes = dtype_bits(desc.activation) / 8;
-      testing::PoisonedTensor y(desc.output, {count, out});
-      variant.run(desc,
-                  {.x = {input.as<char>() + first * in * bytes, desc.activation, {count, in}},
-                   .weight = packed.view,
-                   .y = y.view(),
-                   .num_tokens = count,
-                   .workspace = workspace.data()},
-                  queue);
-      EXPECT_TRUE(y.is_guard_intact());
-      return y.floats();
+      return testing::run_linear(variant, desc, input, packed.view, first, count, threads);
     };
     const std::vector<float> all = run(1, 0, tokens);
     EXPECT_TRUE(

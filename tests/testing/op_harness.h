@@ -69,6 +69,27 @@ VariantWeight weight_for(const ops::Variant<Op>& variant, const typename Op::Des
   return weight;
 }
 
+// y = W x for rows [first, first + count) of x, into poisoned memory.
+inline std::vector<float> run_linear(const ops::Variant<ops::Linear>& variant, const ops::Linear::Desc& desc,
+                                     const device::Tensor& x, const ops::WeightView& weight, int64_t first,
+                                     int64_t count, int threads) {
+  const device::Buffer workspace = workspace_for(variant, desc, count);
+  device::Queue queue(threads);
+  const int64_t in = desc.groups * desc.in, row_bytes = in * dtype_bits(desc.activation) / 8;
+  PoisonedTensor y(desc.output, {count, desc.groups * desc.out});
+  variant.run(desc,
+              {.x = {x.as<char>() + first * row_bytes, desc.activation, {count, in}},
+               .weight = weight,
+               .y = y.view(),
+               .num_tokens = count,
+               .workspace = workspace.data()},
+              queue);
+  EXPECT_TRUE(y.is_guard_intact());
+  return y.floats();
+}
+inline constexpr ops::Variant<ops::Linear> kScalarLinear = {"scalar", nullptr, nullptr, ops::linear_reference_workspace,
+                                                            ops::linear_reference};
+
 // Fresh random data each run; the seed is shown when a test fails.
 class RandomTest : public ::testing::Test {
  protected:

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the kernel files of this folder export: plain functions on raw pointers, called from backend.cc and, through
-// function pointers, from cpu_common.
-#include "backends/cpu_common/attention_job.h"
-#include "backends/cpu_common/index_job.h"
-#include "backends/cpu_common/panel.h"
-#include "backends/cpu_common/row_kernels.h"
+// What the kernel files of this folder export.
+#include "backends/cpu_common/kernel_jobs.h"
 
 namespace tessera::backends::avx2 {
 

@@ -8,6 +8,7 @@
 //   decode_fp8, decode_bf16   64 stored values to units;  zip   two rows of 64 values to 64 units of both
 //   kHeadVecs, kKeys, kDimVecs, kRows   register tiles: q k over heads x keys, p v over heads x widths
 #include "backends/cpu_common/attention_job.h"
+#include "backends/cpu_common/unit_products.h"
 #include "backends/cpu_common/vector_math.h"
 
 namespace tessera::backends::cpu_common {
@@ -63,7 +64,6 @@ void decode_key(const AttentionJob& job, const uint8_t* entry, AttentionScratch<
 template <class Math, int kVecs, int kNum>
 void add_logits(const AttentionScratch<Math>& s, const uint32_t* q, const uint32_t* keys, float* logits,
                 bool is_first_chunk) {
-  constexpr int64_t kSteps = AttentionScratch<Math>::kSteps;
   using Vec = typename Math::Vec;
   Vec sum[kNum][kVecs];
 #pragma GCC unroll 8
@@ -72,17 +72,7 @@ void add_logits(const AttentionScratch<Math>& s, const uint32_t* q, const uint32
     for (int v = 0; v < kVecs; ++v)
       sum[n][v] = is_first_chunk ? Math::all(0) : Math::load(logits + n * s.heads + v * Math::kLanes);
   }
-  for (int64_t step = 0; step < kSteps; ++step) {
-    typename Math::Units rows[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) rows[v] = Math::load_units(q + step * s.heads + v * Math::kLanes);
-#pragma GCC unroll 8
-    for (int n = 0; n < kNum; ++n) {
-      const typename Math::Units key = Math::all_units(keys[n * kSteps + step]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) sum[n][v] = Math::dot(sum[n][v], rows[v], key);
-    }
-  }
+  add_unit_products<Math>(sum, q, s.heads, keys, AttentionScratch<Math>::kSteps);
 #pragma GCC unroll 8
   for (int n = 0; n < kNum; ++n) {
 #pragma GCC unroll 4

@@ -5,6 +5,7 @@
 // attention_kernel.h, with decode_fp4 for 32 values, and
 //   kKeyVecs, kQueryRows   register tile: keys x heads
 #include "backends/cpu_common/index_job.h"
+#include "backends/cpu_common/unit_products.h"
 #include "backends/cpu_common/vector_math.h"
 
 namespace tessera::backends::cpu_common {
@@ -22,17 +23,7 @@ void add_heads(const uint32_t* keys, const uint32_t* queries, int64_t steps, con
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) sums[r][v] = Math::all(0);
   }
-  for (int64_t step = 0; step < steps; ++step) {
-    typename Math::Units key[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) key[v] = Math::load_units(keys + step * kIndexKeys + v * Math::kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const typename Math::Units query = Math::all_units(queries[r * steps + step]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = Math::dot(sums[r][v], key[v], query);
-    }
-  }
+  add_unit_products<Math>(sums, keys, kIndexKeys, queries, steps);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
