@@ -163,6 +163,7 @@ TEST(ChatEncode, ToolSchemasAreChecked) {
       {function(R"({"name":"f","parameters":"none"})"), "function.parameters: expected an object, found \"none\""},
       {function(R"({"name":"f","parameters":{"type":"array"}})"),
        "parameters.type: expected \"object\", found \"array\""},
+      {function(R"({"name":"f","parameters":{"type":["null",1]}})"), "parameters.type: expected \"object\""},
       {function(R"({"name":"f","parameters":{"properties":[]}})"), "properties: expected an object, found an array"},
       {function(R"({"name":"f","parameters":{"properties":{"a":1}}})"), "properties.a: expected a schema"},
       {function(R"({"name":"f","parameters":{"required":"a"}})"), "required: expected an array, found \"a\""},
@@ -171,6 +172,7 @@ TEST(ChatEncode, ToolSchemasAreChecked) {
   for (const auto& [found, expected] : faults) EXPECT_NE(found.find(expected), std::string::npos) << found;
   EXPECT_EQ(function(R"({"name":"f","description":null,"parameters":{"type":"object","properties":{"a":true}}})"),
             "no error");
+  EXPECT_EQ(function(R"({"name":"f","parameters":{"type":["object","null"]}})"), "no error");
   EXPECT_EQ(error("null"), "no error");
 }
 

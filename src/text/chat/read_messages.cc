@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <iterator>
 #include <string_view>
 
@@ -82,12 +84,20 @@ std::vector<ToolCall> read_tool_calls(const JsonCursor& message) {
   return calls;
 }
 
+// "object", or a list of types that holds it.
+bool names_object(const JsonCursor& type) {
+  if (type.value().kind() != Json::Kind::kArray) {
+    return type.value().kind() == Json::Kind::kString && type.string() == "object";
+  }
+  const std::vector<JsonCursor> types = type.elements();
+  return std::any_of(types.begin(), types.end(), [](const JsonCursor& each) {
+    return each.value().kind() == Json::Kind::kString && each.string() == "object";
+  });
+}
+
 // What is sure to be wrong in a schema of parameters; schemas know many more words.
 void check_parameters(const JsonCursor& parameters) {
-  if (const auto type = parameters.find("type");
-      type && (type->value().kind() != Json::Kind::kString || type->string() != "object")) {
-    type->fail_expected("\"object\"");
-  }
+  if (const auto type = parameters.find("type"); type && !names_object(*type)) type->fail_expected("\"object\"");
   if (const auto properties = parameters.find("properties")) {
     for (const auto& [name, schema] : properties->members()) {
       const Json::Kind kind = schema.value().kind();
