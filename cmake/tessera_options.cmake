@@ -3,6 +3,7 @@
 option(TESSERA_TESTS "build the tests" ON)
 option(TESSERA_TEST_SEAMS "let tests fail the n-th allocation and the n-th file call" OFF)
 option(TESSERA_FUZZ "build the libFuzzer targets (clang only)" OFF)
+option(TESSERA_CUDA "build the GPU backends; needs CUDA 13's nvcc" OFF)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -17,8 +18,20 @@ endif()
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 # -ffp-contract=off: a fused multiply-add would make results depend on the compiler (docs/contracts/numerics.md, 4).
-target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wno-unused-parameter
-                       -ffp-contract=off -fno-fast-math)
+set(cxx_flags -Wall -Wextra -Wpedantic -Wshadow -Wno-unused-parameter -ffp-contract=off -fno-fast-math)
+target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${cxx_flags}>")
+if(TESSERA_CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  enable_language(CUDA)
+  find_package(CUDAToolkit 13.0 REQUIRED)
+  # cudart is linked statically and opens the driver's libcuda when first called, so the program starts without one.
+  # --fmad=false: the portable kernels compute the reference's bits (docs/decisions/0014-cuda.md).
+  set(cuda_flags --fmad=false -Werror=all-warnings
+                 -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-ffp-contract=off,-fno-fast-math)
+  target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_flags}>")
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms about std::string concatenation (GCC bug 105651).
   target_compile_options(tessera_flags INTERFACE -Wno-restrict)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where work runs, in order. On a CPU a queue is a team of threads and calls finish before they return.
+// Where work runs, in order. On a CPU a queue is a team of threads and calls finish before they return; on a GPU it is
+// a stream (device/cuda/stream_queue.h), calls return when their work is queued, and addresses are the GPU's.
 #include <cstdint>
 
 #include "device/thread_pool.h"
@@ -12,14 +13,21 @@ class Queue {
   // num_threads 0: one per core that this process may use (Machine::num_cores).
   explicit Queue(int num_threads = 0);
   int num_threads() const { return pool_.num_threads(); }
+  // The cudaStream_t of a GPU's queue; null on a CPU.
+  void* stream() const { return stream_; }
 
   // Calls function(begin, end) on parts of [0, count) in an unspecified order, from several threads, and returns when
   // all are done. `grain` is the fewest items worth a part. Results must not depend on how the range is cut: each
   // item writes its own output. The first exception of any part is thrown again here. One caller at a time.
   void parallel_for(int64_t count, int64_t grain, RangeFunction function);
 
+ protected:
+  // A GPU's queue; its host work runs on the calling thread.
+  explicit Queue(void* stream) : pool_(1), stream_(stream) {}
+
  private:
   ThreadPool pool_;
+  void* stream_ = nullptr;
 };
 
 }  // namespace tessera::device

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/check.h"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.h"
+
+namespace tessera::device::cuda {
+
+void check(cudaError_t code, const char* call, const char* file, int line) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // it is told here, and shall not surface in a later call again
+  // The path from src/ on: where the program was built is nobody's business.
+  const std::string_view path = file;
+  const size_t source = path.rfind("src/");
+  fail(code == cudaErrorMemoryAllocation ? ErrorCode::kResourceExhausted : ErrorCode::kDeviceError,
+       fmt::format("{}:{}: {}: {} ({})", source == std::string_view::npos ? path : path.substr(source), line, call,
+                   cudaGetErrorName(code), cudaGetErrorString(code)));
+}
+
+}  // namespace tessera::device::cuda

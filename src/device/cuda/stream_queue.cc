@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/stream_queue.h"
+
+#include "device/cuda/check.h"
+
+namespace tessera::device::cuda {
+
+namespace {
+
+cudaStream_t make_stream(int ordinal) {
+  cudaStream_t stream = nullptr;
+  TESSERA_CUDA_CHECK(cudaSetDevice(ordinal));
+  // Not ordered with the default stream, which libraries beside us may use.
+  TESSERA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return stream;
+}
+
+}  // namespace
+
+StreamQueue::StreamQueue(int ordinal) : Queue(static_cast<void*>(make_stream(ordinal))) {}
+
+StreamQueue::~StreamQueue() {
+  cudaStreamDestroy(handle());
+}
+
+void StreamQueue::synchronize() const {
+  TESSERA_CUDA_CHECK(cudaStreamSynchronize(handle()));
+}
+
+Event::Event() {
+  TESSERA_CUDA_CHECK(cudaEventCreate(&event_));
+}
+
+Event::~Event() {
+  cudaEventDestroy(event_);
+}
+
+void Event::record(const StreamQueue& queue) {
+  TESSERA_CUDA_CHECK(cudaEventRecord(event_, queue.handle()));
+}
+
+void Event::hold_back(const StreamQueue& queue) const {
+  TESSERA_CUDA_CHECK(cudaStreamWaitEvent(queue.handle(), event_, 0));
+}
+
+void Event::wait() const {
+  TESSERA_CUDA_CHECK(cudaEventSynchronize(event_));
+}
+
+float Event::milliseconds_between(const Event& first, const Event& second) {
+  float milliseconds = 0;
+  TESSERA_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, first.event_, second.event_));
+  return milliseconds;
+}
+
+}  // namespace tessera::device::cuda
