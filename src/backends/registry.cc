@@ -5,13 +5,21 @@
 
 namespace tessera::backends {
 
-#define BACKEND(folder, language, options) extern const ops::Backend folder##_backend;
+// Backends in a language that this build lacks are left out.
+#define IF_cxx(...) __VA_ARGS__
+#ifdef TESSERA_CUDA
+#define IF_cuda(...) __VA_ARGS__
+#else
+#define IF_cuda(...)
+#endif
+
+#define BACKEND(folder, language, options) IF_##language(extern const ops::Backend folder##_backend;)
 #include "backends/backends.def"
 #undef BACKEND
 
 namespace {
 
-#define BACKEND(folder, language, options) &folder##_backend,
+#define BACKEND(folder, language, options) IF_##language(&folder##_backend, )
 constexpr std::array kBackends = {
 #include "backends/backends.def"
 };

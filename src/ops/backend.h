@@ -52,6 +52,7 @@ struct Backend {
   bool (*available)(const device::Machine& machine, std::string& why_not);
   Verification verification;
   AllVariants variants;
+  bool is_on_gpu = false;  // addresses in Args are a GPU's, and the queue is a stream
 
   template <class Op>
   std::span<const Variant<Op>> variants_of() const {
@@ -59,7 +60,8 @@ struct Backend {
   }
 };
 
-// False where TESSERA_BACKENDS leaves the backend out or the machine can't run it; `why_not` says why.
+// False where TESSERA_BACKENDS leaves the backend out, where it works in other memory than the machine's choice
+// (Machine::gpu), or where the machine can't run it; `why_not` says why.
 bool is_usable(const Backend& backend, const device::Machine& machine, std::string& why_not);
 
 }  // namespace tessera::ops

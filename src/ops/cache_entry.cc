@@ -12,24 +12,6 @@
 
 namespace tessera::ops {
 
-namespace {
-
-constexpr int64_t kIndexGroup = 32;
-
-// Byte offsets inside a kKvFp8 entry: codes, then the rotary part, then the scales.
-struct KvOffsets {
-  int64_t rope, scales, end;
-};
-
-KvOffsets kv_offsets(const EntryLayout& layout) {
-  const int64_t rope_bytes = layout.rope_dim * (layout.format == EntryFormat::kKvFp8F32 ? 4 : 2);
-  const int64_t scales = layout.nope_dim() + rope_bytes;
-  const int64_t end = scales + layout.nope_dim() / kKvGroup;
-  return {layout.nope_dim(), scales, (end + 7) / 8 * 8};
-}
-
-}  // namespace
-
 std::string_view to_string(EntryFormat format) {
   switch (format) {
     case EntryFormat::kF32:

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/integer_math.h"
 #include "ops/precision.h"
 #include "tensor/tensor_view.h"
 
@@ -17,7 +18,8 @@ namespace tessera::ops {
 
 enum class EntryFormat : uint8_t { kF32, kBf16, kKvFp8Bf16, kKvFp8F32, kIndexFp4 };
 
-constexpr int64_t kKvGroup = 64;  // values that share an E4M3 scale
+constexpr int64_t kKvGroup = 64;     // values that share an E4M3 scale
+constexpr int64_t kIndexGroup = 32;  // values that share an E2M1 scale
 
 struct EntryLayout {
   EntryFormat format = EntryFormat::kBf16;
@@ -25,10 +27,22 @@ struct EntryLayout {
   int64_t rope_dim = 0;  // of them, the last ones, never quantised (0 for index keys)
 
   int64_t entry_bytes() const;
-  int64_t nope_dim() const { return width - rope_dim; }
+  constexpr int64_t nope_dim() const { return width - rope_dim; }
   std::string to_string() const;
   friend bool operator==(const EntryLayout&, const EntryLayout&) = default;
 };
+
+// Byte offsets inside a kKvFp8 entry: codes, then the rotary part, then the scales.
+struct KvOffsets {
+  int64_t rope, scales, end;
+};
+
+constexpr KvOffsets kv_offsets(const EntryLayout& layout) {
+  const int64_t rope_bytes = layout.rope_dim * (layout.format == EntryFormat::kKvFp8F32 ? 4 : 2);
+  const int64_t scales = layout.nope_dim() + rope_bytes;
+  const int64_t end = scales + layout.nope_dim() / kKvGroup;
+  return {layout.nope_dim(), scales, round_up<int64_t>(end, 8)};
+}
 
 // The layouts of a model's caches in a precision.
 EntryLayout kv_entry_layout(const Precision& precision, int64_t head_dim, int64_t rope_dim);

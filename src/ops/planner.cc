@@ -52,6 +52,10 @@ bool is_usable(const Backend& backend, const device::Machine& machine, std::stri
     why_not = "TESSERA_BACKENDS is " + machine.backends;
     return false;
   }
+  if (backend.is_on_gpu != machine.gpu.has_value()) {
+    why_not = backend.is_on_gpu ? "works on a GPU, and the CPU was chosen" : "works on the CPU, and a GPU was chosen";
+    return false;
+  }
   return backend.available(machine, why_not);
 }
 

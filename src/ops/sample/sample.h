@@ -45,7 +45,7 @@ struct Sample {
 };
 
 int64_t sample_reference_workspace(const Sample::Desc& desc, int64_t max_tokens);
-// Throws kInternal where every logit is NaN or minus infinity.
+// Throws kInternal where every logit is NaN or minus infinity; on a GPU, which can't throw, the token is -1 then.
 void sample_reference(const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

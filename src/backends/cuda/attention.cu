@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// attention: a thread block per token and head; half a warp computes a key's logit, a thread a channel of the output.
+// Parts and their order are the contract's.
+#include "backends/cuda/kernels.h"
+#include "backends/cuda_common/entries.cuh"
+#include "backends/cuda_common/lanes.cuh"
+#include "backends/cuda_common/launch.cuh"
+
+namespace tessera::backends::cuda {
+
+namespace {
+
+using namespace cuda_common;
+
+constexpr int kBlock = static_cast<int>(ops::kMaxHeadDim);
+constexpr int kPart = static_cast<int>(ops::kAttentionPart);
+constexpr int kKeysAtOnce = kBlock / kLanes;
+
+struct Job {
+  Values q;
+  const int64_t* positions;
+  const uint8_t* window_cache;
+  int64_t window, window_slots;
+  const uint8_t* entry_cache;
+  const int32_t *num_entries, *selected;
+  int64_t selected_stride;
+  const float* sink;
+  Values out;
+  Entries entries;
+  int64_t heads;
+  int width;
+  float scale;
+};
+
+// Running result: softmax maximum and denominator, and this thread's channel of the unnormalised output.
+struct Partial {
+  float max, sum, output;
+};
+
+__device__ Partial nothing() {
+  return {-__builtin_huge_valf(), 0, 0};
+}
+
+// Folds `part` into `total`. Both may be empty.
+__device__ void merge(Partial& total, const Partial& part) {
+  const float max = part.max != part.max || part.max > total.max ? part.max : total.max;
+  if (max == nothing().max) return;  // exp(-inf - -inf) would be NaN
+  const float keep = exp_rounded(total.max - max), add = exp_rounded(part.max - max);
+  total.max = max;
+  total.sum = total.sum * keep + part.sum * add;
+  total.output = total.output * keep + part.output * add;
+}
+
+struct Shared {
+  float q[kBlock], logits[kPart], probabilities[kPart];
+  const uint8_t* keys[kPart];
+};
+
+// Softmax over the `count` keys at shared.keys, which are values too.
+__device__ Partial attend_part(const Job& job, Shared& shared, int count) {
+  const int c = threadIdx.x, lane = c % kLanes;
+  for (int first = 0; first < count; first += kKeysAtOnce) {
+    const int n = first + c / kLanes;
+    const uint8_t* key = shared.keys[min(n, count - 1)];  // the other half of a warp needs this one
+    float sum = 0;
+    for (int i = lane; i < job.width; i += kLanes) sum += shared.q[i] * job.entries.value(key, i);
+    const float logit = add_lanes(sum) * job.scale;
+    if (lane == 0 && n < count) shared.logits[n] = logit;
+  }
+  __syncthreads();
+  Partial part = nothing();
+  for (int n = 0; n < count; ++n) {
+    const float logit = shared.logits[n];
+    part.max = logit != logit || logit > part.max ? logit : part.max;
+  }
+  if (c < count) shared.probabilities[c] = exp_rounded(shared.logits[c] - part.max);
+  __syncthreads();
+  for (int n = 0; n < count; ++n) {
+    const float p = shared.probabilities[n];
+    part.sum += p;
+    if (c < job.width) part.output += round_to(job.out.is_bf16, p) * job.entries.value(shared.keys[n], c);
+  }
+  __syncthreads();  // the next part overwrites what this one read
+  return part;
+}
+
+// Grid: tokens by heads.
+__global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
+  __shared__ Shared shared;
+  const int64_t t = blockIdx.x, h = blockIdx.y, row = (t * job.heads + h) * job.width;
+  const int c = threadIdx.x;
+  if (c < job.width) shared.q[c] = job.q[row + c];
+  const int64_t position = job.positions[t], window_begin = max(int64_t{0}, position - job.window + 1);
+  const int64_t num_window = position + 1 - window_begin;
+  const int64_t num_entries = job.entry_cache == nullptr ? 0 : job.num_entries[t];
+  Partial total = nothing();
+  const auto visit_parts = [&](int64_t num_keys, const auto& key_at) {
+    for (int64_t first = 0; first < num_keys; first += kPart) {
+      const int count = static_cast<int>(min(int64_t{kPart}, num_keys - first));
+      if (c < count) shared.keys[c] = key_at(first + c);
+      __syncthreads();
+      merge(total, attend_part(job, shared, count));
+    }
+  };
+  visit_parts(num_window, [&](int64_t rank) {
+    return job.window_cache + (window_begin + rank) % job.window_slots * job.entries.bytes;
+  });
+  visit_parts(num_entries, [&](int64_t rank) {
+    const int64_t index = job.selected == nullptr ? rank : job.selected[t * job.selected_stride + rank];
+    return job.entry_cache + index * job.entries.bytes;
+  });
+  merge(total, {job.sink[h], 1, 0});  // one more term of the denominator, without a value
+  if (c < job.width) job.out.store(row + c, total.output / total.sum);
+}
+
+}  // namespace
+
+void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
+  const Job job{values_of(args.q),
+                args.positions,
+                args.window_cache,
+                desc.window,
+                args.window_slots,
+                args.entry_cache,
+                args.num_entries,
+                args.selected,
+                args.selected_stride,
+                args.sink,
+                values_of(args.out),
+                entries_of(desc.layout),
+                desc.heads,
+                static_cast<int>(desc.head_dim),
+                desc.scale};
+  const dim3 grid(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(desc.heads));
+  launch("attention", queue, attention_kernel, grid, kBlock, 0, job);
+}
+
+}  // namespace tessera::backends::cuda

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The portable GPU backend (compute capability 8.0 and later): every op, in every mode, in the reference's order of
+// sums. What each faster kernel is held against on a GPU.
+#include <fmt/format.h>
+
+#include "backends/cuda/kernels.h"
+
+namespace tessera::backends {
+
+namespace {
+
+using namespace tessera::ops;
+
+bool available(const device::Machine& machine, std::string& why_not) {
+  if (machine.gpu->compute_major >= 8) return true;
+  why_not = fmt::format("needs compute capability 8.0 or later, found {}.{}", machine.gpu->compute_major,
+                        machine.gpu->compute_minor);
+  return false;
+}
+
+template <class Desc>
+bool supports_all(const Desc&, std::string&) {
+  return true;
+}
+
+template <class Op>
+constexpr Variant<Op> simple(void (*run)(const typename Op::Desc&, const typename Op::Args&, device::Queue&),
+                             bool (*supports)(const typename Op::Desc&, std::string&) = supports_all<typename Op::Desc>,
+                             int64_t (*workspace_bytes)(const typename Op::Desc&, int64_t) = nullptr) {
+  return {"simple", supports, nullptr, workspace_bytes, run};
+}
+
+// Shapes that the reference declines, these decline too: nothing could be held against it.
+constexpr Variant<Embedding> kEmbedding[] = {simple<Embedding>(cuda::embedding)};
+constexpr Variant<RmsNorm> kRmsNorm[] = {simple<RmsNorm>(cuda::rms_norm, rms_norm_reference_supports)};
+constexpr Variant<Rope> kRope[] = {simple<Rope>(cuda::rope, rope_reference_supports)};
+constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports)};
+constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};
+constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports)};
+constexpr Variant<Linear> kLinear[] = {simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
+constexpr Variant<MoeExperts> kMoeExperts[] = {
+    simple<MoeExperts>(cuda::moe_experts, moe_experts_reference_supports, cuda::moe_experts_workspace)};
+constexpr Variant<SwiGlu> kSwiGlu[] = {simple<SwiGlu>(cuda::swiglu)};
+constexpr Variant<MoeCombine> kMoeCombine[] = {simple<MoeCombine>(cuda::moe_combine)};
+constexpr Variant<Router> kRouter[] = {simple<Router>(cuda::router)};
+constexpr Variant<CacheWrite> kCacheWrite[] = {simple<CacheWrite>(cuda::cache_write, cache_write_reference_supports)};
+constexpr Variant<Hadamard> kHadamard[] = {simple<Hadamard>(cuda::hadamard, hadamard_reference_supports)};
+constexpr Variant<CompressorPool> kCompressorPool[] = {simple<CompressorPool>(cuda::compressor_pool)};
+constexpr Variant<IndexScores> kIndexScores[] = {
+    simple<IndexScores>(cuda::index_scores, index_scores_reference_supports)};
+constexpr Variant<TopK> kTopK[] = {simple<TopK>(cuda::top_k)};
+constexpr Variant<Attention> kAttention[] = {simple<Attention>(cuda::attention, attention_reference_supports)};
+constexpr Variant<StreamAdd> kStreamAdd[] = {simple<StreamAdd>(cuda::stream_add)};
+constexpr Variant<Sample> kSample[] = {
+    simple<Sample>(cuda::sample, supports_all<Sample::Desc>, cuda::sample_workspace)};
+
+}  // namespace
+
+extern constinit const Backend cuda_backend = {
+    .name = "cuda",
+    .available = available,
+    .verification = Verification::kCompiledOnly,
+    .variants = {{kEmbedding, kRmsNorm, kRope, kMhcPre, kMhcPost, kMhcHead, kLinear, kMoeExperts, kSwiGlu, kMoeCombine,
+                  kRouter, kCacheWrite, kHadamard, kCompressorPool, kIndexScores, kTopK, kAttention, kStreamAdd,
+                  kSample}},
+    .is_on_gpu = true,
+};
+
+}  // namespace tessera::backends

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What backend.cc lists: each op as its contract states it, on a GPU. Sums have the reference's order, and products and
+// sums are rounded one by one, so results are the reference's bits but for exp, log1p, sine and cosine, which are FP64
+// rounded once.
+#include "ops/backend.h"
+
+namespace tessera::backends::cuda {
+
+void embedding(const ops::Embedding::Desc& desc, const ops::Embedding::Args& args, device::Queue& queue);
+void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue);
+void rope(const ops::Rope::Desc& desc, const ops::Rope::Args& args, device::Queue& queue);
+void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue);
+void mhc_post(const ops::MhcDesc& desc, const ops::MhcPost::Args& args, device::Queue& queue);
+void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue);
+int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens);
+void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
+int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens);
+void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+void swiglu(const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device::Queue& queue);
+void moe_combine(const ops::MoeCombine::Desc& desc, const ops::MoeCombine::Args& args, device::Queue& queue);
+void router(const ops::Router::Desc& desc, const ops::Router::Args& args, device::Queue& queue);
+void cache_write(const ops::CacheWrite::Desc& desc, const ops::CacheWrite::Args& args, device::Queue& queue);
+void hadamard(const ops::Hadamard::Desc& desc, const ops::Hadamard::Args& args, device::Queue& queue);
+void compressor_pool(const ops::CompressorPool::Desc& desc, const ops::CompressorPool::Args& args,
+                     device::Queue& queue);
+void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
+void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue);
+void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
+void stream_add(const ops::StreamAdd::Desc& desc, const ops::StreamAdd::Args& args, device::Queue& queue);
+int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);
+void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device::Queue& queue);
+
+}  // namespace tessera::backends::cuda

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Cache entries (ops/cache_entry.h) as kernels see them.
+#include <cstdint>
+
+#include "numeric/bf16.h"
+#include "numeric/e2m1.h"
+#include "numeric/fp8_block.h"
+#include "numeric/mxfp4.h"
+#include "ops/cache_entry.h"
+
+namespace tessera::backends::cuda_common {
+
+struct Entries {
+  ops::EntryFormat format;
+  int64_t width, nope, bytes;
+  ops::KvOffsets at;  // of kKvFp8 entries
+
+  // Value c of an entry.
+  __device__ float value(const uint8_t* entry, int64_t c) const {
+    switch (format) {
+      case ops::EntryFormat::kF32:
+        return reinterpret_cast<const float*>(entry)[c];
+      case ops::EntryFormat::kBf16:
+        return numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(entry)[c]);
+      case ops::EntryFormat::kIndexFp4:
+        return numeric::e2m1_to_float(entry[c / 2] >> (c % 2 * 4) & 15) *
+               numeric::e8m0_to_float(entry[width / 2 + c / ops::kIndexGroup]);
+      case ops::EntryFormat::kKvFp8Bf16:
+      case ops::EntryFormat::kKvFp8F32:
+        break;
+    }
+    if (c < nope) {
+      return numeric::e4m3_to_float(entry[c]) * numeric::e8m0_to_float(entry[at.scales + c / ops::kKvGroup]);
+    }
+    const uint8_t* rope = entry + at.rope;
+    return format == ops::EntryFormat::kKvFp8F32
+               ? reinterpret_cast<const float*>(rope)[c - nope]
+               : numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(rope)[c - nope]);
+  }
+};
+
+inline Entries entries_of(const ops::EntryLayout& layout) {
+  return {layout.format, layout.width, layout.nope_dim(), layout.entry_bytes(), ops::kv_offsets(layout)};
+}
+
+}  // namespace tessera::backends::cuda_common
