@@ -13,18 +13,57 @@
 #include "ops/packed_layout.h"
 #include "testing/compare.h"
 #include "testing/fills.h"
+#include "testing/op_arrays.h"
 
 namespace tessera::testing {
 
 // How close a variant's output must be to the reference's (docs/contracts/numerics.md, section 5).
 constexpr double kBf16Bound = 4e-3, kF32Bound = 1e-5;
 
-// Calls test(variant, is_reference) for each variant that supports `desc`; says which declined and why.
+// The GPU's variant that run_on_gpu() calls.
+template <class Op>
+const ops::Variant<Op>*& staged_variant() {
+  static const ops::Variant<Op>* variant = nullptr;
+  return variant;
+}
+
+// What for_each_variant puts in the place of a GPU's run(): takes arrays in host memory, and any queue.
+template <class Op>
+void run_on_gpu(const typename Op::Desc& desc, const typename Op::Args& args, device::Queue&) {
+  const ops::Variant<Op>& variant = *staged_variant<Op>();
+  typename Op::Args mine = args;
+  GpuStage stage;
+  add_arrays(stage, desc, mine);
+  if constexpr (requires { mine.workspace; }) {
+    int64_t num_tokens = 1;
+    if constexpr (requires { mine.num_tokens; }) num_tokens = mine.num_tokens;
+    const int64_t bytes = variant.workspace_bytes == nullptr ? 0 : variant.workspace_bytes(desc, num_tokens);
+    stage.add(mine.workspace, bytes, Access::kScratch);
+  }
+  stage.run([&](device::Queue& queue) { variant.run(desc, mine, queue); });
+}
+
+// Whether the variant, as for_each_variant passes it, computes on a GPU.
+template <class Op>
+bool is_on_gpu(const ops::Variant<Op>& variant) {
+  return variant.run == run_on_gpu<Op>;
+}
+
+// Calls test(variant, is_reference) for each variant that supports `desc`; says which declined and why. Tests need not
+// know where a variant runs: a GPU's copies its arrays there and back.
 template <class Op>
 void for_each_variant(const typename Op::Desc& desc, const std::function<void(const ops::Variant<Op>&, bool)>& test) {
-  const device::Machine machine = device::probe_machine();
+  const device::Machine cpu = device::probe_machine();
   for (const ops::Backend* backend : backends::all_backends()) {
     std::string why_not;
+    device::Machine machine = cpu;
+    if (backend->is_on_gpu) {
+      machine.gpu = find_test_gpu(why_not);
+      if (!machine.gpu.has_value()) {
+        std::printf("%s: %s\n", backend->name, why_not.c_str());
+        continue;
+      }
+    }
     if (!ops::is_usable(*backend, machine, why_not)) {
       std::printf("%s: %s\n", backend->name, why_not.c_str());
       continue;
@@ -36,6 +75,13 @@ void for_each_variant(const typename Op::Desc& desc, const std::function<void(co
         continue;
       }
       SCOPED_TRACE(std::string(backend->name) + "." + variant.name + " " + Op::kName + " " + desc.to_string());
+      if (backend->is_on_gpu) {
+        staged_variant<Op>() = &variant;
+        ops::Variant<Op> staged = variant;
+        staged.run = run_on_gpu<Op>;
+        test(staged, false);
+        continue;
+      }
       test(variant, std::string(backend->name) == "ref");
     }
   }

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which arrays an op's Args hold, how long they are and what happens to them: what a stage (gpu_stage.h) copies. One
+// function per op; lengths that Args don't say follow from the indices in them.
+#include <algorithm>
+
+#include "testing/gpu_stage.h"
+
+namespace tessera::testing {
+
+// The largest of `count` values, and 0.
+template <class T>
+int64_t largest_of(const T* values, int64_t count) {
+  int64_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, static_cast<int64_t>(values[i]));
+  return largest;
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Embedding::Desc&, ops::Embedding::Args& args) {
+  stage.add(args.weight, Access::kInput);
+  stage.add(args.ids, args.num_tokens * 4, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::RmsNorm::Desc&, ops::RmsNorm::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.weight, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Rope::Desc& desc, ops::Rope::Args& args) {
+  stage.add(args.x, Access::kOutput);
+  stage.add(args.positions, args.num_tokens * 8, Access::kInput);
+  stage.add(args.frequencies, desc.rope_dim / 2 * 4, Access::kInput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcPre::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.fn, ops::kHcCoefficients * 4 * desc.hidden * 4, Access::kInput);
+  stage.add(args.base, ops::kHcCoefficients * 4, Access::kInput);
+  stage.add(args.scale, 3 * 4, Access::kInput);
+  stage.add(args.y, Access::kOutput);
+  stage.add(args.post, args.num_tokens * 4 * 4, Access::kOutput);
+  stage.add(args.comb, args.num_tokens * 16 * 4, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::MhcDesc&, ops::MhcPost::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.o, Access::kInput);
+  stage.add(args.post, args.num_tokens * 4 * 4, Access::kInput);
+  stage.add(args.comb, args.num_tokens * 16 * 4, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcHead::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.rows, args.num_rows * 4, Access::kInput);
+  stage.add(args.fn, 4 * 4 * desc.hidden * 4, Access::kInput);
+  stage.add(args.base, 4 * 4, Access::kInput);
+  stage.add(args.scale, 4, Access::kInput);
+  stage.add(args.h, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Linear::Desc&, ops::Linear::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.weight);
+  stage.add(args.y, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::MoeExperts::Desc& desc, ops::MoeExperts::Args& args) {
+  stage.add(args.x, Access::kInput);
+  stage.add(args.experts, args.num_tokens * desc.top_k * 4, Access::kInput);
+  stage.add(args.routing, args.num_tokens * desc.top_k * 4, Access::kInput);
+  for (const ops::WeightView** weights : {&args.w1, &args.w3, &args.w2}) stage.add(*weights, desc.num_local);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::SwiGlu::Desc&, ops::SwiGlu::Args& args) {
+  stage.add(args.gate, Access::kInput);
+  stage.add(args.up, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::MoeCombine::Desc&, ops::MoeCombine::Args& args) {
+  stage.add(args.routed, Access::kInput);
+  stage.add(args.shared, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Router::Desc& desc, ops::Router::Args& args) {
+  const int64_t rows = desc.is_hashed ? largest_of(args.token_ids, args.num_tokens) + 1 : 0;
+  stage.add(args.logits, args.num_tokens * desc.num_experts * 4, Access::kInput);
+  stage.add(args.bias, desc.num_experts * 4, Access::kInput);
+  stage.add(args.table, rows * desc.top_k * 4, Access::kInput);
+  stage.add(args.token_ids, args.num_tokens * 4, Access::kInput);
+  stage.add(args.experts, args.num_tokens * desc.top_k * 4, Access::kOutput);
+  stage.add(args.weights, args.num_tokens * desc.top_k * 4, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::CacheWrite::Desc& desc, ops::CacheWrite::Args& args) {
+  const int64_t entries = args.num_rows == 0 ? 0 : largest_of(args.slots, args.num_rows) + 1;
+  stage.add(args.rows, Access::kInput);
+  stage.add(args.slots, args.num_rows * 8, Access::kInput);
+  stage.add(args.cache, entries * desc.layout.entry_bytes(), Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Hadamard::Desc&, ops::Hadamard::Args& args) {
+  stage.add(args.x, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::CompressorPool::Desc& desc, ops::CompressorPool::Args& args) {
+  const int64_t row_bytes = desc.row_width() * 4;
+  stage.add(args.values, args.num_tokens * row_bytes, Access::kInput);
+  stage.add(args.gates, args.num_tokens * row_bytes, Access::kInput);
+  stage.add(args.ape, desc.ratio * row_bytes, Access::kInput);
+  stage.add(args.state, desc.state_floats() * 4, Access::kOutput);
+  stage.add(args.entries, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::IndexScores::Desc& desc, ops::IndexScores::Args& args) {
+  stage.add(args.queries, Access::kInput);
+  stage.add(args.weights, Access::kInput);
+  stage.add(args.keys, largest_of(args.counts, args.num_tokens) * desc.keys.entry_bytes(), Access::kInput);
+  stage.add(args.counts, args.num_tokens * 4, Access::kInput);
+  stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::TopK::Desc& desc, ops::TopK::Args& args) {
+  stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kInput);
+  stage.add(args.counts, args.num_tokens * 4, Access::kInput);
+  stage.add(args.selected, args.num_tokens * desc.k * 4, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Attention::Desc& desc, ops::Attention::Args& args) {
+  const int64_t entry_bytes = desc.layout.entry_bytes(), indices = args.num_tokens * args.selected_stride;
+  int64_t num_entries = 0;
+  if (args.entry_cache != nullptr) {
+    num_entries = args.selected != nullptr ? largest_of(args.selected, indices) + 1
+                                           : largest_of(args.num_entries, args.num_tokens);
+  }
+  stage.add(args.q, Access::kInput);
+  stage.add(args.positions, args.num_tokens * 8, Access::kInput);
+  stage.add(args.window_cache, args.window_slots * entry_bytes, Access::kInput);
+  stage.add(args.entry_cache, num_entries * entry_bytes, Access::kInput);
+  stage.add(args.num_entries, args.num_tokens * 4, Access::kInput);
+  stage.add(args.selected, indices * 4, Access::kInput);
+  stage.add(args.sink, desc.heads * 4, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::StreamAdd::Desc&, ops::StreamAdd::Args& args) {
+  stage.add(args.z, Access::kInput);
+  stage.add(args.e, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {
+  stage.add(args.logits, desc.vocab * 4, Access::kOutput);
+  stage.add(args.counts, desc.vocab * 4, Access::kInput);
+  stage.add(args.bias_ids, args.num_bias * 4, Access::kInput);
+  stage.add(args.bias_values, args.num_bias * 4, Access::kInput);
+  stage.add(args.token, 4, Access::kOutput);
+}
+
+}  // namespace tessera::testing
