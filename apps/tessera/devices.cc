@@ -73,9 +73,14 @@ memory, CUDA 12 libraries beside CUDA 13.)");
     std::string text =
         fmt::format("cpu       {}\ncores     {}\nmemory    {} available of {}\n", machine.cpu_name, machine.num_cores,
                     format_bytes(machine.memory_available_bytes), format_bytes(machine.memory_total_bytes));
+    const device::GpuFacts gpus = device::probe_gpus(env_value("LD_LIBRARY_PATH"));
     for (const ops::Backend* backend : backends::all_backends()) {
-      std::string why_not;
-      const bool is_available = ops::is_usable(*backend, machine, why_not);
+      // A GPU's backend is judged by the first GPU.
+      const bool lacks_gpu = backend->is_on_gpu && gpus.cuda.devices.empty();
+      device::Machine judged = machine;
+      if (backend->is_on_gpu && !lacks_gpu) judged.gpu = gpus.cuda.devices.front();
+      std::string why_not = lacks_gpu ? "no GPU that CUDA can use" : "";
+      const bool is_available = !lacks_gpu && ops::is_usable(*backend, judged, why_not);
       out["backends"].push_back({{"name", backend->name},
                                  {"available", is_available},
                                  {"why_not", why_not},
@@ -84,7 +89,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
           fmt::format("backend   {:<8} {} (verified: {})\n", backend->name,
                       is_available ? "available" : "not available: " + why_not, ops::to_string(backend->verification));
     }
-    describe_gpus(device::probe_gpus(env_value("LD_LIBRARY_PATH")), text, out);
+    describe_gpus(gpus, text, out);
     print_result(is_json_ ? out.dump() + "\n" : text);
     return kExitOk;
   }
