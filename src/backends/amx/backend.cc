@@ -24,7 +24,7 @@ constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKern
 
 }  // namespace
 
-extern constinit const Backend amx_backend = {"amx", available, Verification::kCompiledOnly,
+extern constinit const Backend amx_backend = {"amx", available, Verification::kRunOnHardware,
                                               make_variants(kLinear, kMoeExperts)};
 
 }  // namespace tessera::backends
