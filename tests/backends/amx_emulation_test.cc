@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
+
 #include "backends/cpu_common/input_rows.h"
 #include "backends/cpu_common/panel_layout.h"
 #include "testing/op_harness.h"
@@ -46,10 +49,29 @@ std::vector<float> sums_of(const ops::WeightView& packed, const device::Tensor& 
   return out;
 }
 
+class Packed {
+ public:
+  explicit Packed(const ops::WeightView& weight)
+      : layout_(*backends::cpu_common::panel_layout()),
+        data_(static_cast<size_t>(layout_.data_bytes(weight))),
+        scales_(static_cast<size_t>(layout_.scale_bytes(weight))),
+        view_(weight) {
+    view_.data = data_.data(), view_.block_scales = scales_.data();
+    device::Queue queue(1);
+    layout_.pack(weight, view_, queue);
+  }
+  const ops::WeightView& view() const { return view_; }
+
+ private:
+  const ops::PackedLayout& layout_;
+  device::Buffer data_, scales_;
+  ops::WeightView view_;
+};
+
 TEST_F(AmxEmulationTest, EqualsTheReferenceAtEveryNumberOfRows) {
   if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
   for (const auto format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block, WeightFormat::kBf16}) {
-    for (const int64_t count : {1, 2, 15, 16, 17, 31, 32, 33, 50}) {
+    for (const int64_t count : {1, 2, 3, 4, 5, 15, 16, 17, 31, 32, 33, 50}) {
       const int64_t in = 32 * (1 + static_cast<int64_t>(rng_.below(36))),
                     out = 1 + static_cast<int64_t>(rng_.below(90));
       SCOPED_TRACE(std::string(ops::to_string(format)) + " " + std::to_string(out) + " x " + std::to_string(in) + ", " +
@@ -64,18 +86,61 @@ TEST_F(AmxEmulationTest, EqualsTheReferenceAtEveryNumberOfRows) {
           desc,
           {.x = x, .weight = weight.view, .y = expected.view(), .num_tokens = count, .workspace = workspace.data()},
           queue);
-      const ops::PackedLayout& layout = *backends::cpu_common::panel_layout();
-      const device::Buffer data(static_cast<size_t>(layout.data_bytes(weight.view))),
-          scales(static_cast<size_t>(layout.scale_bytes(weight.view)));
-      ops::WeightView packed = weight.view;
-      packed.data = data.data(), packed.block_scales = scales.data();
-      layout.pack(weight.view, packed, queue);
-      const std::vector<float> found = sums_of(packed, x, 0, count);
+      const Packed packed(weight.view);
+      const std::vector<float> found = sums_of(packed.view(), x, 0, count);
       EXPECT_TRUE(testing::is_close(found, expected.floats(), testing::kF32Bound));
       const int64_t t = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(count)));
-      EXPECT_TRUE(testing::same_bits(sums_of(packed, x, t, 1),
+      EXPECT_TRUE(testing::same_bits(sums_of(packed.view(), x, t, 1),
                                      std::span(found).subspan(static_cast<size_t>(t * out), static_cast<size_t>(out))))
           << "row " << t << " alone";
+    }
+  }
+}
+
+// BF16 bits that arithmetic treats specially. Rows differ in what they hold, so that not all sums are NaN.
+uint16_t special_bits(Rng& rng, uint64_t kind) {
+  const uint16_t sign = rng.below(2) == 0 ? 0 : 0x8000;
+  const uint64_t pick = rng.below(40);
+  if (pick < 3) return sign;
+  if (kind == 0 || pick < 8) return static_cast<uint16_t>(sign | rng.below(0x80));  // denormals
+  if (kind == 1) return static_cast<uint16_t>(sign | (0x80 + rng.below(0x500)));    // products are or become denormal
+  if (kind == 2 && pick == 8 && rng.below(20) == 0) return static_cast<uint16_t>(sign | 0x7F80);  // infinite
+  if (kind == 3 && pick == 8 && rng.below(20) == 0) return static_cast<uint16_t>(sign | 0x7FC1);
+  if (kind == 4) return static_cast<uint16_t>(sign | (0x7E00 + rng.below(0x180)));  // sums overflow
+  return static_cast<uint16_t>(sign | (0x3E00 + rng.below(0x200)));
+}
+
+TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
+  if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
+  constexpr int64_t kMost = 64;
+  for (const auto format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block, WeightFormat::kBf16}) {
+    for (const int64_t in : {32, 96, 1024 + 160, 4096 + 32}) {
+      const int64_t out = 1 + static_cast<int64_t>(rng_.below(100));
+      testing::RandomWeight weight = testing::random_weight(rng_, format, out, in);
+      const Packed packed(weight.view);
+      if (format == WeightFormat::kBf16) {
+        uint16_t* words = const_cast<uint16_t*>(static_cast<const uint16_t*>(packed.view().data));
+        for (int64_t i = 0; i < out * in; ++i) {
+          if (rng_.below(8) == 0) words[i] = static_cast<uint16_t>(words[i] & 0x807F);
+        }
+      }
+      device::Tensor x(DType::kBF16, {kMost, in});
+      for (int64_t t = 0; t < kMost; ++t) {
+        const uint64_t kind = rng_.below(7);
+        for (int64_t k = 0; k < in; ++k) x.as<uint16_t>()[t * in + k] = special_bits(rng_, kind);
+      }
+      const std::vector<float> all = sums_of(packed.view(), x, 0, kMost);
+      for (const int64_t count : {1, 1, 2, 2, 3, 3, 4, 4, 5, 16, 17}) {
+        const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
+        const std::vector<float> found = sums_of(packed.view(), x, first, count);
+        for (size_t i = 0; i < found.size(); ++i) {
+          const float expected = all[static_cast<size_t>(first * out) + i];
+          if (std::isnan(expected) && std::isnan(found[i])) continue;
+          ASSERT_EQ(std::bit_cast<uint32_t>(expected), std::bit_cast<uint32_t>(found[i]))
+              << ops::to_string(format) << " [" << out << ", " << in << "], " << count << " rows from " << first
+              << ", at " << i << ": " << found[i] << ", tiles " << expected;
+        }
+      }
     }
   }
 }

@@ -2,29 +2,23 @@
 // Panel sums by tiles: C[row of x][row of the weight] += A[row of x][32 inputs] B[16 input pairs][row of the weight].
 // A panel's decoded block pairs are B as they lie; rows of x are A as they lie.
 //
-// What bounds it: at one token the packed bytes and decoding them; from about a hundred rows the products: each decoded
+// What bounds it: at few rows decoding (few_rows.h has up to four); from about a hundred the products: each decoded
 // weight serves up to 256 rows of x.
 // Order of a sum: per 32 inputs the tile instruction adds even and odd products in two chains and their sum to C, K
-// ascending; FP8 weights begin a new C every 128 inputs, which is multiplied by the scale and added. The same
-// instructions run at every number of rows.
+// ascending; FP8 weights begin a new C every 128 inputs, which is multiplied by the scale and added. few_rows.h
+// computes the same bits.
 #include <immintrin.h>
 
+#include "backends/amx/few_rows.h"
+#include "backends/amx/formats.h"
 #include "backends/amx/kernels.h"
-#include "backends/cpu_common/avx512_decode.h"
 
 namespace tessera::backends::amx {
 
 namespace {
 
-using cpu_common::kPanelRows;
-using cpu_common::kSumRows;
-using cpu_common::Panel;
-using cpu_common::PanelJob;
-
-constexpr int64_t kTileRows = 16, kTileInputs = 32, kTileBytes = 1024;
+constexpr int64_t kTileRows = 16, kTileBytes = 1024;
 constexpr int64_t kChunk = 512;  // inputs decoded at a time: two panels are 32 KiB, in the first-level cache
-constexpr int64_t kGroup = 128;  // inputs per FP8 scale
-constexpr int64_t kPrefetchBytes = 2048;
 
 // Tiles 0 to 3: C by (half of the rows, panel); 4, 5: A by half; 6, 7: B by panel.
 struct alignas(64) TileConfig {
@@ -51,52 +45,14 @@ inline void configure(int64_t rows) {
   _tile_loadconfig(visible);
 }
 
-struct Nvfp4 {
-  static constexpr int kBlockBytes = 128;
-  static constexpr bool kHasGroupScales = false;
-  // Code x scale has at most six significant bits: both products are BF16 values.
-  static void decode(const Panel& panel, const uint8_t* block, int64_t block_idx, uint8_t* out) {
-    const __m512 scales = cpu_common::nvfp4_scales(panel.scales, block_idx * panel.stride);
-    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      const __m512i codes = cpu_common::nvfp4_pair(block, i);
-      const __m512 even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(codes, 16)), scales);
-      const __m512 odd = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_and_si512(codes, upper)), scales);
-      const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-      _mm512_store_si512(out + i * 64, _mm512_or_si512(low, _mm512_castps_si512(odd)));
-    }
-  }
-};
-
-struct Fp8 {
-  static constexpr int kBlockBytes = 256;
-  static constexpr bool kHasGroupScales = true;
-  static void decode(const Panel&, const uint8_t* block, int64_t, uint8_t* out) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) _mm512_store_si512(out + i * 64, cpu_common::fp8_pair(block, i));
-  }
-};
-
-struct Bf16 {
-  static constexpr int kBlockBytes = 512;
-  static constexpr bool kHasGroupScales = false;
-  static void decode(const Panel&, const uint8_t* block, int64_t, uint8_t* out) {
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) _mm512_store_si512(out + i * 64, cpu_common::bf16_pair(block, i));
-  }
-};
-
 // Inputs [begin, end) of a panel as B tiles, one after another.
 template <class F>
 void decode_chunk(const Panel& panel, int64_t begin, int64_t end, uint8_t* tiles) {
   const int64_t step = panel.stride * F::kBlockBytes;
-  for (int64_t k = begin; k < end; k += cpu_common::kPanelBlock, tiles += kTileBytes / 2) {
-    const int64_t block_idx = k / cpu_common::kPanelBlock;
+  for (int64_t k = begin; k < end; k += kPanelBlock, tiles += kTileBytes / 2) {
+    const int64_t block_idx = k / kPanelBlock;
     const uint8_t* block = panel.data + block_idx * step;
-    for (int line = 0; line < F::kBlockBytes; line += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(block) + kPrefetchBytes + line, _MM_HINT_T0);
-    }
+    F::prefetch(panel, block_idx, block);
     F::decode(panel, block, block_idx, tiles);
   }
 }
@@ -147,15 +103,6 @@ inline void multiply(const char* x, int64_t stride, bool has_lower, const uint8_
   }
 }
 
-// sums = part * scale + (is_first ? 0 : sums) over `rows` rows of a panel.
-inline void add_scaled(const float* part, float scale, int64_t rows, bool is_first, float* sums) {
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (int64_t t = 0; t < rows; ++t, part += kPanelRows, sums += kPanelRows) {
-    const __m512 before = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums);
-    _mm512_store_ps(sums, _mm512_fmadd_ps(_mm512_load_ps(part), factor, before));
-  }
-}
-
 // Inputs [begin, end), decoded, of two panels against rows [row, row + rows) of x.
 template <class F>
 void run_rows(const PanelJob& job, const int64_t* panels, const uint8_t* const* tiles, int64_t begin, int64_t end,
@@ -177,14 +124,14 @@ void run_rows(const PanelJob& job, const int64_t* panels, const uint8_t* const* 
     store_sums({{part[0], part[1]}, sums.has_lower});
     fence();
     for (int p = 0; p < (panels[0] == panels[1] ? 1 : 2); ++p) {
-      const float scale = static_cast<const float*>(job.panels[panels[p]].scales)[k / kGroup];
-      add_scaled(part[p], scale, rows, k == 0, sums.panels[p]);
+      add_scaled(part[p], group_scale(job.panels[panels[p]], k), rows, k == 0, sums.panels[p]);
     }
   }
 }
 
 template <class F>
 void sum(const PanelJob& job) {
+  if (job.num_rows <= kMostFewRows) return sum_few_rows<F>(job);
   alignas(64) uint8_t decoded[2][kChunk / kTileInputs * kTileBytes];
   int64_t configured = 0;
   for (int64_t p = 0; p < job.num_panels; p += 2) {
