@@ -16,8 +16,19 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
-constexpr cpu_common::PanelKernels kTileKernels = {DType::kBF16, 32,      cpu_common::kJobRows, amx::nvfp4, amx::fp8,
-                                                   amx::bf16,    nullptr, amx::store,           amx::gate};
+// 128 rows of 4096 inputs are 1 MiB: the second-level cache (2 MiB) keeps them for the next panels, and decoding for so
+// many hides behind their products.
+constexpr cpu_common::PanelKernels kTileKernels = {.input = DType::kBF16,
+                                                   .in_multiple = 32,
+                                                   .job_rows = 128,
+                                                   .nvfp4 = amx::nvfp4,
+                                                   .fp8 = amx::fp8,
+                                                   .bf16 = amx::bf16,
+                                                   .f32 = nullptr,
+                                                   .store = amx::store,
+                                                   .gate = amx::gate,
+                                                   .row_padding = 64};
+static_assert(kTileKernels.job_rows <= cpu_common::kJobRows);
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kTileKernels>("tiles")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKernels>("tiles")};

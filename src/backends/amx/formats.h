@@ -53,18 +53,21 @@ struct Nvfp4 {
     _mm_prefetch(static_cast<const char*>(panel.scales) + block_idx * panel.stride * kPanelRows + kPrefetchBytes / 8,
                  _MM_HINT_T0);
   }
-  // Code x scale has at most six significant bits: both products are BF16 values.
+  // Code x scale has at most six significant bits: both products are BF16 values, upper halves of FP32.
   static InputPair inputs(const uint8_t* block, int i, Scales scales) {
     const InputPair codes = split_pair(cpu_common::nvfp4_pair(block, i));
     return {_mm512_mul_ps(codes.even, scales), _mm512_mul_ps(codes.odd, scales)};
   }
   static void decode(const Panel& panel, const uint8_t* block, int64_t block_idx, uint8_t* out) {
     const Scales factors = scales(panel, block_idx);
+    // The lower half of each lane takes the upper half of the even product.
+    const __m512i upper_to_lower = _mm512_set4_epi32(0x0F0E, 0x0B0A, 0x0706, 0x0302);
+    constexpr __mmask64 kLowerHalves = 0x3333333333333333;
 #pragma GCC unroll 8
     for (int i = 0; i < kPairsOfBlock; ++i) {
       const InputPair pair = inputs(block, i, factors);
-      const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(pair.even), 16);
-      _mm512_store_si512(out + i * 64, _mm512_or_si512(low, _mm512_castps_si512(pair.odd)));
+      _mm512_store_si512(out + i * 64, _mm512_mask_shuffle_epi8(_mm512_castps_si512(pair.odd), kLowerHalves,
+                                                                _mm512_castps_si512(pair.even), upper_to_lower));
     }
   }
 };

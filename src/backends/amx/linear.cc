@@ -12,13 +12,16 @@
 #include "backends/amx/few_rows.h"
 #include "backends/amx/formats.h"
 #include "backends/amx/kernels.h"
+#include "base/integer_math.h"
 
 namespace tessera::backends::amx {
 
 namespace {
 
 constexpr int64_t kTileRows = 16, kTileBytes = 1024;
-constexpr int64_t kChunk = 512;  // inputs decoded at a time: two panels are 32 KiB, in the first-level cache
+// Inputs decoded at a time: two panels of this chunk and of the next are 32 KiB, in the first-level cache.
+constexpr int64_t kChunk = 256;
+constexpr int64_t kChunkBytes = kChunk / kTileInputs * kTileBytes;
 
 // Tiles 0 to 3: C by (half of the rows, panel); 4, 5: A by half; 6, 7: B by panel.
 struct alignas(64) TileConfig {
@@ -45,17 +48,53 @@ inline void configure(int64_t rows) {
   _tile_loadconfig(visible);
 }
 
-// Inputs [begin, end) of a panel as B tiles, one after another.
-template <class F>
-void decode_chunk(const Panel& panel, int64_t begin, int64_t end, uint8_t* tiles) {
-  const int64_t step = panel.stride * F::kBlockBytes;
-  for (int64_t k = begin; k < end; k += kPanelBlock, tiles += kTileBytes / 2) {
-    const int64_t block_idx = k / kPanelBlock;
-    const uint8_t* block = panel.data + block_idx * step;
-    F::prefetch(panel, block_idx, block);
-    F::decode(panel, block, block_idx, tiles);
-  }
+// A chunk: inputs [begin, end) of a pair of panels; an odd panel goes with itself. All pairs of some inputs follow each
+// other, so that their rows of x are still in the second-level cache.
+struct Chunk {
+  int64_t panels[2], begin, end;
+  int64_t num_panels() const { return panels[0] == panels[1] ? 1 : 2; }
+  int64_t num_tiles() const { return (end - begin) / kTileInputs; }
+};
+
+inline Chunk chunk_at(const PanelJob& job, int64_t index) {
+  const int64_t pairs = (job.num_panels + 1) / 2, p = index % pairs * 2, begin = index / pairs * kChunk;
+  return {{p, p + 1 < job.num_panels ? p + 1 : p}, begin, begin + kChunk < job.cols ? begin + kChunk : job.cols};
 }
+
+// Makes B tiles of a chunk, some blocks at every step, so that vectors decode the next chunk while tiles multiply this.
+template <class F>
+class Decoder {
+ public:
+  explicit Decoder(const PanelJob& job) : job_(job) {}
+
+  // Decodes `chunk` to tiles[panel] within `num_steps` steps.
+  void begin(const Chunk& chunk, uint8_t* tiles, int64_t num_steps) {
+    chunk_ = chunk, tiles_ = tiles, num_steps_ = num_steps;
+    num_blocks_ = chunk.num_panels() * chunk.num_tiles() * 2;
+    done_ = credit_ = 0;
+  }
+
+  void step() {
+    for (credit_ += num_blocks_; credit_ >= num_steps_; credit_ -= num_steps_) decode_block();
+  }
+
+ private:
+  // Blocks of both panels in turn, as they lie in memory.
+  void decode_block() {
+    const int64_t is_pair = chunk_.num_panels() - 1, p = done_ & is_pair, i = done_ >> is_pair;
+    const Panel& panel = job_.panels[chunk_.panels[p]];
+    const int64_t block_idx = chunk_.begin / kPanelBlock + i;
+    const uint8_t* block = panel.data + block_idx * panel.stride * F::kBlockBytes;
+    F::prefetch(panel, block_idx, block);
+    F::decode(panel, block, block_idx, tiles_ + p * kChunkBytes + i * (kTileBytes / 2));
+    ++done_;
+  }
+
+  const PanelJob& job_;
+  Chunk chunk_{};
+  uint8_t* tiles_ = nullptr;
+  int64_t num_blocks_ = 0, num_steps_ = 1, done_ = 0, credit_ = 0;
+};
 
 // C of up to 32 rows and two panels: rows 0 to 15 here, the others behind them.
 struct Sums {
@@ -86,9 +125,10 @@ inline void store_sums(const Sums& sums) {
   _tile_stored(3, sums.panels[1] + kTileRows * kPanelRows, 64);
 }
 
-// `count` B tiles of both panels against x.
-inline void multiply(const char* x, int64_t stride, bool has_lower, const uint8_t* b0, const uint8_t* b1,
-                     int64_t count) {
+// `count` B tiles of both panels against x; a step of the decoder for each.
+template <class F>
+void multiply(const char* x, int64_t stride, bool has_lower, const uint8_t* b0, const uint8_t* b1, int64_t count,
+              Decoder<F>& next) {
   const char* lower = x + kTileRows * stride;
   for (int64_t i = 0; i < count; ++i) {
     _tile_loadd(6, b0 + i * kTileBytes, 64);
@@ -96,35 +136,39 @@ inline void multiply(const char* x, int64_t stride, bool has_lower, const uint8_
     _tile_loadd(4, x + i * 2 * kTileInputs, stride);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
-    if (!has_lower) continue;
-    _tile_loadd(5, lower + i * 2 * kTileInputs, stride);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if (has_lower) {
+      _tile_loadd(5, lower + i * 2 * kTileInputs, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    next.step();
   }
 }
 
-// Inputs [begin, end), decoded, of two panels against rows [row, row + rows) of x.
+// A decoded chunk against rows [row, row + rows) of x.
 template <class F>
-void run_rows(const PanelJob& job, const int64_t* panels, const uint8_t* const* tiles, int64_t begin, int64_t end,
-              int64_t row, int64_t rows) {
-  const char* x = static_cast<const char*>(job.rows) + row * job.row_stride + begin * 2;
+void run_rows(const PanelJob& job, const Chunk& chunk, const uint8_t* tiles, int64_t row, int64_t rows,
+              Decoder<F>& next) {
+  const char* x = static_cast<const char*>(job.rows) + row * job.row_stride + chunk.begin * 2;
+  const uint8_t *b0 = tiles, *b1 = tiles + (chunk.num_panels() - 1) * kChunkBytes;
   Sums sums{{}, rows > kTileRows};
-  for (int p = 0; p < 2; ++p) sums.panels[p] = job.sums + (panels[p] * kSumRows + row) * kPanelRows;
+  for (int p = 0; p < 2; ++p) sums.panels[p] = job.sums + (chunk.panels[p] * kSumRows + row) * kPanelRows;
   if (!F::kHasGroupScales) {
-    begin == 0 ? zero_sums() : load_sums(sums);
-    multiply(x, job.row_stride, sums.has_lower, tiles[0], tiles[1], (end - begin) / kTileInputs);
+    chunk.begin == 0 ? zero_sums() : load_sums(sums);
+    multiply<F>(x, job.row_stride, sums.has_lower, b0, b1, chunk.num_tiles(), next);
     store_sums(sums);
     return;
   }
   alignas(64) float part[2][2 * kTileRows * kPanelRows];
-  for (int64_t k = begin; k < end; k += kGroup) {
-    const int64_t size = k + kGroup < end ? kGroup : end - k, at = (k - begin) / kTileInputs * kTileBytes;
+  for (int64_t k = chunk.begin; k < chunk.end; k += kGroup) {
+    const int64_t size = k + kGroup < chunk.end ? kGroup : chunk.end - k;
+    const int64_t at = (k - chunk.begin) / kTileInputs * kTileBytes;
     zero_sums();
-    multiply(x + (k - begin) * 2, job.row_stride, sums.has_lower, tiles[0] + at, tiles[1] + at, size / kTileInputs);
+    multiply<F>(x + (k - chunk.begin) * 2, job.row_stride, sums.has_lower, b0 + at, b1 + at, size / kTileInputs, next);
     store_sums({{part[0], part[1]}, sums.has_lower});
     fence();
-    for (int p = 0; p < (panels[0] == panels[1] ? 1 : 2); ++p) {
-      add_scaled(part[p], group_scale(job.panels[panels[p]], k), rows, k == 0, sums.panels[p]);
+    for (int64_t p = 0; p < chunk.num_panels(); ++p) {
+      add_scaled(part[p], group_scale(job.panels[chunk.panels[p]], k), rows, k == 0, sums.panels[p]);
     }
   }
 }
@@ -132,23 +176,24 @@ void run_rows(const PanelJob& job, const int64_t* panels, const uint8_t* const* 
 template <class F>
 void sum(const PanelJob& job) {
   if (job.num_rows <= kMostFewRows) return sum_few_rows<F>(job);
-  alignas(64) uint8_t decoded[2][kChunk / kTileInputs * kTileBytes];
+  constexpr int64_t kRows = 2 * kTileRows;
+  alignas(64) uint8_t tiles[2][2 * kChunkBytes];
+  const int64_t num_chunks = ceil_div(job.num_panels, int64_t{2}) * ceil_div(job.cols, kChunk);
   int64_t configured = 0;
-  for (int64_t p = 0; p < job.num_panels; p += 2) {
-    // An odd panel goes with itself.
-    const int64_t panels[2] = {p, p + 1 < job.num_panels ? p + 1 : p};
-    const uint8_t* const tiles[2] = {decoded[0], decoded[panels[1] - p]};
-    for (int64_t begin = 0; begin < job.cols; begin += kChunk) {
-      const int64_t end = begin + kChunk < job.cols ? begin + kChunk : job.cols;
-      for (int64_t q = p; q <= panels[1]; ++q) decode_chunk<F>(job.panels[q], begin, end, decoded[q - p]);
-      fence();
-      for (int64_t row = 0; row < job.num_rows; row += 2 * kTileRows) {
-        const int64_t rows = job.num_rows - row < 2 * kTileRows ? job.num_rows - row : 2 * kTileRows;
-        if (rows != configured) configure(configured = rows);
-        run_rows<F>(job, panels, tiles, begin, end, row, rows);
-      }
-      fence();
+  Decoder<F> next(job);
+  next.begin(chunk_at(job, 0), tiles[0], 1);
+  next.step();
+  for (int64_t c = 0; c < num_chunks; ++c) {
+    const Chunk chunk = chunk_at(job, c);
+    const int64_t num_steps = ceil_div(job.num_rows, kRows) * chunk.num_tiles();
+    next.begin(c + 1 < num_chunks ? chunk_at(job, c + 1) : Chunk{}, tiles[(c + 1) % 2], num_steps);
+    fence();
+    for (int64_t row = 0; row < job.num_rows; row += kRows) {
+      const int64_t rows = job.num_rows - row < kRows ? job.num_rows - row : kRows;
+      if (rows != configured) configure(configured = rows);
+      run_rows<F>(job, chunk, tiles[c % 2], row, rows, next);
     }
+    fence();
   }
   _tile_release();
 }

@@ -25,6 +25,10 @@ PanelKernel PanelKernels::of(WeightFormat format) const {
   return nullptr;
 }
 
+int64_t padded_row_bytes(const PanelKernels& kernels, int64_t row_bytes) {
+  return row_bytes % 2048 == 0 ? row_bytes + kernels.row_padding : row_bytes;
+}
+
 float prepare_row(InputMode mode, const uint16_t* x, int64_t width, float bound, DType to, void* out) {
   if (mode == InputMode::kA16 && to == DType::kBF16) {
     std::memcpy(out, x, static_cast<size_t>(width) * 2);

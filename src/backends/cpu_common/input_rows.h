@@ -18,8 +18,13 @@ struct PanelKernels {
   PanelKernel nvfp4, fp8, bf16, f32;  // null: the format is left to another variant
   StoreKernel store;
   GateKernel gate;
+  int64_t row_padding = 0;  // bytes behind a row of x, see padded_row_bytes(); a multiple of 64
   PanelKernel of(ops::WeightFormat format) const;
 };
+
+// Bytes from one row of x to the next where rows are laid out for the kernel. Rows whose size is a multiple of 2 KiB
+// would lie in the same few sets of a cache; the padding of `kernels` then spreads those that a tile takes together.
+int64_t padded_row_bytes(const PanelKernels& kernels, int64_t row_bytes);
 
 // A row of `width` BF16 values -> what the multiply sees of it in `mode`, as `to` (exact in BF16 in every mode);
 // returns the factor of the row's sums. `bound` as in ops::prepare_input_row.

@@ -13,12 +13,18 @@ namespace {
 
 using ops::Linear;
 
-bool is_direct(const PanelKernels& kernels, const Linear::Desc& desc) {
-  return desc.input == ops::InputMode::kA16 && kernels.input == DType::kBF16;
+// From as many tokens on rows of x are copied to where they lie well, even if the kernel could take them as they are.
+constexpr int64_t kManyTokens = 32;
+
+int64_t token_bytes(const PanelKernels& kernels, const Linear::Desc& desc) {
+  return desc.groups * desc.in * (dtype_bits(kernels.input) / 8);
 }
 
-int64_t input_bytes(const PanelKernels& kernels) {
-  return dtype_bits(kernels.input) / 8;
+// Whether the kernel reads x itself.
+bool is_direct(const PanelKernels& kernels, const Linear::Desc& desc, int64_t num_tokens) {
+  const int64_t bytes = token_bytes(kernels, desc);
+  return desc.input == ops::InputMode::kA16 && kernels.input == DType::kBF16 &&
+         (num_tokens < kManyTokens || padded_row_bytes(kernels, bytes) == bytes);
 }
 
 // Where x lies for the kernel, and one factor per token and group.
@@ -29,18 +35,17 @@ struct Inputs {
 };
 
 Inputs prepare(const PanelKernels& kernels, const Linear::Desc& desc, const Linear::Args& args, device::Queue& queue) {
-  if (is_direct(kernels, desc)) {
-    return {args.x.as<char>(), desc.groups * desc.in * 2, desc.in * 2, nullptr};
-  }
-  const int64_t num_rows = args.num_tokens * desc.groups, row_bytes = desc.in * input_bytes(kernels);
+  const int64_t bytes = token_bytes(kernels, desc), row_bytes = bytes / desc.groups;
+  if (is_direct(kernels, desc, args.num_tokens)) return {args.x.as<char>(), bytes, row_bytes, nullptr};
+  const int64_t num_rows = args.num_tokens * desc.groups, stride = padded_row_bytes(kernels, bytes);
   float* factors = static_cast<float*>(args.workspace);
   char* rows = static_cast<char*>(args.workspace) + (num_rows * 4 + 63) / 64 * 64;
   const int64_t cost_of_value = desc.input == ops::InputMode::kA16 ? 1 : 16;
   share(queue, num_rows, num_rows * desc.in * cost_of_value, [&](int64_t i) {
-    factors[i] =
-        prepare_row(desc.input, args.x.as<uint16_t>() + i * desc.in, desc.in, 0, kernels.input, rows + i * row_bytes);
+    factors[i] = prepare_row(desc.input, args.x.as<uint16_t>() + i * desc.in, desc.in, 0, kernels.input,
+                             rows + i / desc.groups * stride + i % desc.groups * row_bytes);
   });
-  return {rows, desc.groups * row_bytes, row_bytes, factors};
+  return {rows, stride, row_bytes, factors};
 }
 
 }  // namespace
@@ -55,9 +60,9 @@ bool linear_supports(const PanelKernels& kernels, const Linear::Desc& desc, std:
 }
 
 int64_t linear_workspace(const PanelKernels& kernels, const Linear::Desc& desc, int64_t max_tokens) {
-  if (is_direct(kernels, desc)) return 0;
-  const int64_t rows = max_tokens * desc.groups;
-  return (rows * 4 + 63) / 64 * 64 + rows * desc.in * input_bytes(kernels);
+  if (is_direct(kernels, desc, max_tokens)) return 0;
+  const int64_t factors = max_tokens * desc.groups * 4;
+  return (factors + 63) / 64 * 64 + max_tokens * padded_row_bytes(kernels, token_bytes(kernels, desc));
 }
 
 void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Linear::Args& args, device::Queue& queue) {

@@ -21,8 +21,8 @@ using ops::WeightView;
 struct Scratch {
   char* tokens;      // [tokens][hidden] prepared; unused where x is taken as it is
   float* x_factors;  // [tokens]
-  char* x;           // [places][hidden] for the kernel
-  uint16_t* h;       // [places][inner] as rounded
+  char* x;           // [places][hidden] for the kernel, perhaps with padding
+  uint16_t* h;       // [places][inner] as rounded, likewise
   char* h_in;        // [places][inner] for the kernel; h itself where it is taken as it is
   float* h_factors;  // [places]
   int32_t* slots;    // [places]
@@ -35,6 +35,19 @@ bool is_direct(const PanelKernels& kernels, const MoeExperts::Desc& desc) {
   return desc.input == InputMode::kA16 && kernels.input == DType::kBF16;
 }
 
+// Bytes of a row of x or h for the kernel, and from one to the next.
+int64_t row_bytes_of(const PanelKernels& kernels, int64_t width) {
+  return width * (dtype_bits(kernels.input) / 8);
+}
+int64_t row_stride_of(const PanelKernels& kernels, int64_t width) {
+  return padded_row_bytes(kernels, row_bytes_of(kernels, width));
+}
+
+// From one row of h, as rounded, to the next.
+int64_t h_elements(const PanelKernels& kernels, const MoeExperts::Desc& desc) {
+  return is_direct(kernels, desc) ? row_stride_of(kernels, desc.inner) / 2 : desc.inner;
+}
+
 int64_t layout_scratch(const PanelKernels& kernels, const MoeExperts::Desc& desc, int64_t num_tokens, char* base,
                        Scratch& s) {
   int64_t used = 0;
@@ -43,13 +56,13 @@ int64_t layout_scratch(const PanelKernels& kernels, const MoeExperts::Desc& desc
     used += (bytes + 127) / 128 * 128;
     return at;
   };
-  const int64_t width = dtype_bits(kernels.input) / 8, places = num_tokens * desc.top_k;
+  const int64_t places = num_tokens * desc.top_k;
   const bool direct = is_direct(kernels, desc);
-  s.tokens = take(direct ? 0 : num_tokens * desc.hidden * width);
+  s.tokens = take(direct ? 0 : num_tokens * row_bytes_of(kernels, desc.hidden));
   s.x_factors = reinterpret_cast<float*>(take(num_tokens * 4));
-  s.x = take(num_tokens == 1 ? 0 : places * desc.hidden * width);
-  s.h = reinterpret_cast<uint16_t*>(take(places * desc.inner * 2));
-  s.h_in = direct ? reinterpret_cast<char*>(s.h) : take(places * desc.inner * width);
+  s.x = take(num_tokens == 1 ? 0 : places * row_stride_of(kernels, desc.hidden));
+  s.h = reinterpret_cast<uint16_t*>(take(places * h_elements(kernels, desc) * 2));
+  s.h_in = direct ? reinterpret_cast<char*>(s.h) : take(places * row_stride_of(kernels, desc.inner));
   s.h_factors = reinterpret_cast<float*>(take(places * 4));
   s.slots = reinterpret_cast<int32_t*>(take(places * 4));
   s.begins = reinterpret_cast<int32_t*>(take((desc.num_local + 1) * 4));
@@ -98,7 +111,7 @@ struct Rows {
 Rows prepare_x(const PanelKernels& kernels, const MoeExperts::Desc& desc, const MoeExperts::Args& args,
                const Scratch& s, int64_t num_places, device::Queue& queue) {
   const char* tokens = args.x.as<char>();
-  const int64_t row_bytes = desc.hidden * (dtype_bits(kernels.input) / 8);
+  const int64_t row_bytes = row_bytes_of(kernels, desc.hidden), stride = row_stride_of(kernels, desc.hidden);
   std::fill_n(s.x_factors, args.num_tokens, 1.0f);
   if (!is_direct(kernels, desc)) {
     tokens = s.tokens;
@@ -109,10 +122,9 @@ Rows prepare_x(const PanelKernels& kernels, const MoeExperts::Desc& desc, const 
   }
   if (args.num_tokens == 1) return {tokens, 0};
   share(queue, num_places, num_places * row_bytes, [&](int64_t place) {
-    std::memcpy(s.x + place * row_bytes, tokens + s.slots[place] / desc.top_k * row_bytes,
-                static_cast<size_t>(row_bytes));
+    std::memcpy(s.x + place * stride, tokens + s.slots[place] / desc.top_k * row_bytes, static_cast<size_t>(row_bytes));
   });
-  return {s.x, row_bytes};
+  return {s.x, stride};
 }
 
 // Pieces of all active experts: panels_each panels of a weight with `rows` rows, rows_each places.
@@ -190,8 +202,8 @@ void gate_and_up(const PanelKernels& kernels, const MoeExperts::Desc& desc, cons
                 .up_factors = up_factors,
                 .routing = routing,
                 .limit = desc.swiglu_limit,
-                .h = s.h + piece.first_place * desc.inner,
-                .row_elements = desc.inner,
+                .h = s.h + piece.first_place * h_elements(kernels, desc),
+                .row_elements = h_elements(kernels, desc),
                 .first_n = piece.first_panel * kPanelRows,
                 .end_n = desc.inner});
 }
@@ -245,20 +257,20 @@ void moe_run(const PanelKernels& kernels, const MoeExperts::Desc& desc, const Mo
   share(queue, cut.count, 2 * cost,
         [&](int64_t index) { gate_and_up(kernels, desc, args, s, x, piece_at(s, cut, num_active, index)); });
 
-  const int64_t h_bytes = desc.inner * (dtype_bits(kernels.input) / 8);
+  const int64_t h_stride = row_stride_of(kernels, desc.inner);
   std::fill_n(s.h_factors, num_places, 1.0f);
   if (!is_direct(kernels, desc)) {
     share(queue, num_places, num_places * desc.inner * 16, [&](int64_t place) {
       const float bound = desc.swiglu_limit > 0
                               ? numeric::nvfp4_bounded_activation_scale(args.routing[s.slots[place]], desc.swiglu_limit)
                               : 0;
-      s.h_factors[place] =
-          prepare_row(desc.input, s.h + place * desc.inner, desc.inner, bound, kernels.input, s.h_in + place * h_bytes);
+      s.h_factors[place] = prepare_row(desc.input, s.h + place * desc.inner, desc.inner, bound, kernels.input,
+                                       s.h_in + place * h_stride);
     });
   }
 
   cut = cut_pieces(kernels, s, num_active, desc.hidden, kJobPanels, queue.num_threads());
-  const Rows h{s.h_in, h_bytes};
+  const Rows h{s.h_in, h_stride};
   share(queue, cut.count, cost,
         [&](int64_t index) { down(kernels, desc, args, s, h, piece_at(s, cut, num_active, index)); });
 }
