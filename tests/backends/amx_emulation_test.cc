@@ -7,8 +7,8 @@
 #include <bit>
 #include <cmath>
 
-#include "backends/cpu_common/input_rows.h"
-#include "backends/cpu_common/panel_layout.h"
+#include "backends/avx512/kernels.h"
+#include "backends/cpu_common/panel_variants.h"
 #include "testing/op_harness.h"
 
 namespace tessera {
@@ -16,6 +16,19 @@ namespace {
 
 using backends::cpu_common::PanelJob;
 using ops::WeightFormat;
+
+constexpr backends::cpu_common::PanelKernels kKernels = {.input = DType::kBF16,
+                                                         .in_multiple = 32,
+                                                         .job_rows = 48,
+                                                         .nvfp4 = backends::amx_emulated::nvfp4,
+                                                         .fp8 = backends::amx_emulated::fp8,
+                                                         .bf16 = backends::amx_emulated::bf16,
+                                                         .f32 = nullptr,
+                                                         .store = backends::avx512::store,
+                                                         .gate = backends::avx512::gate,
+                                                         .row_padding = 64};
+constexpr ops::Variant<ops::Linear> kLinear = backends::cpu_common::linear_variant<kKernels>("emulated");
+constexpr ops::Variant<ops::MoeExperts> kMoe = backends::cpu_common::moe_variant<kKernels>("emulated");
 
 class AmxEmulationTest : public testing::RandomTest {};
 
@@ -49,25 +62,6 @@ std::vector<float> sums_of(const ops::WeightView& packed, const device::Tensor& 
   return out;
 }
 
-class Packed {
- public:
-  explicit Packed(const ops::WeightView& weight)
-      : layout_(*backends::cpu_common::panel_layout()),
-        data_(static_cast<size_t>(layout_.data_bytes(weight))),
-        scales_(static_cast<size_t>(layout_.scale_bytes(weight))),
-        view_(weight) {
-    view_.data = data_.data(), view_.block_scales = scales_.data();
-    device::Queue queue(1);
-    layout_.pack(weight, view_, queue);
-  }
-  const ops::WeightView& view() const { return view_; }
-
- private:
-  const ops::PackedLayout& layout_;
-  device::Buffer data_, scales_;
-  ops::WeightView view_;
-};
-
 TEST_F(AmxEmulationTest, EqualsTheReferenceAtEveryNumberOfRows) {
   if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
   for (const auto format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block, WeightFormat::kBf16}) {
@@ -86,11 +80,11 @@ TEST_F(AmxEmulationTest, EqualsTheReferenceAtEveryNumberOfRows) {
           desc,
           {.x = x, .weight = weight.view, .y = expected.view(), .num_tokens = count, .workspace = workspace.data()},
           queue);
-      const Packed packed(weight.view);
-      const std::vector<float> found = sums_of(packed.view(), x, 0, count);
+      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
+      const std::vector<float> found = sums_of(packed.view, x, 0, count);
       EXPECT_TRUE(testing::is_close(found, expected.floats(), testing::kF32Bound));
       const int64_t t = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(count)));
-      EXPECT_TRUE(testing::same_bits(sums_of(packed.view(), x, t, 1),
+      EXPECT_TRUE(testing::same_bits(sums_of(packed.view, x, t, 1),
                                      std::span(found).subspan(static_cast<size_t>(t * out), static_cast<size_t>(out))))
           << "row " << t << " alone";
     }
@@ -117,9 +111,10 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
     for (const int64_t in : {32, 96, 1024 + 160, 4096 + 32}) {
       const int64_t out = 1 + static_cast<int64_t>(rng_.below(100));
       testing::RandomWeight weight = testing::random_weight(rng_, format, out, in);
-      const Packed packed(weight.view);
+      const ops::Linear::Desc desc{.in = in, .out = out, .format = format};
+      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
       if (format == WeightFormat::kBf16) {
-        uint16_t* words = const_cast<uint16_t*>(static_cast<const uint16_t*>(packed.view().data));
+        uint16_t* words = const_cast<uint16_t*>(static_cast<const uint16_t*>(packed.view.data));
         for (int64_t i = 0; i < out * in; ++i) {
           if (rng_.below(8) == 0) words[i] = static_cast<uint16_t>(words[i] & 0x807F);
         }
@@ -129,10 +124,10 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
         const uint64_t kind = rng_.below(7);
         for (int64_t k = 0; k < in; ++k) x.as<uint16_t>()[t * in + k] = special_bits(rng_, kind);
       }
-      const std::vector<float> all = sums_of(packed.view(), x, 0, kMost);
+      const std::vector<float> all = sums_of(packed.view, x, 0, kMost);
       for (const int64_t count : {1, 1, 2, 2, 3, 3, 4, 4, 5, 16, 17}) {
         const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
-        const std::vector<float> found = sums_of(packed.view(), x, first, count);
+        const std::vector<float> found = sums_of(packed.view, x, first, count);
         for (size_t i = 0; i < found.size(); ++i) {
           const float expected = all[static_cast<size_t>(first * out) + i];
           if (std::isnan(expected) && std::isnan(found[i])) continue;
@@ -141,6 +136,90 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
               << ", at " << i << ": " << found[i] << ", tiles " << expected;
         }
       }
+    }
+  }
+}
+
+// One thread: the software tiles are global.
+TEST_F(AmxEmulationTest, PaddedRowsOfManyTokensGiveTheBitsOfFew) {
+  if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
+  constexpr int64_t kMost = 70, kIn = 1024, kOut = 48;
+  for (const int64_t groups : {1, 3}) {
+    for (const auto mode : {ops::InputMode::kA16, ops::InputMode::kA8}) {
+      const ops::Linear::Desc desc{.in = kIn,
+                                   .out = kOut,
+                                   .groups = groups,
+                                   .format = WeightFormat::kNvfp4,
+                                   .input = mode,
+                                   .output = DType::kF32};
+      const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, groups * kOut, kIn);
+      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
+      const device::Tensor x =
+          testing::as_tensor(testing::adversarial(rng_, kMost, groups * kIn), DType::kBF16, {kMost, groups * kIn});
+      const std::vector<float> all = testing::run_linear(kLinear, desc, x, packed.view, 0, kMost, 1);
+      EXPECT_TRUE(testing::is_close(all, testing::run_linear(testing::kScalarLinear, desc, x, weight.view, 0, kMost, 1),
+                                    testing::kF32Bound));
+      for (const int64_t count : {1, 4, 31, 32, 49}) {
+        const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
+        const int64_t width = groups * kOut;
+        EXPECT_TRUE(testing::same_bits(
+            testing::run_linear(kLinear, desc, x, packed.view, first, count, 1),
+            std::span(all).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width))))
+            << count << " rows from " << first;
+      }
+    }
+  }
+}
+
+TEST_F(AmxEmulationTest, ExpertsWithPaddedRowsGiveTheBitsOfOneToken) {
+  if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
+  constexpr int64_t kTokens = 40, kWidth = 1024, kExperts = 3;
+  for (const auto mode : {ops::InputMode::kA16, ops::InputMode::kA8}) {
+    const ops::MoeExperts::Desc desc{.hidden = kWidth,
+                                     .inner = kWidth,
+                                     .num_local = kExperts,
+                                     .top_k = 1,
+                                     .format = WeightFormat::kNvfp4,
+                                     .input = mode,
+                                     .swiglu_limit = 10};
+    std::vector<testing::VariantWeight> packed;
+    std::vector<ops::WeightView> views[3];
+    for (size_t i = 0; i < 3 * kExperts; ++i) {
+      const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, kWidth, kWidth);
+      packed.push_back(testing::weight_for(kMoe, desc, weight.view));
+      views[i % 3].push_back(packed.back().view);
+    }
+    const device::Tensor x =
+        testing::as_tensor(testing::adversarial(rng_, kTokens, kWidth), DType::kBF16, {kTokens, kWidth});
+    std::vector<int32_t> ids;
+    std::vector<float> routing;
+    for (int64_t t = 0; t < kTokens; ++t) {
+      ids.push_back(rng_.below(4) == 0 ? 2 : 1), routing.push_back(rng_.uniform());
+    }
+    const auto run = [&](int64_t first, int64_t count) {
+      const device::Buffer workspace = testing::workspace_for(kMoe, desc, count);
+      device::Queue queue(1);
+      testing::PoisonedTensor out(DType::kBF16, {count, 1, kWidth});
+      kMoe.run(desc,
+               {.x = {x.as<uint16_t>() + first * kWidth, DType::kBF16, {count, kWidth}},
+                .experts = ids.data() + first,
+                .routing = routing.data() + first,
+                .w1 = views[0].data(),
+                .w3 = views[1].data(),
+                .w2 = views[2].data(),
+                .out = out.view(),
+                .num_tokens = count,
+                .workspace = workspace.data()},
+               queue);
+      EXPECT_TRUE(out.is_guard_intact());
+      return out.floats();
+    };
+    const std::vector<float> all = run(0, kTokens);
+    for (const int64_t count : {1, 2, 33}) {
+      const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kTokens - count + 1)));
+      EXPECT_TRUE(testing::same_bits(run(first, count), std::span(all).subspan(static_cast<size_t>(first * kWidth),
+                                                                               static_cast<size_t>(count * kWidth))))
+          << count << " tokens from " << first;
     }
   }
 }
