@@ -4,10 +4,11 @@
 // much as for 16, and decoded weights go through memory. Included by linear.cc only.
 //
 // What bounds it: decoding. NVFP4, per block of 16 x 16: 2 loads, 6 shifts, 8 permutations, 16 instructions that split
-// pairs, 16 products with scales, 3 for the scales, 16 multiply-adds per row of x: 65 at one row, 113 at four.
-// Order: as the tile instruction (Intel SDM, TDPBF16PS): per 32 inputs a chain of even and one of odd inputs, each from
-// +0, K ascending; their sum is added to C. It takes denormal inputs as zeros of their sign and flushes denormal
-// results, whatever MXCSR says; here MXCSR says so. Multiplying by FP8 scales is outside of that, as it is for tiles.
+// pairs, 16 products with scales, 3 for the scales, and per row of x 16 multiply-adds and one addition: 66 at one row,
+// 117 at four. Order: as the tile instruction (Intel SDM, TDPBF16PS): per 32 inputs a chain of even and one of odd
+// inputs, each from +0, K ascending; their sum is added to C. It takes denormal inputs as zeros of their sign and
+// flushes denormal results, whatever MXCSR says; here MXCSR says so. Multiplying by FP8 scales is outside of that, as
+// it is for tiles.
 #include "backends/amx/formats.h"
 
 namespace tessera::backends::amx {

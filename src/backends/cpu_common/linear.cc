@@ -73,9 +73,10 @@ void linear_run(const PanelKernels& kernels, const Linear::Desc& desc, const Lin
   const int64_t total_out = desc.groups * desc.out;
   // Panels of a group follow each other; with several groups each has whole panels.
   const int64_t panels_of_group = num_panels(desc.out), panels_all = desc.groups * panels_of_group;
-  const int64_t per_piece = panels_all >= 4 * kJobPanels * queue.num_threads() ? kJobPanels : kJobPanels / 2;
+  const int64_t row_pieces = ceil_div(args.num_tokens, kernels.job_rows);
+  const bool has_enough = row_pieces * panels_all >= 4 * kJobPanels * queue.num_threads();
+  const int64_t per_piece = has_enough ? kJobPanels : kJobPanels / 2;
   const int64_t pieces_of_group = ceil_div(panels_of_group, per_piece);
-  const int64_t row_pieces = (args.num_tokens + kernels.job_rows - 1) / kernels.job_rows;
   const int64_t cost = std::max(args.weight.data_bytes(), args.num_tokens * total_out * desc.in / 16);
 
   share(queue, row_pieces * desc.groups * pieces_of_group, cost, [&](int64_t piece) {
