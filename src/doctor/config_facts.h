@@ -11,9 +11,13 @@
 namespace tessera::doctor {
 
 struct ConfigHypothesis {
-  std::string field;
-  std::string found, usual;
-  model::Config config;  // with the usual value
+  struct Value {
+    std::string text;
+    model::Config config;  // with this value
+  };
+  std::string field, found;
+  std::vector<Value> usual;  // of the releases; several where they differ
+  bool is_size = false;      // a model of another size may have another value: no news by itself
 };
 
 // One for each setting that differs.

@@ -98,10 +98,12 @@ DeepReport check_deep(const std::string& directory, const DeepOptions& options,
   const std::vector<int32_t> ids = sample_of(options, config, tokenizer, report.can_judge_text);
   report.num_tokens = ids.size();
   Examination examination(*structure.checkpoint, config, backends, machine, options, ids);
+  examination.set_deviations(survey.matrices);
   examination.run(report, progress);
   examination.try_suspects(std::move(suspects), report);
   examination.try_config(report);
-  examination.explain_surprise(report);
+  examination.scan(report, progress);
+  examination.explain_surprise(tokenizer.tokenizer ? &*tokenizer.tokenizer : nullptr, report, progress);
   report.verdict = verdict_of(report);
   return report;
 }

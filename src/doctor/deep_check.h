@@ -39,11 +39,16 @@ struct DeepReport {
   size_t num_tokens = 0;
   int64_t num_experts = 0;
   std::optional<double> surprise;       // nats a token in f32 x exact
+  std::optional<double> expected;       // nats a token that the model itself expects, by its own probabilities
+  double excess = 0;                    // surprise above that, in standard errors of the expectation
   std::optional<double> mode_surprise;  // in the chosen mode
   std::optional<double> repaired;       // in f32 x exact with every accepted repair made in memory
   double uniform = 0;                   // ln(vocabulary)
   bool can_judge_weights = false;       // kinship stands out of the noise: the weights are trained
   bool can_judge_text = false;          // there is a tokenizer (or ids were given)
+  // Mistakes that leave no trace in the weights (a scale, a sign, a shifted table): how many were tried on the sample,
+  // of how many that there are to try.
+  int64_t num_tried = 0, num_to_try = 0;
   std::string verdict;                  // one to a few sentences
 };
 

@@ -17,8 +17,10 @@ namespace tessera::doctor {
 
 namespace {
 
-// Share of ln(vocabulary): a model that knows its sample stays far below.
-constexpr double kPoor = 0.2;
+// The sample is poorly predicted where it costs this share of guessing, or more than the model itself expects by that
+// many standard errors and that factor. Sound models measure an excess below 0 on a text that they know, damaged ones 3
+// to 600.
+constexpr double kNearGuessing = 0.6, kExcess = 6, kExcessRatio = 1.25;
 constexpr size_t kMaxSingleTrials = 4;
 constexpr int64_t kLoadedShare = 2;  // keep layers where all weights take at most half of the memory
 
@@ -124,10 +126,12 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
     if (progress != nullptr) progress->advance(1);
   }
   if (progress != nullptr) progress->end();
-  surprises_ = surprises(stack_->logits(streams, nullptr), ids_, config_.vocab_size);
-  report.surprise = mean(surprises_);
+  score_ = score(stack_->logits(streams), ids_, config_.vocab_size);
+  output_ = std::move(streams);
+  report.surprise = score_.mean();
+  report.expected = score_.expected, report.excess = score_.excess();
   if (has_mode) {
-    report.mode_surprise = mean(surprises(mode_stack.logits(mode_streams, nullptr), ids_, config_.vocab_size));
+    report.mode_surprise = mean(surprises(mode_stack.logits(mode_streams), ids_, config_.vocab_size));
   }
   for (const auto& [bad, mode] : {std::pair{first_bad, std::string("f32 x exact")}, {first_bad_mode, report.mode}}) {
     if (bad.empty()) continue;
@@ -139,17 +143,23 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
   }
   if (report.mode_surprise && report.can_judge_text &&
       !(*report.mode_surprise < *report.surprise + std::max(0.1, 0.1 * *report.surprise)) &&
-      *report.surprise < kPoor * report.uniform) {
+      !is_poor(report)) {
     report.findings.push_back({Severity::kWarning, "precision", report.mode,
                                fmt::format("this mode costs {:.3f} nats a token, f32 x exact {:.3f}",
                                            *report.mode_surprise, *report.surprise),
                                "use a mode with more precision, or see which op of which layer loses it"});
   }
-  trials_ = std::make_unique<Trials>(checkpoint_, config_, *stack_, inputs_, ids_);
+  trials_ = std::make_unique<Trials>(checkpoint_, config_, *stack_, inputs_, output_, ids_);
 }
 
 bool Examination::is_poor(const DeepReport& report) const {
-  return report.can_judge_text && !(mean(surprises_) < kPoor * report.uniform);
+  if (!report.can_judge_text) return false;
+  const double cost = score_.mean();
+  return is_near_guessing() || (score_.excess() > kExcess && cost > kExcessRatio * score_.expected);
+}
+
+bool Examination::is_near_guessing() const {
+  return !(score_.mean() < kNearGuessing * std::log(static_cast<double>(config_.vocab_size)));
 }
 
 // Runs the accepted plan with `added` behind it; keeps it where it helps. False where it hurts.
@@ -158,12 +168,12 @@ bool Examination::try_plan(const RepairPlan& added, Comparison& comparison) {
   for (const auto& [tensor, repairs] : added.by_tensor()) {
     for (const Repair& repair : repairs) plan.add(repair);
   }
-  std::vector<double> after = trials_->run(plan);
-  comparison = compare(surprises_, after);
+  Score after = trials_->run(plan);
+  comparison = compare(score_.surprises, after.surprises);
   if (comparison.is_worse()) return false;
   if (comparison.is_better()) {
     plan_ = std::move(plan);
-    surprises_ = std::move(after);
+    score_ = std::move(after);
   }
   return true;
 }
@@ -181,7 +191,7 @@ void Examination::try_doubtful(const std::vector<Suspect*>& suspects, bool can_t
       suspect->finding.evidence += "; " + text_of(comparison);
       continue;
     }
-    suspect->finding.severity = Severity::kNote;
+    suspect->finding.severity = suspect->if_unproved;
     suspect->finding.evidence +=
         can_try ? "; the sample gives no evidence that this is wrong" : "; cannot judge by the sample";
   }
@@ -237,35 +247,46 @@ void Examination::try_suspects(std::vector<Suspect> suspects, DeepReport& report
     }
     report.findings.push_back(std::move(finding));
   }
-  if (!plan_.empty()) report.repaired = mean(surprises_);
+  if (!plan_.empty()) report.repaired = score_.mean();
+}
+
+Score Examination::score_with(const model::Config& config) {
+  model::WeightSource source(checkpoint_, config, 0, model::Shard{}, nullptr, model::Inexact::kRound);
+  model::WeightSource plain(checkpoint_, config, 0, model::Shard{}, nullptr, model::Inexact::kRound);
+  const RepairEdit edit(plan_, plain);
+  source.set_edit(&edit);
+  StackOptions options = stack_options({ops::InputMode::kF32, ops::CacheMode::kExact});
+  options.keeps_layers = false;
+  LayerStack stack(source, backends_, machine_, options, ids_);
+  const device::Tensor streams = stack.embed();
+  for (size_t layer = 0; layer < stack.num_layers(); ++layer) stack.run_layer(layer, streams, nullptr);
+  return score(stack.logits(streams), ids_, config.vocab_size);
 }
 
 void Examination::try_config(DeepReport& report) {
   if (!report.can_judge_text || !report.can_judge_weights) return;
   for (const ConfigHypothesis& hypothesis : config_hypotheses(config_)) {
-    model::WeightSource source(checkpoint_, hypothesis.config, 0, model::Shard{}, nullptr, model::Inexact::kRound);
-    model::WeightSource plain(checkpoint_, hypothesis.config, 0, model::Shard{}, nullptr, model::Inexact::kRound);
-    const RepairEdit edit(plan_, plain);
-    source.set_edit(&edit);
-    StackOptions options = stack_options({ops::InputMode::kF32, ops::CacheMode::kExact});
-    options.keeps_layers = false;
-    LayerStack stack(source, backends_, machine_, options, ids_);
-    const device::Tensor streams = stack.embed();
-    for (size_t layer = 0; layer < stack.num_layers(); ++layer) stack.run_layer(layer, streams, nullptr);
-    const Comparison comparison =
-        compare(surprises_, surprises(stack.logits(streams, nullptr), ids_, config_.vocab_size));
     const std::string where = "config.json: " + hypothesis.field;
-    if (comparison.is_better()) {
-      report.findings.push_back({Severity::kFault, "config", where,
-                                 fmt::format("it says {}; with {}, as every release has it, the sample costs {:.3f} "
-                                             "instead of {:.3f} nats a token",
-                                             hypothesis.found, hypothesis.usual, comparison.after, comparison.before),
-                                 fmt::format("set {} to {}", hypothesis.field, hypothesis.usual)});
-      report.repaired = std::min(report.repaired.value_or(comparison.after), comparison.after);
-    } else {
+    std::string best, all;
+    Comparison most;
+    for (const auto& [text, config] : hypothesis.usual) {
+      const Comparison comparison = compare(score_.surprises, score_with(config).surprises);
+      all += (all.empty() ? "" : " or ") + text;
+      if ((hypothesis.is_size ? is_convincing(comparison) : comparison.is_better()) && comparison.gain > most.gain) {
+        best = text, most = comparison;
+      }
+    }
+    if (!best.empty()) {
+      report.findings.push_back(
+          {Severity::kFault, "config", where,
+           fmt::format("it says {}, releases have {}; with {} the sample costs {:.3f} instead of {:.3f} nats a token",
+                       hypothesis.found, all, best, most.after, most.before),
+           fmt::format("set {} to {}, or to what the release of these weights says", hypothesis.field, best)});
+      report.repaired = std::min(report.repaired.value_or(most.after), most.after);
+    } else if (!hypothesis.is_size) {
       report.findings.push_back({Severity::kNote, "config", where,
                                  fmt::format("it says {}, releases have {}; the sample is not better with that",
-                                             hypothesis.found, hypothesis.usual),
+                                             hypothesis.found, all),
                                  ""});
     }
   }

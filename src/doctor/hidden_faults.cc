@@ -14,37 +14,77 @@ namespace tessera::doctor {
 
 namespace {
 
-constexpr double kNoise = 0.6;  // share of ln(vocabulary)
-constexpr int64_t kOwnTokens = 24, kLeastDistinct = 8;
+constexpr int64_t kOwnTokens = 32, kLeastDistinct = 8, kMaxShift = 3;
+constexpr int64_t kMaxIdShift = 4, kShiftTokens = 64;
 constexpr double kOwnSurprise = 0.2;  // share of ln(vocabulary) that a sound model's own likeliest text may cost
+// Share of a sound model's own text that the tokenizer makes into the same ids again: nearly all of it where the
+// tokenizer is the model's.
+constexpr double kSurvives = 0.7;
 
 void add_exchange(std::vector<Repair>& repairs, const std::string& a, const std::string& b) {
   repairs.push_back({.kind = RepairKind::kReadFrom, .tensor = a, .other = b});
   repairs.push_back({.kind = RepairKind::kReadFrom, .tensor = b, .other = a});
 }
 
+// Share of `ids` that is there again, wherever, after the way through text.
+double surviving_share(const text::Tokenizer& tokenizer, const std::vector<int32_t>& ids) {
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id < tokenizer.vocab_size()) text += tokenizer.token_bytes(id);
+  }
+  std::multiset<int32_t> again;
+  for (const int32_t id : tokenizer.encode(text)) again.insert(id);
+  int64_t kept = 0;
+  for (const int32_t id : ids) {
+    const auto at = again.find(id);
+    if (at == again.end()) continue;
+    again.erase(at);
+    ++kept;
+  }
+  return static_cast<double>(kept) / static_cast<double>(std::max<size_t>(ids.size(), 1));
+}
+
 }  // namespace
 
-// Each entry of the result is one hypothesis; labels[i] is the place it is about.
-std::vector<std::vector<Repair>> Examination::hidden_repairs(std::vector<std::string>& labels) const {
-  std::vector<std::vector<Repair>> out;
+std::vector<Hypothesis> Examination::wide_hypotheses() const {
+  std::vector<Hypothesis> out;
+  const auto add = [&](const char* kind, const std::string& where, const std::string& claim, const char* advice,
+                       std::vector<Repair> repairs) {
+    if (!repairs.empty()) {
+      out.push_back({{Severity::kFault, kind, where, claim, advice}, std::move(repairs)});
+    }
+  };
   const auto shared = [](int64_t layer, const char* matrix) {
     return fmt::format("layers.{}.ffn.shared_experts.{}", layer, matrix);
   };
+  const char* const kSwapped = "w1 (gate) and w3 (up) are exchanged";
+  const char* const kSwapBack = "exchange w1 and w3, or convert again from the original";
   std::vector<Repair> all;
-  for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-    add_exchange(all, shared(layer, "w1"), shared(layer, "w3"));
-  }
-  out.push_back(all);
-  labels.push_back("layers.*.ffn.shared_experts.w1");
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
     std::vector<Repair> one;
     add_exchange(one, shared(layer, "w1"), shared(layer, "w3"));
-    out.push_back(std::move(one));
-    labels.push_back(shared(layer, "w1"));
+    all.insert(all.end(), one.begin(), one.end());
+    add("gate-up-swapped", shared(layer, "w1"), kSwapped, kSwapBack, std::move(one));
   }
-  // FP8 block scales that moved by one block, matrix by matrix, and all together.
+  add("gate-up-swapped", shared(0, "w1").replace(7, 1, "*"), kSwapped, kSwapBack, std::move(all));
+  add_fp8_shifts(out);
+  for (const char* table : {"embed", "head"}) {
+    for (int64_t shift = -kMaxShift; shift <= kMaxShift; ++shift) {
+      if (shift == 0) continue;
+      add("token-order", table,
+          fmt::format("its rows lie {} token ids too {}", std::abs(shift), shift > 0 ? "late" : "early"),
+          "copy the tensor from the original", {{.kind = RepairKind::kRollRows, .tensor = table, .shift = shift}});
+    }
+  }
+  add_layer_exchanges(out);
+  return out;
+}
+
+// FP8 block scales that moved by one block, matrix by matrix, and all together.
+void Examination::add_fp8_shifts(std::vector<Hypothesis>& out) const {
+  const char* const kAdvice = "convert again: scale [i, j] belongs to rows 128 i and columns 128 j onward";
   for (const int64_t shift : {1, -1}) {
+    const std::string claim = fmt::format("its FP8 block scales lie one block too {}", shift > 0 ? "late" : "early");
     std::vector<Repair> every;
     for (const model::WeightRow& row : model::make_weight_spec(config_, 0)) {
       if (row.kind != model::WeightKind::kLinear || row.expert >= 0) continue;
@@ -52,45 +92,49 @@ std::vector<std::vector<Repair>> Examination::hidden_repairs(std::vector<std::st
       const Shape shape = weights_.local_shape(row.name);
       if (shape[0] <= 128 && shape[1] <= 128) continue;
       every.push_back({.kind = RepairKind::kShiftFp8Scales, .tensor = row.name, .shift = shift});
+      out.push_back({{Severity::kFault, "scale-order", row.name, claim, kAdvice}, {every.back()}});
     }
-    if (every.empty()) continue;
-    out.push_back(every);
-    labels.push_back("layers.*.attn");
-    for (const Repair& repair : every) {
-      out.push_back({repair});
-      labels.push_back(repair.tensor);
+    if (every.size() > 1) {
+      out.push_back({{Severity::kFault, "scale-order", "layers.*.attn", claim, kAdvice}, every});
     }
   }
-  return out;
 }
 
-void Examination::try_hidden_repairs(DeepReport& report) {
-  std::vector<std::string> labels;
-  const std::vector<std::vector<Repair>> hypotheses = hidden_repairs(labels);
-  for (size_t i = 0; i < hypotheses.size() && is_poor(report); ++i) {
-    RepairPlan plan;
-    for (const Repair& repair : hypotheses[i]) plan.add(repair);
-    Comparison comparison;
-    // One of many tries: it must help a great deal to be believed.
-    const bool is_kept = try_plan(plan, comparison);
-    if (!is_kept || !comparison.is_better() || comparison.gain < 0.05 * comparison.before) continue;
-    const bool is_exchange = hypotheses[i].front().kind == RepairKind::kReadFrom;
-    report.findings.push_back(
-        {Severity::kFault, is_exchange ? "gate-up-swapped" : "scale-order", labels[i],
-         fmt::format("{}: undone in memory, the sample costs {:.3f} instead of {:.3f} nats a token",
-                     is_exchange ? "w1 (gate) and w3 (up) are exchanged"
-                                 : fmt::format("its FP8 block scales lie one block too {}",
-                                               hypotheses[i].front().shift > 0 ? "late" : "early"),
-                     comparison.after, comparison.before),
-         is_exchange ? "exchange w1 and w3, or convert again from the original"
-                     : "convert again: scale [i, j] belongs to rows 128 i and columns 128 j onward"});
+// Two layers of one kind exchanged, or the same part of two layers.
+void Examination::add_layer_exchanges(std::vector<Hypothesis>& out) const {
+  const std::vector<model::WeightRow> rows = model::make_weight_spec(config_, 0);
+  std::map<std::string, const model::WeightRow*> by_name;
+  for (const model::WeightRow& row : rows) by_name[row.name] = &row;
+  for (const char* part : {"", "attn.", "ffn.", "attn.wq_a", "attn.wq_b", "attn.wkv", "attn.wo_a", "attn.wo_b",
+                           "ffn.gate", "ffn.shared_experts."}) {
+    for (int64_t a = 0; a < config_.num_layers; ++a) {
+      for (int64_t b = a + 1; b < config_.num_layers; ++b) {
+        const std::string from = fmt::format("layers.{}.", a), to = fmt::format("layers.{}.", b);
+        std::vector<Repair> repairs;
+        bool is_same_kind = true;
+        for (const model::WeightRow& row : rows) {
+          if (!row.name.starts_with(from + part)) continue;
+          const auto other = by_name.find(to + row.name.substr(from.size()));
+          is_same_kind = is_same_kind && other != by_name.end() && other->second->shape == row.shape;
+          if (!is_same_kind) break;
+          const bool is_matrix = row.kind == model::WeightKind::kLinear || row.kind == model::WeightKind::kPlain;
+          is_same_kind = !is_matrix || weights_.format(row.name) == weights_.format(other->first);
+          if (is_same_kind) add_exchange(repairs, row.name, other->first);
+        }
+        if (!is_same_kind || repairs.empty()) continue;
+        out.push_back({{Severity::kFault, "layer-order", fmt::format("layers.{}.{}", a, part),
+                        fmt::format("these are the weights of layers.{}.{}, and the reverse", b, part),
+                        "exchange them, or copy both from the original"},
+                       std::move(repairs)});
+      }
+    }
   }
-  if (!plan_.empty()) report.repaired = mean(surprises_);
 }
 
-// Whether the model, begun with its begin token, goes on confidently and without falling into a loop: what a sound
-// model does in its own ids, whatever the tokenizer makes of text.
-bool Examination::predicts_itself() const {
+// What the model says after its begin token, and whether it does so with confidence and without falling into a loop,
+// as a sound model does in its own ids, whatever the tokenizer makes of text.
+std::vector<int32_t> Examination::own_text(bool& is_confident) const {
+  is_confident = false;
   model::LoadOptions options;
   options.precision = {ops::InputMode::kA16, ops::CacheMode::kFp8};
   options.num_threads = options_.num_threads;
@@ -98,11 +142,11 @@ bool Examination::predicts_itself() const {
   options.sequence_tokens = kOwnTokens + 1;
   options.with_draft = false;
   options.allow_inexact = true;
+  std::vector<int32_t> ids;
   try {
     const model::LoadedModel loaded =
         model::load_model(checkpoint_.directory(), options, backends_, machine_, nullptr, nullptr);
     const auto state = loaded.runner->new_sequence(kOwnTokens + 1);
-    std::set<int32_t> distinct;
     double cost = 0;
     int32_t id = static_cast<int32_t>(config_.bos_id);
     for (int64_t t = 0; t < kOwnTokens; ++t) {
@@ -114,37 +158,89 @@ bool Examination::predicts_itself() const {
       for (int64_t v = 0; v < config_.vocab_size; ++v) total += std::exp(static_cast<double>(begin[v]) - *best);
       cost += std::log(total) / static_cast<double>(kOwnTokens);
       id = static_cast<int32_t>(best - begin);
-      distinct.insert(id);
+      ids.push_back(id);
     }
-    return cost < kOwnSurprise * std::log(static_cast<double>(config_.vocab_size)) &&
-           static_cast<int64_t>(distinct.size()) >= kLeastDistinct;
+    is_confident = cost < kOwnSurprise * std::log(static_cast<double>(config_.vocab_size)) &&
+                   static_cast<int64_t>(std::set<int32_t>(ids.begin(), ids.end()).size()) >= kLeastDistinct;
   } catch (const Error&) {
-    return false;  // it does not fit, or makes no finite logits: nothing learnt
+    return {};  // it does not fit, or makes no finite logits: nothing learnt
   }
+  return ids;
 }
 
-void Examination::explain_surprise(DeepReport& report) {
-  if (!is_poor(report) || !report.can_judge_weights) return;
-  const bool is_explained = has_fault(report.findings);
-  if (!is_explained && mean(surprises_) > kNoise * report.uniform && options_.sample_ids.empty() && predicts_itself()) {
-    report.findings.push_back(
-        {Severity::kFault, "tokenizer", checkpoint_.directory() + "/tokenizer.json",
-         fmt::format(
-             "the model continues its own text with confidence, but text made by this tokenizer costs it {:.2f} "
-             "nats a token (guessing: {:.2f}): the ids mean other tokens to the weights",
-             mean(surprises_), report.uniform),
-         "take tokenizer.json from the release that the weights come from"});
+// The sample's cost where token ids mean what stands `shift` ids further on, from the first merged token on: a tokenizer
+// with tokens more or fewer than the one that the model was trained with.
+Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift) {
+  int32_t first = 0;
+  while (first < tokenizer.vocab_size() && (tokenizer.is_special(first) || tokenizer.token_bytes(first).size() < 2)) {
+    ++first;
+  }
+  std::vector<int32_t> ids(ids_.begin(), ids_.begin() + std::min<int64_t>(kShiftTokens, std::ssize(ids_)));
+  for (int32_t& id : ids) {
+    const int64_t moved = id + shift;
+    if (id >= first && moved >= first && moved < config_.vocab_size) id = static_cast<int32_t>(moved);
+  }
+  StackOptions options = stack_options({ops::InputMode::kF32, ops::CacheMode::kExact});
+  options.keeps_layers = false;
+  LayerStack stack(weights_, backends_, machine_, options, ids);
+  const device::Tensor streams = stack.embed();
+  for (size_t layer = 0; layer < stack.num_layers(); ++layer) stack.run_layer(layer, streams, nullptr);
+  return score(stack.logits(streams), ids, config_.vocab_size);
+}
+
+// Names the tokenizer on evidence of its own alone: that ids moved, or that what the model writes does not survive the
+// way through text.
+bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepReport& report) {
+  const char* const kAdvice = "take tokenizer.json from the release that the weights come from";
+  const std::string where = checkpoint_.directory() + "/tokenizer.json";
+  for (int64_t shift = 1; shift <= kMaxIdShift; ++shift) {
+    for (const int64_t signed_shift : {shift, -shift}) {
+      const Score shifted = score_shifted(tokenizer, signed_shift);
+      const std::vector<double> before(score_.surprises.begin(),
+                                       score_.surprises.begin() + std::ssize(shifted.surprises));
+      const Comparison comparison = compare(before, shifted.surprises);
+      if (!is_convincing(comparison)) continue;
+      report.findings.push_back(
+          {Severity::kFault, "tokenizer", where,
+           fmt::format("its ids mean other tokens to the weights: with every id of a merged token {} by {} the sample "
+                       "costs {:.2f} instead of {:.2f} nats a token",
+                       signed_shift > 0 ? "raised" : "lowered", shift, comparison.after, comparison.before),
+           kAdvice});
+      return true;
+    }
+  }
+  bool is_confident = false;
+  const std::vector<int32_t> ids = own_text(is_confident);
+  const double share = surviving_share(tokenizer, ids);
+  if (!is_confident || share >= kSurvives) return false;
+  report.findings.push_back(
+      {Severity::kFault, "tokenizer", where,
+       fmt::format("of {} tokens that the model writes with confidence this tokenizer makes only {:.0f} % again when "
+                   "it reads them, and text made by it costs {:.2f} nats a token (guessing: {:.2f}): its merges are not "
+                   "those that the model was trained with",
+                   ids.size(), 100 * share, score_.mean(), report.uniform),
+       kAdvice});
+  return true;
+}
+
+void Examination::explain_surprise(const text::Tokenizer* tokenizer, DeepReport& report, ProgressSink* progress) {
+  if (!is_poor(report) || !report.can_judge_weights || has_fault(report.findings)) return;
+  try_hypotheses(wide_hypotheses(), report, progress);
+  if (!is_poor(report) || has_fault(report.findings)) return;
+  const bool is_own_sample = !options_.sample_text.empty() || !options_.sample_ids.empty();
+  if (is_near_guessing() && options_.sample_ids.empty() && tokenizer != nullptr &&
+      explain_by_tokenizer(*tokenizer, report)) {
     return;
   }
-  if (!is_explained) try_hidden_repairs(report);
-  if (is_poor(report) && !has_fault(report.findings)) {
-    report.findings.push_back(
-        {Severity::kFault, "unexplained", checkpoint_.directory(),
-         fmt::format("the sample costs {:.2f} nats a token (guessing: {:.2f}) and no known mistake "
-                     "explains it",
-                     mean(surprises_), report.uniform),
-         "compare hashes with the original release; try --sample with text that this model knows"});
-  }
+  report.findings.push_back(
+      {is_own_sample && !is_near_guessing() ? Severity::kWarning : Severity::kFault, "unexplained",
+       checkpoint_.directory(),
+       fmt::format("the sample costs {:.2f} nats a token where the model itself expects {:.2f} (guessing: {:.2f}), and "
+                   "none of {} mistakes that were tried explains it: damaged weights, a setting of config.json or "
+                   "another release's tokenizer remain",
+                   score_.mean(), score_.expected, report.uniform, report.num_tried),
+       "compare every tensor's hash, config.json and tokenizer.json with the release; or try --sample with text that "
+       "this model knows"});
 }
 
 }  // namespace tessera::doctor

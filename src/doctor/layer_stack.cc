@@ -62,14 +62,14 @@ void LayerStack::reserve(const LayerBuilder& used) {
   if (bytes > workspace_.size()) workspace_ = device::Buffer(bytes);
 }
 
-model::StepContext LayerStack::context(model::Tracer* tracer) {
+model::StepContext LayerStack::context(int64_t num_tokens, model::Tracer* tracer) {
   arena_.reset_to(0);
   return {.queue = queue_,
           .arena = arena_,
           .workspace = workspace_.data(),
           .tracer = tracer,
           .slices = slices_,
-          .num_tokens = num_tokens(),
+          .num_tokens = num_tokens,
           .token_ids = ids_.data(),
           .positions = positions_.data(),
           .window_slots = slots_.data(),
@@ -77,9 +77,9 @@ model::StepContext LayerStack::context(model::Tracer* tracer) {
           .activation = activation()};
 }
 
-device::Tensor LayerStack::embed() {
-  LayerBuilder build = builder(weights_);
-  const model::Matrix table = weights_.load_matrix("embed");
+device::Tensor LayerStack::embed(WeightSource& weights) {
+  LayerBuilder build = builder(weights);
+  const model::Matrix table = weights.load_matrix("embed");
   const DType stored = table.view.format == ops::WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
   const auto op = build.bind<ops::Embedding>(
       "embed",
@@ -102,9 +102,10 @@ void LayerStack::run(const Block& block, const TensorView& streams, model::Trace
   // The layer's caches alone: it is layer 0 of a sequence that has no other.
   model::CacheLayout layout;
   layout.layers.push_back(block.cache_layout());
-  model::SequenceCaches caches(layout, num_tokens());
-  slices_ = {{&caches, 0, num_tokens(), 0}};
-  block.run(context(tracer), 0, streams);
+  const int64_t count = streams.shape[0];
+  model::SequenceCaches caches(layout, count);
+  slices_ = {{&caches, 0, count, 0}};
+  block.run(context(count, tracer), 0, streams);
   slices_.clear();
 }
 
@@ -119,16 +120,17 @@ void LayerStack::run_layer_from(WeightSource& weights, size_t layer, const Tenso
   run(*build(weights, layer), streams, nullptr);
 }
 
-std::vector<float> LayerStack::logits(const TensorView& streams, model::Tracer* tracer) {
-  LayerBuilder build = builder(weights_);
+std::vector<float> LayerStack::logits(WeightSource& weights, const TensorView& streams) {
+  LayerBuilder build = builder(weights);
   const model::OutputHead head(build, "");
   const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);
   reserve(build);
-  std::vector<int32_t> rows(ids_.size());
+  const int64_t count = streams.shape[0];
+  std::vector<int32_t> rows(static_cast<size_t>(count));
   std::iota(rows.begin(), rows.end(), 0);
-  std::vector<float> out(ids_.size() * static_cast<size_t>(config_.vocab_size));
-  head.run(context(tracer), projection, streams, rows.data(), num_tokens(),
-           {out.data(), DType::kF32, {num_tokens(), config_.vocab_size}});
+  std::vector<float> out(static_cast<size_t>(count * config_.vocab_size));
+  head.run(context(count, nullptr), projection, streams, rows.data(), count,
+           {out.data(), DType::kF32, {count, config_.vocab_size}});
   return out;
 }
 
@@ -141,6 +143,23 @@ std::vector<double> surprises(std::span<const float> logits, std::span<const int
     double total = 0;
     for (const float x : row) total += std::exp(static_cast<double>(x) - most);
     out.push_back(most + std::log(total) - static_cast<double>(row[static_cast<size_t>(ids[t])]));
+  }
+  return out;
+}
+
+std::vector<Expectation> expectations(std::span<const float> logits, size_t num_tokens, int64_t vocab) {
+  std::vector<Expectation> out;
+  const size_t width = static_cast<size_t>(vocab);
+  for (size_t t = 0; t < num_tokens; ++t) {
+    const std::span<const float> row = logits.subspan(t * width, width);
+    const double most = *std::max_element(row.begin(), row.end());
+    double total = 0, first = 0, second = 0;
+    for (const float x : row) total += std::exp(static_cast<double>(x) - most);
+    for (const float x : row) {
+      const double cost = most + std::log(total) - static_cast<double>(x), share = std::exp(-cost);
+      if (share > 0) first += share * cost, second += share * cost * cost;
+    }
+    out.push_back({first, second - first * first});
   }
   return out;
 }

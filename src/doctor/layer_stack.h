@@ -28,22 +28,24 @@ class LayerStack {
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
   size_t num_layers() const { return static_cast<size_t>(config_.num_layers); }
   // Streams [tokens, 4, hidden] before the first layer.
-  device::Tensor embed();
-  // Runs a layer in place. `tracer` may be null.
+  device::Tensor embed() { return embed(weights_); }
+  device::Tensor embed(model::WeightSource& weights);
+  // Runs a layer in place, over as many of the first tokens as `streams` [tokens, 4, hidden] has. `tracer` may be null.
   void run_layer(size_t layer, const TensorView& streams, model::Tracer* tracer);
   // Frees a layer that was kept.
   void drop_layer(size_t layer) { kept_.erase(layer); }
   // The same with another source of this layer's weights (a trial), built for this call only.
   void run_layer_from(model::WeightSource& weights, size_t layer, const TensorView& streams);
-  // FP32 logits [tokens, vocab] from the streams after the last layer.
-  std::vector<float> logits(const TensorView& streams, model::Tracer* tracer);
+  // FP32 logits [tokens, vocab] from the streams after the last layer, of as many tokens as these have.
+  std::vector<float> logits(const TensorView& streams) { return logits(weights_, streams); }
+  std::vector<float> logits(model::WeightSource& weights, const TensorView& streams);
   DType activation() const { return options_.precision.activation(); }
 
  private:
   model::LayerBuilder builder(model::WeightSource& weights);
   std::unique_ptr<model::Block> build(model::WeightSource& weights, size_t layer);
   void run(const model::Block& block, const TensorView& streams, model::Tracer* tracer);
-  model::StepContext context(model::Tracer* tracer);
+  model::StepContext context(int64_t num_tokens, model::Tracer* tracer);
   void reserve(const model::LayerBuilder& used);
 
   model::WeightSource& weights_;
@@ -62,5 +64,12 @@ class LayerStack {
 // Negative log likelihood, in nats, of each of ids[1..] given the ones before, from logits [ids, vocab]; NaN or
 // infinite where a logit is not finite.
 std::vector<double> surprises(std::span<const float> logits, std::span<const int32_t> ids, int64_t vocab);
+
+// What the model itself expects a next token to cost after each of `num_tokens` tokens: mean and variance of the
+// surprise under its own probabilities, in nats.
+struct Expectation {
+  double mean = 0, variance = 0;
+};
+std::vector<Expectation> expectations(std::span<const float> logits, size_t num_tokens, int64_t vocab);
 
 }  // namespace tessera::doctor

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "numeric/fp8_block.h"
 #include "numeric/nvfp4.h"
+#include "ops/reference_rows.h"
 
 namespace tessera::doctor {
 
@@ -46,7 +47,21 @@ int64_t num_fp8_scales(const Matrix& matrix) {
   return matrix.view.scale_bytes() / static_cast<int64_t>(sizeof(float));
 }
 
+template <class Change>
+void change_values(Matrix& matrix, Change change) {
+  const int64_t count = matrix.view.rows * matrix.view.cols;
+  const TensorView values{matrix.data.data(), matrix.view.format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16,
+                          {matrix.view.rows, matrix.view.cols}};
+  std::vector<float> row(static_cast<size_t>(count));
+  ops::load_floats(values, 0, count, row.data());
+  for (float& x : row) x = change(x);
+  ops::store_floats(values, 0, count, row.data());
+}
+
 void multiply(Matrix& matrix, double factor) {
+  if (matrix.view.format == WeightFormat::kF32 || matrix.view.format == WeightFormat::kBf16) {
+    return change_values(matrix, [&](float x) { return static_cast<float>(x * factor); });
+  }
   matrix.view.tensor_scale = static_cast<float>(matrix.view.tensor_scale * factor);
   if (matrix.view.format != WeightFormat::kFp8Block) return;
   matrix.view.tensor_scale = 1;
@@ -64,6 +79,12 @@ void permute_rows(Matrix& matrix, const std::vector<int64_t>& rows) {
   };
   permute(matrix.data, matrix.view.data_bytes() / matrix.view.rows);
   if (matrix.view.format == WeightFormat::kNvfp4) permute(matrix.scales, matrix.view.scale_bytes() / matrix.view.rows);
+}
+
+std::vector<int64_t> rolled(int64_t count, int64_t shift) {
+  std::vector<int64_t> rows(static_cast<size_t>(count));
+  for (int64_t r = 0; r < count; ++r) rows[static_cast<size_t>(r)] = ((r + shift) % count + count) % count;
+  return rows;
 }
 
 void shift_fp8_scales(Matrix& matrix, int64_t shift) {
@@ -85,6 +106,10 @@ void apply(const Repair& repair, Matrix& matrix, model::WeightSource& plain) {
       return reorder_scales(matrix, repair.order);
     case RepairKind::kMultiply:
       return multiply(matrix, repair.factor);
+    case RepairKind::kAdd:
+      break;
+    case RepairKind::kRollRows:
+      return permute_rows(matrix, rolled(matrix.view.rows, repair.shift));
     case RepairKind::kReadFrom: {
       Matrix other = plain.load_matrix(repair.other);
       TESSERA_CHECK(other.view.format == matrix.view.format && other.view.rows == matrix.view.rows &&
@@ -109,9 +134,11 @@ bool can_repair(const Repair& repair, WeightFormat format) {
     case RepairKind::kReorderScales:
       return format == WeightFormat::kNvfp4;
     case RepairKind::kMultiply:
-      return format == WeightFormat::kNvfp4 || format == WeightFormat::kFp8Block;
     case RepairKind::kReadFrom:
       return true;
+    case RepairKind::kAdd:
+      return false;  // vectors alone
+    case RepairKind::kRollRows:
     case RepairKind::kPermuteRows:
       return format != WeightFormat::kFp8Block;  // its scales span 128 rows
     case RepairKind::kShiftFp8Scales:
@@ -130,6 +157,7 @@ int64_t RepairPlan::first_layer(int64_t num_layers) const {
   int64_t first = num_layers;
   for (const auto& [tensor, repairs] : by_tensor_) {
     int64_t layer = 0;
+    if (tensor == "embed") return 0;
     if (!tensor.starts_with(kPrefix)) continue;
     std::from_chars(tensor.data() + kPrefix.size(), tensor.data() + tensor.size(), layer);
     first = std::min(first, layer);
@@ -143,6 +171,28 @@ void RepairEdit::edit(const std::string& name, Matrix& matrix) const {
   for (const Repair& repair : at->second) apply(repair, matrix, plain_);
   matrix.view.data = matrix.data.data();
   matrix.view.block_scales = matrix.scales.data();
+}
+
+void RepairEdit::edit_values(const std::string& name, device::Tensor& values) const {
+  const auto at = plan_.by_tensor().find(name);
+  if (at == plan_.by_tensor().end()) return;
+  const int64_t count = values.view().shape.num_elements(), rows = values.view().shape[0], width = count / rows;
+  const bool is_table = values.view().dtype == DType::kI32;
+  for (const Repair& repair : at->second) {
+    if (repair.kind == RepairKind::kReadFrom) {
+      values = is_table ? plain_.load_table(repair.other) : plain_.load_vector(repair.other);
+      TESSERA_CHECK(values.view().shape.num_elements() == count, repair.other);
+    } else if (repair.kind == RepairKind::kRollRows) {
+      uint32_t* bits = static_cast<uint32_t*>(values.view().data);  // F32 or I32
+      std::rotate(bits, bits + ((repair.shift % rows + rows) % rows) * width, bits + count);
+    } else {
+      TESSERA_CHECK(!is_table && (repair.kind == RepairKind::kMultiply || repair.kind == RepairKind::kAdd), name);
+      for (int64_t i = 0; i < count; ++i) {
+        float& x = values.as<float>()[i];
+        x = static_cast<float>(x * repair.factor + repair.offset);
+      }
+    }
+  }
 }
 
 }  // namespace tessera::doctor

@@ -2,6 +2,8 @@
 #include "doctor/survey.h"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +11,7 @@
 
 #include "base/error.h"
 #include "doctor/gram.h"
+#include "doctor/vector_survey.h"
 #include "ops/linear/linear.h"
 
 namespace tessera::doctor {
@@ -24,6 +27,8 @@ constexpr double kLayerBand = 0.7;               // layers differ more: only a s
 constexpr double kSureBand = 6;                  // nobody trains a matrix 64 times its siblings' size
 constexpr double kLeastRms = -24, kMostRms = 7;  // log2 of the RMS of any trained linear map
 constexpr int64_t kSampledRows = 512;
+constexpr size_t kLeastUnfitSiblings = 3;
+constexpr double kSiblingsFit = -0.4;
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
@@ -43,7 +48,7 @@ std::string family_of(const WeightRow& row) {
 }
 
 MatrixFacts measure(const std::string& name, const ops::WeightView& view) {
-  MatrixFacts facts{name, view.format, view.tensor_scale, kNothing, fit_scales(view)};
+  MatrixFacts facts{name, view.format, view.tensor_scale, kNothing, 0, fit_scales(view)};
   const int64_t step = std::max<int64_t>(1, view.rows / kSampledRows);
   std::vector<float> row(static_cast<size_t>(view.cols));
   double square = 0, count = 0;
@@ -75,7 +80,10 @@ class Surveyor {
       if (progress != nullptr) progress->advance(1);
     }
     compare_siblings();
-    compare_biases();
+    compare_expert_layers();
+    report_unfit();
+    for (Suspect& suspect : vectors_.suspects()) survey_.suspects.push_back(std::move(suspect));
+    find_copies();
     return std::move(survey_);
   }
 
@@ -98,8 +106,13 @@ class Surveyor {
     }
     const model::Matrix matrix = weights_.load_matrix(row.name);
     const MatrixFacts facts = measure(row.name, matrix.view);
+    const uint64_t hash = XXH3_64bits_withSeed(matrix.scales.data(), static_cast<size_t>(matrix.view.scale_bytes()),
+                                               XXH3_64bits(matrix.data.data(),
+                                                           static_cast<size_t>(matrix.view.data_bytes())));
+    if (facts.log2_rms != kNothing) by_content_[hash].push_back(row.name);
     survey_.matrices.push_back(facts);
-    families_[family_of(row)].push_back(survey_.matrices.size() - 1);
+    family_of_.push_back(family_of(row));
+    families_[family_of_.back()].push_back(survey_.matrices.size() - 1);
     if (facts.log2_rms == kNothing) {
       add(Severity::kFault, "missing-weights", row.name, "every value is zero: the tensor was never written",
           "convert or download this tensor again");
@@ -113,24 +126,41 @@ class Surveyor {
           "convert again: checkpoints hold block scales row by row",
           {{.kind = RepairKind::kReorderScales, .tensor = row.name, .order = facts.fit.best_order}});
     } else if (facts.fit.fits_no_order) {
-      add(Severity::kWarning, "scale-order", row.name,
-          fmt::format("block scales and codes do not seem to belong together: correlation {:.2f}, expected -0.5 or "
-                      "less, in no order that is known",
-                      facts.fit.as_stored),
-          "compare the tensor with the original");
+      unfit_.push_back(survey_.matrices.size() - 1);
     }
   }
 
   void read_vector(const WeightRow& row) {
     const device::Tensor values = weights_.load_vector(row.name);
-    const int64_t count = values.view().shape.num_elements();
-    const float* x = values.as<float>();
-    const bool is_zero = std::all_of(x, x + count, [](float v) { return v == 0; });
-    const bool is_bias = row.name.ends_with("ffn.gate.bias");
-    if (is_bias) biases_.emplace_back(row.name, is_zero);
-    if (is_zero && row.name.ends_with("norm.weight")) {
-      add(Severity::kFault, "missing-weights", row.name, "every value is zero: the norm erases its input",
-          "convert or download this tensor again");
+    vectors_.add(row.name, values.as<float>(), values.view().shape.num_elements());
+  }
+
+  // Scales that fit their codes in no known order: sure where the same matrix fits in the other layers.
+  void report_unfit() {
+    for (const size_t i : unfit_) {
+      const MatrixFacts& facts = survey_.matrices[i];
+      std::vector<double> others;
+      for (const size_t j : families_[family_of_[i]]) {
+        if (j != i && survey_.matrices[j].fit.can_judge) others.push_back(survey_.matrices[j].fit.as_stored);
+      }
+      const bool is_alone = others.size() >= kLeastUnfitSiblings && median(others) < kSiblingsFit;
+      add(is_alone ? Severity::kFault : Severity::kWarning, "scale-order", facts.name,
+          fmt::format("block scales and codes do not belong together in any order that is known: correlation {:.2f}, {}",
+                      facts.fit.as_stored,
+                      is_alone ? fmt::format("that of its siblings {:.2f}", median(others))
+                               : std::string("expected -0.5 or less")),
+          "compare the tensor with the original");
+    }
+  }
+
+  // Two trained matrices are never the same to the last bit.
+  void find_copies() {
+    for (const auto& [hash, names] : by_content_) {
+      for (size_t i = 1; i < names.size(); ++i) {
+        add(Severity::kFault, "duplicate-weights", names[i],
+            fmt::format("its values are those of {}, bit for bit: one was written over the other", names[0]),
+            "copy both from the original");
+      }
     }
   }
 
@@ -148,7 +178,47 @@ class Surveyor {
       const double spread = 1.4826 * median(distances);
       const bool is_experts = family.find("experts.*") != std::string::npos;
       const bool can_compare = sizes.size() >= 4;
+      for (const size_t i : members) {
+        if (sizes.size() > 1) survey_.matrices[i].off = survey_.matrices[i].log2_rms - middle;
+      }
       for (const size_t i : members) compare(survey_.matrices[i], middle, spread, is_experts, can_compare);
+    }
+  }
+
+  // All experts of a layer against those of other layers, which no comparison inside the layer can see.
+  void compare_expert_layers() {
+    std::map<std::string, std::vector<std::pair<std::string, double>>> layers;  // by matrix: family, median size
+    for (const auto& [family, members] : families_) {
+      if (family.find("experts.*") == std::string::npos) continue;
+      std::vector<double> sizes;
+      for (const size_t i : members) {
+        if (survey_.matrices[i].log2_rms != kNothing) sizes.push_back(survey_.matrices[i].log2_rms);
+      }
+      if (!sizes.empty()) layers[family.substr(family.size() - 2)].emplace_back(family, median(sizes));
+    }
+    for (const auto& [matrix, families] : layers) {
+      if (families.size() < 4) continue;
+      std::vector<double> sizes, distances;
+      for (const auto& [family, size] : families) sizes.push_back(size);
+      const double middle = median(sizes);
+      for (const double size : sizes) distances.push_back(std::abs(size - middle));
+      const double spread = 1.4826 * median(distances);
+      for (const auto& [family, size] : families) {
+        const double off = size - middle;
+        if (std::abs(off) < std::max(kLayerBand, 6 * spread)) continue;
+        std::vector<Repair> repairs;
+        for (const size_t i : families_[family]) {
+          repairs.push_back({.kind = RepairKind::kMultiply,
+                             .tensor = survey_.matrices[i].name,
+                             .factor = std::exp2(-std::round(4 * off) / 4)});
+        }
+        add(Severity::kFault, "scale-size", family,
+            fmt::format("the experts of this layer have RMS 2^{:.2f}, those of other layers 2^{:.2f} (+- {:.2f}): too "
+                        "{} by a factor of {:.3g}",
+                        size, middle, spread, off > 0 ? "large" : "small", std::exp2(std::abs(off))),
+            "take the tensors' scales from the original, or convert them again", std::move(repairs),
+            std::abs(off) < kSureBand);
+      }
     }
   }
 
@@ -192,24 +262,14 @@ class Surveyor {
         !is_sure);
   }
 
-  // A router's correction bias is trained in every layer that has one, or in none.
-  void compare_biases() {
-    const auto num_zero = std::count_if(biases_.begin(), biases_.end(), [](const auto& bias) { return bias.second; });
-    for (const auto& [name, is_zero] : biases_) {
-      if (!is_zero) continue;
-      const bool is_alone = num_zero < static_cast<int64_t>(biases_.size());
-      add(is_alone ? Severity::kFault : Severity::kWarning, "router-bias", name,
-          is_alone ? "every value is zero, those of other layers are not: the bias was dropped"
-                   : "every value is zero in every layer: dropped, or never trained",
-          "copy the bias (e_score_correction_bias) from the original; without it the router picks other experts");
-    }
-  }
-
   model::WeightSource& weights_;
   const std::vector<WeightRow>& rows_;
   Survey survey_;
   std::map<std::string, std::vector<size_t>> families_;
-  std::vector<std::pair<std::string, bool>> biases_;
+  std::vector<std::string> family_of_;  // by matrix
+  std::vector<size_t> unfit_;
+  VectorSurvey vectors_;
+  std::map<uint64_t, std::vector<std::string>> by_content_;
 };
 
 }  // namespace

@@ -16,6 +16,7 @@ struct MatrixFacts {
   ops::WeightFormat format = ops::WeightFormat::kF32;
   float tensor_scale = 1;
   double log2_rms = 0;  // of the values, tensor scale included; -1000 for zeros
+  double off = 0;       // log2_rms less the siblings' median; 0 where there are none
   ScaleFit fit;
 };
 

@@ -13,6 +13,7 @@ struct Suspect {
   std::vector<Repair> repairs;  // empty: nothing to try
   // The weights alone do not prove it: it becomes a fault only where the repairs make the model predict better.
   bool needs_trial = false;
+  Severity if_unproved = Severity::kNote;  // what it is where the sample does not confirm it
 };
 
 }  // namespace tessera::doctor

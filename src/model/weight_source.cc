@@ -130,6 +130,7 @@ device::Tensor WeightSource::load_vector(const std::string& name) {
   const int64_t cols = weight.shape.rank() > 1 ? weight.shape[1] : 1, rows = slice.row_end - slice.row_begin;
   device::Tensor tensor(DType::kF32, weight.shape.rank() > 1 ? Shape{rows, cols} : Shape{rows});
   std::copy_n(values.data() + slice.row_begin * cols, rows * cols, tensor.as<float>());
+  if (edit_ != nullptr) edit_->edit_values(name, tensor);
   return tensor;
 }
 
@@ -159,6 +160,7 @@ device::Tensor WeightSource::load_table(const std::string& name) {
     ids[i] = static_cast<int32_t>(id);
   }
   add_fingerprint(name, bytes.data(), bytes.size());
+  if (edit_ != nullptr) edit_->edit_values(name, table);
   return table;
 }
 

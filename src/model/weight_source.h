@@ -23,12 +23,14 @@ namespace tessera::model {
 // What happens to MXFP4 blocks that NVFP4 can't hold exactly.
 enum class Inexact { kRefuse, kRound };
 
-// Sees every matrix that WeightSource::load_matrix has read, before it is packed, and may change its values: the
-// doctor's hypotheses about a damaged checkpoint are tried this way. Format and shape stay.
-class MatrixEdit {
+// Sees every tensor that a WeightSource has read, before it is packed, and may change its values: the doctor's
+// hypotheses about a damaged checkpoint are tried this way. Format and shape stay.
+class WeightEdit {
  public:
-  virtual ~MatrixEdit() = default;
+  virtual ~WeightEdit() = default;
   virtual void edit(const std::string& name, Matrix& matrix) const = 0;
+  // The same for load_vector (F32) and load_table (I32).
+  virtual void edit_values(const std::string& name, device::Tensor& values) const = 0;
 };
 
 class WeightSource final : public ModelWeights {
@@ -54,7 +56,7 @@ class WeightSource final : public ModelWeights {
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
   // Null: none. Must outlive the source.
-  void set_edit(const MatrixEdit* edit) { edit_ = edit; }
+  void set_edit(const WeightEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
   device::Tensor load_vector(const std::string& name) override;
   device::Tensor load_table(const std::string& name) override;
@@ -74,7 +76,7 @@ class WeightSource final : public ModelWeights {
   void add_fingerprint(const std::string& name, const void* data, size_t bytes);
 
   const Config& config_;
-  const MatrixEdit* edit_ = nullptr;
+  const WeightEdit* edit_ = nullptr;
   Shard shard_;
   Inexact inexact_;
   MatrixReader reader_;
