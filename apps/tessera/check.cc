@@ -14,6 +14,7 @@
 #include "default_model.h"
 #include "device/machine.h"
 #include "doctor/deep_check.h"
+#include "doctor/verdict.h"
 #include "progress_bar.h"
 #include "verb.h"
 
@@ -73,7 +74,10 @@ nlohmann::ordered_json as_json(const DeepReport& report) {
                       {"nats_per_token", number(report.surprise)},
                       {"nats_per_token_in_mode", number(report.mode_surprise)},
                       {"nats_per_token_repaired", number(report.repaired)},
+                      {"nats_per_token_expected", number(report.expected)},
                       {"nats_per_token_guessing", report.uniform},
+                      {"mistakes_tried", report.num_tried},
+                      {"mistakes_to_try", report.num_to_try},
                       {"mode", report.mode},
                       {"can_judge_weights", report.can_judge_weights},
                       {"can_judge_text", report.can_judge_text},
@@ -99,7 +103,10 @@ class Check final : public Verb {
     command_->add_option("DIR", directory_, "Folder with config.json and *.safetensors [the bundled tiny-v4]");
     command_->add_flag("--deep", is_deep_,
                        "Examine every weight, run sample tokens layer by layer, and try repairs in memory");
-    command_->add_flag("--write-hashes", writes_hashes_, "Write hashes.json (XXH3-128 of each tensor) into DIR");
+    command_->add_flag("--write-hashes", writes_hashes_,
+                       "Write hashes.json (XXH3-128 of each tensor) into DIR; not over one that says otherwise");
+    command_->add_flag("--force", is_forced_, "--write-hashes: replace hashes.json whatever it says")
+        ->needs("--write-hashes");
     command_->add_flag("--json", is_json_, "One JSON object");
     command_->add_option("--sample", sample_, "--deep: FILE with text that the model knows well")
         ->check(CLI::ExistingFile);
@@ -115,7 +122,8 @@ class Check final : public Verb {
     command_->add_option("--threads", options_.num_threads, "Threads [one per core]")->check(CLI::Range(1, 4096));
     command_->add_flag("--quiet", is_quiet_, "No progress");
     command_->footer(
-        "\nExits with 7 where something is wrong. docs/doctor.md lists what is found and how.\n"
+        "\nExits with 7 where something is wrong. docs/doctor.md lists what is found and how. --deep runs on what\n"
+        "TESSERA_BACKENDS names, as every verb does.\n"
         "\nExamples:\n  tessera check DIR --write-hashes\n  tessera check DIR --deep --mode a4");
   }
   CLI::App* command() const override { return command_; }
@@ -131,10 +139,17 @@ class Check final : public Verb {
     append(doctor::check_scales(structure, &progress));
     size_t num_hashed = 0;
     if (structure.checkpoint != nullptr) {
-      if (writes_hashes_) {
+      // What hashes.json says already is evidence: never written over unseen.
+      const std::vector<Finding> mismatches = writes_hashes_ && is_forced_
+                                                  ? std::vector<Finding>{}
+                                                  : doctor::check_hashes(*structure.checkpoint, &progress, &num_hashed);
+      append(mismatches);
+      if (writes_hashes_ && doctor::has_fault(mismatches)) {
+        findings.push_back({doctor::Severity::kFault, "hash", "hashes.json",
+                            "it says otherwise than the tensors, so it was not written again",
+                            "find out what changed; then --force, or remove the file first"});
+      } else if (writes_hashes_) {
         doctor::write_hashes_of(*structure.checkpoint, &progress);
-      } else {
-        append(doctor::check_hashes(*structure.checkpoint, &progress, &num_hashed));
       }
     }
     DeepReport report;
@@ -145,6 +160,7 @@ class Check final : public Verb {
       // The deep report repeats the structure's findings.
       findings.erase(findings.begin(), findings.begin() + static_cast<int64_t>(structure.findings.size()));
       report.findings.insert(report.findings.begin(), findings.begin(), findings.end());
+      report.verdict = doctor::verdict_of(report);
     }
     print(is_deep_ ? report.findings : findings, report, num_hashed);
     return doctor::has_fault(is_deep_ ? report.findings : findings) ? kExitMismatch : kExitOk;
@@ -174,7 +190,7 @@ class Check final : public Verb {
   CLI::App* command_;
   doctor::DeepOptions options_;
   std::string directory_, sample_, mode_ = "a16", cache_ = "fp8";
-  bool is_deep_ = false, writes_hashes_ = false, is_json_ = false, is_quiet_ = false;
+  bool is_deep_ = false, writes_hashes_ = false, is_forced_ = false, is_json_ = false, is_quiet_ = false;
 };
 
 }  // namespace

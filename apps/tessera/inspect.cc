@@ -95,6 +95,9 @@ class Inspect final : public Verb {
         ->check(CLI::IsMember({"fp8", "exact"}))
         ->capture_default_str();
     command_->add_flag("--json", is_json_, "One JSON object");
+    command_->footer(
+        "\nExits with 3 where a tensor of the model is missing or can't be read; tessera check says more.\n"
+        "\nExamples:\n  tessera inspect DIR\n  tessera inspect DIR --cache exact --json");
   }
   CLI::App* command() const override { return command_; }
 
@@ -102,7 +105,9 @@ class Inspect final : public Verb {
     const ops::Precision precision{ops::InputMode::kA16, *ops::cache_mode_from_name(cache_)};
     const Inspection found = doctor::inspect(directory_.empty() ? default_model() : directory_, precision);
     print_result(is_json_ ? as_json(found).dump() + "\n" : as_text(found));
-    return found.problems.empty() ? kExitOk : kExitBadModel;
+    if (found.problems.empty()) return kExitOk;
+    print_error(fmt::format("{}; tessera check says more", printable(found.problems.front(), 1000)));
+    return kExitBadModel;
   }
 
  private:

@@ -2,10 +2,10 @@
 #include "doctor/check.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <cerrno>
 #include <filesystem>
 #include <set>
 
@@ -17,7 +17,6 @@
 #include "model/weight_format.h"
 #include "model/weight_names.h"
 #include "model/weight_spec.h"
-#include "numeric/bf16.h"
 
 namespace tessera::doctor {
 
@@ -29,8 +28,6 @@ using model::Config;
 using model::WeightRow;
 
 constexpr size_t kMaxStructureFindings = 20;
-constexpr double kMuch = 0.05;  // share of block scales that may be zero or at the top
-constexpr uint64_t kReadBytes = 4 << 20;
 
 // The config says which layers compress and how; a compressor's position bias [ratio, width] says it too. Corrects
 // `config` by it, so that one wrong number is not told as many misshapen tensors.
@@ -95,6 +92,14 @@ StructureReport check_structure(const std::string& directory) {
     report.findings.push_back(
         {Severity::kFault, std::move(kind), std::move(where), std::move(evidence), std::move(advice)});
   };
+  // Nothing is wrong with a file that this user may not read, as far as anyone knows.
+  for (const auto& file : std::filesystem::directory_iterator(directory, error)) {
+    const std::string path = file.path().string(), ending = file.path().extension().string();
+    if (ending != ".json" && ending != ".safetensors") continue;
+    if (::access(path.c_str(), R_OK) == 0 || errno != EACCES) continue;
+    fault("no-permission", printable(path), "this user may not read it", "change its owner or its mode (chmod u+r)");
+  }
+  if (has_fault(report.findings)) return report;
   try {
     report.config = model::load_config(directory);
   } catch (const Error& failure) {
@@ -126,92 +131,6 @@ StructureReport check_structure(const std::string& directory) {
 
 namespace {
 
-struct ScaleCounts {
-  int64_t total = 0, zero = 0, top = 0;
-};
-
-class ScaleChecker {
- public:
-  explicit ScaleChecker(std::vector<Finding>& findings) : findings_(findings) {}
-
-  void block_scales(const LocatedTensor& tensor) {
-    const auto dtype = tensor.entry->dtype;
-    if (dtype == DType::kF8E4M3) {
-      bytes(tensor, [&](uint8_t byte, int64_t i, ScaleCounts& counts) {
-        counts.zero += byte == 0, counts.top += byte == 0x7E;
-        if (byte > 0x7E) bad(tensor, i, "a positive E4M3 scale (0x00 to 0x7e)", byte);
-      });
-    } else if (dtype == DType::kF8E8M0 || dtype == DType::kU8) {
-      bytes(tensor, [&](uint8_t byte, int64_t i, ScaleCounts&) {
-        if (byte == 0xFF) bad(tensor, i, "an E8M0 scale (0x00 to 0xfe)", byte);
-      });
-    } else {
-      numbers(tensor, 0);
-    }
-  }
-
-  void tensor_scale(const LocatedTensor& tensor) { numbers(tensor, std::numeric_limits<float>::denorm_min()); }
-
- private:
-  template <class See>
-  void bytes(const LocatedTensor& tensor, See see) {
-    ScaleCounts counts;
-    num_bad_ = 0;
-    std::vector<uint8_t> part(std::min(kReadBytes, tensor.entry->num_bytes));
-    for (uint64_t done = 0; done < tensor.entry->num_bytes; done += part.size()) {
-      const uint64_t count = std::min<uint64_t>(part.size(), tensor.entry->num_bytes - done);
-      tensor.read_part(done, count, part.data());
-      for (uint64_t i = 0; i < count; ++i) see(part[i], static_cast<int64_t>(done + i), counts);
-      counts.total += static_cast<int64_t>(count);
-    }
-    const double total = static_cast<double>(std::max<int64_t>(counts.total, 1));
-    const auto many = [&](int64_t number, const char* what, const char* advice) {
-      if (static_cast<double>(number) <= kMuch * total) return;
-      findings_.push_back(
-          {Severity::kWarning, "scale-band", tensor.entry->name,
-           fmt::format("{:.0f} % of its block scales are {}", 100 * static_cast<double>(number) / total, what),
-           advice});
-    };
-    many(counts.zero, "zero", "these blocks are lost: the tensor scale is too large, or the layer is pruned");
-    many(counts.top, "at the largest value, 448", "the tensor scale is too small: large blocks are clipped");
-  }
-
-  void bad(const LocatedTensor& tensor, int64_t index, const char* expected, uint8_t byte) {
-    if (num_bad_++ > 0) return;
-    findings_.push_back(
-        {Severity::kFault, "not-finite", tensor.entry->name,
-         fmt::format("{}: element {}: expected {}, found byte 0x{:02x}", tensor.file->path(), index, expected, byte),
-         "download or convert this tensor again"});
-  }
-
-  void numbers(const LocatedTensor& tensor, float least) {
-    const int64_t count = tensor.entry->shape.num_elements();
-    std::vector<char> raw(tensor.entry->num_bytes);
-    tensor.read(raw.data());
-    for (int64_t i = 0; i < count; ++i) {
-      float value = 0;
-      if (tensor.entry->dtype == DType::kF32) {
-        std::memcpy(&value, raw.data() + 4 * i, 4);
-      } else if (tensor.entry->dtype == DType::kBF16) {
-        uint16_t bits = 0;
-        std::memcpy(&bits, raw.data() + 2 * i, 2);
-        value = numeric::bf16_to_float(bits);
-      } else {
-        return;
-      }
-      if (std::isfinite(value) && value >= least) continue;
-      findings_.push_back({Severity::kFault, "not-finite", tensor.entry->name,
-                           fmt::format("{}: element {}: expected a finite scale {}, found {}", tensor.file->path(), i,
-                                       least > 0 ? "> 0" : ">= 0", value),
-                           "download or convert this tensor again"});
-      return;
-    }
-  }
-
-  std::vector<Finding>& findings_;
-  int64_t num_bad_ = 0;
-};
-
 uint64_t total_bytes(const Checkpoint& checkpoint) {
   uint64_t total = 0;
   for (const LocatedTensor& tensor : checkpoint.tensors()) total += tensor.entry->num_bytes;
@@ -219,25 +138,6 @@ uint64_t total_bytes(const Checkpoint& checkpoint) {
 }
 
 }  // namespace
-
-std::vector<Finding> check_scales(const StructureReport& structure, ProgressSink* progress) {
-  std::vector<Finding> findings;
-  if (!structure.can_run) return findings;
-  const Checkpoint& checkpoint = *structure.checkpoint;
-  const Config& config = *structure.config;
-  const std::vector<WeightRow> rows = model::make_weight_spec(config, model::num_draft_layers(checkpoint, config));
-  ScaleChecker checker(findings);
-  std::set<std::string> used;
-  if (progress != nullptr) progress->begin("check scales", rows.size(), "tensors");
-  for (const WeightRow& row : rows) {
-    const model::StoredTensor stored = model::resolve_weight(checkpoint, config, row, used);
-    if (stored.block_scales.entry != nullptr) checker.block_scales(stored.block_scales);
-    if (stored.tensor_scale.entry != nullptr) checker.tensor_scale(stored.tensor_scale);
-    if (progress != nullptr) progress->advance(1);
-  }
-  if (progress != nullptr) progress->end();
-  return findings;
-}
 
 std::vector<Finding> check_hashes(const Checkpoint& checkpoint, ProgressSink* progress, size_t* num_checked) {
   std::vector<Finding> findings;

@@ -25,7 +25,8 @@ struct StructureReport {
 // and compress_ratios as the tensors have them. Throws kNotFound where there is no such folder.
 StructureReport check_structure(const std::string& directory);
 
-// Reads every scale of the model's matrices: none that is NaN, negative or not finite, few saturated or zero.
+// Reads every scale of the model's matrices: none that is NaN, negative or not finite, few that are zero or clip their
+// block, none so far below the others that NVFP4 can't hold an MXFP4 block.
 // `progress` may be null.
 std::vector<Finding> check_scales(const StructureReport& structure, ProgressSink* progress);
 

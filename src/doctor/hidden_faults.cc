@@ -15,6 +15,7 @@ namespace tessera::doctor {
 namespace {
 
 constexpr int64_t kOwnTokens = 32, kLeastDistinct = 8, kMaxShift = 3;
+constexpr double kSomeExcess = 2.5, kSomeExcessRatio = 1.1;  // worth a warning
 constexpr int64_t kMaxIdShift = 4, kShiftTokens = 64;
 constexpr double kOwnSurprise = 0.2;  // share of ln(vocabulary) that a sound model's own likeliest text may cost
 // Share of a sound model's own text that the tokenizer makes into the same ids again: nearly all of it where the
@@ -188,11 +189,20 @@ Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift
   return score(stack.logits(streams), ids, config_.vocab_size);
 }
 
-// Names the tokenizer on evidence of its own alone: that ids moved, or that what the model writes does not survive the
-// way through text.
+// Names the tokenizer on evidence of its own alone: that its ids are out of order or moved, or that what the model writes
+// does not survive the way through text.
 bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepReport& report) {
   const char* const kAdvice = "take tokenizer.json from the release that the weights come from";
   const std::string where = checkpoint_.directory() + "/tokenizer.json";
+  if (const int64_t count = tokenizer.num_merges_out_of_order(); count > 0) {
+    report.findings.push_back(
+        {Severity::kFault, "tokenizer", where,
+         fmt::format("its ids were exchanged: the tokens of {} merges have lower ids than that of the merge before, and "
+                     "text made by it costs {:.2f} nats a token (guessing: {:.2f})",
+                     count, score_.mean(), report.uniform),
+         kAdvice});
+    return true;
+  }
   for (int64_t shift = 1; shift <= kMaxIdShift; ++shift) {
     for (const int64_t signed_shift : {shift, -shift}) {
       const Score shifted = score_shifted(tokenizer, signed_shift);
@@ -224,7 +234,17 @@ bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepRep
 }
 
 void Examination::explain_surprise(const text::Tokenizer* tokenizer, DeepReport& report, ProgressSink* progress) {
-  if (!is_poor(report) || !report.can_judge_weights || has_fault(report.findings)) return;
+  if (!report.can_judge_text || !report.can_judge_weights || has_fault(report.findings)) return;
+  if (!is_poor(report)) {
+    if (score_.excess() < kSomeExcess || score_.mean() < kSomeExcessRatio * score_.expected) return;
+    report.findings.push_back(
+        {Severity::kWarning, "unexplained", checkpoint_.directory(),
+         fmt::format("the sample costs {:.3f} nats a token where the model itself expects {:.3f}: a sound model is "
+                     "about right about itself on text that it knows",
+                     score_.mean(), score_.expected),
+         "compare with the same check on the original, or try --sample with text that this model knows"});
+    return;
+  }
   try_hypotheses(wide_hypotheses(), report, progress);
   if (!is_poor(report) || has_fault(report.findings)) return;
   const bool is_own_sample = !options_.sample_text.empty() || !options_.sample_ids.empty();

@@ -47,8 +47,8 @@ std::string family_of(const WeightRow& row) {
   return "layers.*" + row.name.substr(row.name.find('.', 7));
 }
 
-MatrixFacts measure(const std::string& name, const ops::WeightView& view) {
-  MatrixFacts facts{name, view.format, view.tensor_scale, kNothing, 0, fit_scales(view)};
+MatrixFacts measure(const std::string& name, const ops::WeightView& view, model::StoredFormat stored) {
+  MatrixFacts facts{name, view.format, view.tensor_scale, kNothing, 0, fit_scales(view), stored};
   const int64_t step = std::max<int64_t>(1, view.rows / kSampledRows);
   std::vector<float> row(static_cast<size_t>(view.cols));
   double square = 0, count = 0;
@@ -104,8 +104,11 @@ class Surveyor {
       read_vector(row);
       return;
     }
+    const model::StoredFormat stored = weights_.stored(row.name).format;
+    const int64_t rounded_before = weights_.num_rounded_blocks();
     const model::Matrix matrix = weights_.load_matrix(row.name);
-    const MatrixFacts facts = measure(row.name, matrix.view);
+    const bool is_rounded = weights_.num_rounded_blocks() > rounded_before;
+    const MatrixFacts facts = measure(row.name, matrix.view, stored);
     const uint64_t hash = XXH3_64bits_withSeed(matrix.scales.data(), static_cast<size_t>(matrix.view.scale_bytes()),
                                                XXH3_64bits(matrix.data.data(),
                                                            static_cast<size_t>(matrix.view.data_bytes())));
@@ -113,6 +116,13 @@ class Surveyor {
     survey_.matrices.push_back(facts);
     family_of_.push_back(family_of(row));
     families_[family_of_.back()].push_back(survey_.matrices.size() - 1);
+    if (facts.log2_rms == kNothing && is_rounded) {
+      add(Severity::kFault, "scale-range", row.name,
+          "every MXFP4 block is rounded to zero: the scales of this matrix, or of w1 beside w3, span more than NVFP4 "
+          "holds",
+          "compare the E8M0 scales of the expert with the original");
+      return;
+    }
     if (facts.log2_rms == kNothing) {
       add(Severity::kFault, "missing-weights", row.name, "every value is zero: the tensor was never written",
           "convert or download this tensor again");
@@ -233,8 +243,10 @@ class Surveyor {
     // What the size would be with 1 / scale in place of the scale.
     const double inverse = facts.log2_rms - 2 * std::log2(static_cast<double>(facts.tensor_scale));
     const bool is_inverse_sane = inverse > kLeastRms && inverse < kMostRms;
+    const bool has_tensor_scale =
+        facts.stored == model::StoredFormat::kNvfp4 || facts.stored == model::StoredFormat::kNvfp4Reciprocal;
     const bool is_reciprocal =
-        facts.format == ops::WeightFormat::kNvfp4 &&
+        has_tensor_scale &&
         (is_off && std::abs(off) > kSureBand ? std::abs(inverse - middle) < 2 || (is_absurd && is_inverse_sane)
                                              : is_absurd && is_inverse_sane);
     if (is_reciprocal) {
@@ -243,7 +255,9 @@ class Surveyor {
           fmt::format("its tensor scale {:.6g} is the reciprocal of the right one, {:.6g}: with it the values have RMS "
                       "2^{:.1f}, siblings 2^{:.1f}",
                       facts.tensor_scale, 1 / facts.tensor_scale, facts.log2_rms, is_off ? middle : inverse),
-          "store the number that multiplies (weight_scale_2), not its reciprocal (weight_global_scale)",
+          facts.stored == model::StoredFormat::kNvfp4
+              ? "store the number that multiplies (weight_scale_2), not its reciprocal (weight_global_scale)"
+              : "store the reciprocal of the number that multiplies, as weight_global_scale means",
           {{.kind = RepairKind::kMultiply, .tensor = facts.name, .factor = factor}});
       return;
     }

@@ -18,6 +18,7 @@ struct MatrixFacts {
   double log2_rms = 0;  // of the values, tensor scale included; -1000 for zeros
   double off = 0;       // log2_rms less the siblings' median; 0 where there are none
   ScaleFit fit;
+  model::StoredFormat stored = model::StoredFormat::kF32;  // on disk
 };
 
 struct Survey {

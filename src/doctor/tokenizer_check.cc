@@ -53,6 +53,13 @@ void check_ids(const text::Tokenizer& tokenizer, const model::Config& config, co
     findings.push_back({Severity::kWarning, kKind, path,
                         fmt::format("{} of {} ids have no token", num_empty, tokenizer.vocab_size()), kAdvice});
   }
+  if (tokenizer.num_merges_out_of_order() > 0) {
+    findings.push_back({Severity::kWarning, kKind, path,
+                        fmt::format("the tokens of {} merges have lower ids than that of the merge before, which "
+                                    "training never makes: ids were exchanged",
+                                    tokenizer.num_merges_out_of_order()),
+                        kAdvice});
+  }
   try {
     text::check_chat_tokens(tokenizer, path);
   } catch (const Error& error) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kLeastSiblings = 3;
 // In multiples of the siblings' own spread, and the least that counts at all.
-constexpr double kManySpreads = 6, kLeastLevel = 0.5, kLeastLog2 = 1.2;
+constexpr double kManySpreads = 6, kLeastLevel = 0.5, kLeastSinkLevel = 3, kLeastLog2 = 1.2;
 constexpr double kLessOneSpreads = 3;    // a mistake that is common needs less of it
 constexpr double kSameDeviation = 1;     // log2
 constexpr double kWarnsLog2 = 4;         // sixteen times its siblings' size is odd, whatever the sample says
@@ -78,7 +78,7 @@ void VectorSurvey::test_level(const Facts& facts, const std::vector<Facts>& othe
                            std::abs(std::log2(facts.deviation + 1e-30) - others_differ.middle) <
                                kSameDeviation + others_differ.spread;
   if (is_norm && !is_less_one) return;  // test_size has the rest
-  if (std::abs(off) < std::max(kLeastLevel, (is_less_one ? kLessOneSpreads : kManySpreads) * band.spread)) return;
+  if (std::abs(off) < std::max(is_sink ? kLeastSinkLevel : kLeastLevel, (is_less_one ? kLessOneSpreads : kManySpreads) * band.spread)) return;
   const double offset = is_less_one ? 1 : -off;
   Suspect suspect{{Severity::kFault, is_norm ? "norm-offset" : "sink-level", facts.name,
                    fmt::format("its values have mean {:.3f}, those of other layers {:.3f} (+- {:.3f}){}", facts.mean,

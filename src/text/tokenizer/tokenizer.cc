@@ -106,7 +106,7 @@ void Tokenizer::read_added_tokens(const JsonCursor& root) {
 
 void Tokenizer::read_merges(const JsonCursor& model) {
   std::unordered_map<uint64_t, Merge> merges;
-  int32_t rank = 0;
+  int32_t rank = 0, last = -1;
   for (const JsonCursor& item : model.at("merges").elements()) {
     std::string left, right;
     if (item.value().kind() == Json::Kind::kArray) {
@@ -126,7 +126,10 @@ void Tokenizer::read_merges(const JsonCursor& model) {
         item.fail_expected(fmt::format("\"{}\" to be in the vocabulary", printable(text, 60)));
       return at->second;
     };
-    merges.try_emplace(Bpe::merge_key(id_of(left), id_of(right)), Merge{rank++, id_of(left + right)});
+    const int32_t product = id_of(left + right);
+    num_out_of_order_ += product < last ? 1 : 0;
+    last = product;
+    merges.try_emplace(Bpe::merge_key(id_of(left), id_of(right)), Merge{rank++, product});
   }
   std::array<int32_t, 256> byte_ids{};
   for (int byte = 0; byte < 256; ++byte) {
