@@ -49,7 +49,7 @@ struct DeepReport {
   // Mistakes that leave no trace in the weights (a scale, a sign, a shifted table): how many were tried on the sample,
   // of how many that there are to try.
   int64_t num_tried = 0, num_to_try = 0;
-  std::string verdict;                  // one to a few sentences
+  std::string verdict;  // one to a few sentences
 };
 
 // Throws only for what makes an examination impossible (no such folder, no memory); what is wrong with the checkpoint

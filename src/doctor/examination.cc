@@ -142,8 +142,7 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
                                    : "the weights that feed this op are too large: see the other findings"});
   }
   if (report.mode_surprise && report.can_judge_text &&
-      !(*report.mode_surprise < *report.surprise + std::max(0.1, 0.1 * *report.surprise)) &&
-      !is_poor(report)) {
+      !(*report.mode_surprise < *report.surprise + std::max(0.1, 0.1 * *report.surprise)) && !is_poor(report)) {
     report.findings.push_back({Severity::kWarning, "precision", report.mode,
                                fmt::format("this mode costs {:.3f} nats a token, f32 x exact {:.3f}",
                                            *report.mode_surprise, *report.surprise),
@@ -284,10 +283,9 @@ void Examination::try_config(DeepReport& report) {
            fmt::format("set {} to {}, or to what the release of these weights says", hypothesis.field, best)});
       report.repaired = std::min(report.repaired.value_or(most.after), most.after);
     } else if (!hypothesis.is_size) {
-      report.findings.push_back({Severity::kNote, "config", where,
-                                 fmt::format("it says {}, releases have {}; the sample is not better with that",
-                                             hypothesis.found, all),
-                                 ""});
+      report.findings.push_back(
+          {Severity::kNote, "config", where,
+           fmt::format("it says {}, releases have {}; the sample is not better with that", hypothesis.found, all), ""});
     }
   }
 }

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "doctor/deep_check.h"
-#include "doctor/suspect.h"
 #include "doctor/survey.h"
+#include "doctor/suspect.h"
 #include "doctor/trial.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -72,10 +72,10 @@ class Examination {
   std::unique_ptr<LayerStack> stack_;
   std::vector<device::Tensor> inputs_;  // streams before each layer, f32 x exact
   std::unique_ptr<Trials> trials_;
-  device::Tensor output_;               // and after the last
-  Score score_;                    // of the unrepaired run, then of the best plan so far
-  RepairPlan plan_;                // every repair accepted so far
-  uint64_t bytes_tried_ = 0;       // weights run through in trials
+  device::Tensor output_;     // and after the last
+  Score score_;               // of the unrepaired run, then of the best plan so far
+  RepairPlan plan_;           // every repair accepted so far
+  uint64_t bytes_tried_ = 0;  // weights run through in trials
   std::map<std::string, double> deviations_;
 };
 

@@ -169,8 +169,8 @@ std::vector<int32_t> Examination::own_text(bool& is_confident) const {
   return ids;
 }
 
-// The sample's cost where token ids mean what stands `shift` ids further on, from the first merged token on: a tokenizer
-// with tokens more or fewer than the one that the model was trained with.
+// The sample's cost where token ids mean what stands `shift` ids further on, from the first merged token on: a
+// tokenizer with tokens more or fewer than the one that the model was trained with.
 Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift) {
   int32_t first = 0;
   while (first < tokenizer.vocab_size() && (tokenizer.is_special(first) || tokenizer.token_bytes(first).size() < 2)) {
@@ -189,17 +189,18 @@ Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift
   return score(stack.logits(streams), ids, config_.vocab_size);
 }
 
-// Names the tokenizer on evidence of its own alone: that its ids are out of order or moved, or that what the model writes
-// does not survive the way through text.
+// Names the tokenizer on evidence of its own alone: that its ids are out of order or moved, or that what the model
+// writes does not survive the way through text.
 bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepReport& report) {
   const char* const kAdvice = "take tokenizer.json from the release that the weights come from";
   const std::string where = checkpoint_.directory() + "/tokenizer.json";
   if (const int64_t count = tokenizer.num_merges_out_of_order(); count > 0) {
     report.findings.push_back(
         {Severity::kFault, "tokenizer", where,
-         fmt::format("its ids were exchanged: the tokens of {} merges have lower ids than that of the merge before, and "
-                     "text made by it costs {:.2f} nats a token (guessing: {:.2f})",
-                     count, score_.mean(), report.uniform),
+         fmt::format(
+             "its ids were exchanged: the tokens of {} merges have lower ids than that of the merge before, and "
+             "text made by it costs {:.2f} nats a token (guessing: {:.2f})",
+             count, score_.mean(), report.uniform),
          kAdvice});
     return true;
   }
@@ -225,10 +226,11 @@ bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepRep
   if (!is_confident || share >= kSurvives) return false;
   report.findings.push_back(
       {Severity::kFault, "tokenizer", where,
-       fmt::format("of {} tokens that the model writes with confidence this tokenizer makes only {:.0f} % again when "
-                   "it reads them, and text made by it costs {:.2f} nats a token (guessing: {:.2f}): its merges are not "
-                   "those that the model was trained with",
-                   ids.size(), 100 * share, score_.mean(), report.uniform),
+       fmt::format(
+           "of {} tokens that the model writes with confidence this tokenizer makes only {:.0f} % again when "
+           "it reads them, and text made by it costs {:.2f} nats a token (guessing: {:.2f}): its merges are not "
+           "those that the model was trained with",
+           ids.size(), 100 * share, score_.mean(), report.uniform),
        kAdvice});
   return true;
 }

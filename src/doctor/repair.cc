@@ -50,7 +50,8 @@ int64_t num_fp8_scales(const Matrix& matrix) {
 template <class Change>
 void change_values(Matrix& matrix, Change change) {
   const int64_t count = matrix.view.rows * matrix.view.cols;
-  const TensorView values{matrix.data.data(), matrix.view.format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16,
+  const TensorView values{matrix.data.data(),
+                          matrix.view.format == WeightFormat::kF32 ? DType::kF32 : DType::kBF16,
                           {matrix.view.rows, matrix.view.cols}};
   std::vector<float> row(static_cast<size_t>(count));
   ops::load_floats(values, 0, count, row.data());

@@ -36,7 +36,8 @@ constexpr double kManyZero = 0.05;  // share of block scales that may be zero
 constexpr double kManyTop = 0.05;
 constexpr uint8_t kTop = 0x7E, kBelowTop = 0x7D;  // 448 and 416
 constexpr int64_t kLeastBlocks = 64;
-// Blocks that were clipped hold several codes of the largest size, +-6; one scaled by its largest value holds one or two.
+// Blocks that were clipped hold several codes of the largest size, +-6; one scaled by its largest value holds one or
+// two.
 constexpr double kClippedRatio = 2, kClippedMore = 0.5, kUsualLargest = 1.5;
 constexpr double kSpike = 4;  // scales of 448 for each of 416, where amax makes about one
 
@@ -83,8 +84,7 @@ class ScaleChecker {
   }
 
   void warn(const LocatedTensor& tensor, std::string evidence, std::string advice) {
-    findings_.push_back(
-        {Severity::kWarning, "scale-band", tensor.entry->name, std::move(evidence), std::move(advice)});
+    findings_.push_back({Severity::kWarning, "scale-band", tensor.entry->name, std::move(evidence), std::move(advice)});
   }
 
   void judge(const StoredTensor& stored, const ScaleCounts& counts) {
@@ -97,15 +97,17 @@ class ScaleChecker {
     if (counts.total < kLeastBlocks || share(counts.top) <= kManyTop) return;
     if (is_clipped(stored, counts)) {
       warn(stored.block_scales,
-           fmt::format("{:.0f} % of its block scales are at the largest value, 448, and the codes of these blocks at +-6 "
-                       "far more often than elsewhere",
-                       100 * share(counts.top)),
+           fmt::format(
+               "{:.0f} % of its block scales are at the largest value, 448, and the codes of these blocks at +-6 "
+               "far more often than elsewhere",
+               100 * share(counts.top)),
            "large blocks are clipped: the tensor scale is too small, convert this tensor again");
     } else if (share(counts.top) > kManyTop + kSpike * share(counts.below_top)) {
       warn(stored.block_scales,
-           fmt::format("{:.0f} % of its block scales are 448, only {:.1f} % the next smaller value, 416, and their codes "
-                       "are not clipped",
-                       100 * share(counts.top), 100 * share(counts.below_top)),
+           fmt::format(
+               "{:.0f} % of its block scales are 448, only {:.1f} % the next smaller value, 416, and their codes "
+               "are not clipped",
+               100 * share(counts.top), 100 * share(counts.below_top)),
            "no quantiser makes that: scales were overwritten; take the tensor from the original");
     }
   }
@@ -131,9 +133,8 @@ class ScaleChecker {
       }
     }
     const int64_t others = counts.total - counts.top;
-    const double usual = others < kLeastBlocks
-                             ? kUsualLargest
-                             : static_cast<double>(largest_other) / static_cast<double>(others);
+    const double usual =
+        others < kLeastBlocks ? kUsualLargest : static_cast<double>(largest_other) / static_cast<double>(others);
     return static_cast<double>(largest_top) / static_cast<double>(counts.top) > kClippedRatio * usual + kClippedMore;
   }
 
@@ -205,7 +206,8 @@ class Mxfp4Checker {
          fmt::format("{} of {} MXFP4 blocks{} lie more than 2^17 below the largest: NVFP4 can't hold them, and this "
                      "model is refused",
                      scaling.num_unrepresentable, scaling.num_blocks, count == 2 ? " of w1 and w3" : ""),
-         "no trained matrix spans that: compare its E8M0 scales with the original (--allow-inexact rounds the blocks)"});
+         "no trained matrix spans that: compare its E8M0 scales with the original (--allow-inexact rounds the "
+         "blocks)"});
   }
 
  private:

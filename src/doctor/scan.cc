@@ -107,11 +107,11 @@ std::vector<Hypothesis> Examination::scan_hypotheses() const {
     const ScaleOrder order = repairs.back().order;
     if (order != ScaleOrder::kRowLater && order != ScaleOrder::kRowEarlier) continue;
     for (const int64_t shift : {1, -1}) {
-      out.push_back({{Severity::kFault, "row-order", tensor,
-                      fmt::format("not its scales but its codes moved: they lie one row too {}",
-                                  shift > 0 ? "late" : "early"),
-                      "copy the tensor from the original"},
-                     {{.kind = RepairKind::kRollRows, .tensor = tensor, .shift = shift}}});
+      out.push_back(
+          {{Severity::kFault, "row-order", tensor,
+            fmt::format("not its scales but its codes moved: they lie one row too {}", shift > 0 ? "late" : "early"),
+            "copy the tensor from the original"},
+           {{.kind = RepairKind::kRollRows, .tensor = tensor, .shift = shift}}});
     }
   }
   for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
@@ -160,9 +160,9 @@ void Examination::try_hypotheses(std::vector<Hypothesis> hypotheses, DeepReport&
     bytes_tried_ += bytes;
     ++report.num_tried;
     const Score screened = trials_->run(plan, kScreenTokens);
-    const Comparison comparison = compare(
-        {score_.surprises.begin(), score_.surprises.begin() + static_cast<int64_t>(screened.surprises.size())},
-        screened.surprises);
+    const Comparison comparison =
+        compare({score_.surprises.begin(), score_.surprises.begin() + static_cast<int64_t>(screened.surprises.size())},
+                screened.surprises);
     if (comparison.gain > kLeastGain && comparison.gain > comparison.error) promises.push_back({i, comparison.gain});
   }
   if (progress != nullptr) progress->end();

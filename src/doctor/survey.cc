@@ -109,9 +109,9 @@ class Surveyor {
     const model::Matrix matrix = weights_.load_matrix(row.name);
     const bool is_rounded = weights_.num_rounded_blocks() > rounded_before;
     const MatrixFacts facts = measure(row.name, matrix.view, stored);
-    const uint64_t hash = XXH3_64bits_withSeed(matrix.scales.data(), static_cast<size_t>(matrix.view.scale_bytes()),
-                                               XXH3_64bits(matrix.data.data(),
-                                                           static_cast<size_t>(matrix.view.data_bytes())));
+    const uint64_t hash =
+        XXH3_64bits_withSeed(matrix.scales.data(), static_cast<size_t>(matrix.view.scale_bytes()),
+                             XXH3_64bits(matrix.data.data(), static_cast<size_t>(matrix.view.data_bytes())));
     if (facts.log2_rms != kNothing) by_content_[hash].push_back(row.name);
     survey_.matrices.push_back(facts);
     family_of_.push_back(family_of(row));
@@ -155,10 +155,11 @@ class Surveyor {
       }
       const bool is_alone = others.size() >= kLeastUnfitSiblings && median(others) < kSiblingsFit;
       add(is_alone ? Severity::kFault : Severity::kWarning, "scale-order", facts.name,
-          fmt::format("block scales and codes do not belong together in any order that is known: correlation {:.2f}, {}",
-                      facts.fit.as_stored,
-                      is_alone ? fmt::format("that of its siblings {:.2f}", median(others))
-                               : std::string("expected -0.5 or less")),
+          fmt::format(
+              "block scales and codes do not belong together in any order that is known: correlation {:.2f}, {}",
+              facts.fit.as_stored,
+              is_alone ? fmt::format("that of its siblings {:.2f}", median(others))
+                       : std::string("expected -0.5 or less")),
           "compare the tensor with the original");
     }
   }

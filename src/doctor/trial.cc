@@ -78,9 +78,8 @@ Score Trials::run(const RepairPlan& plan, int64_t num_tokens) {
   const RepairEdit edit(plan, plain_);
   edited_.set_edit(&edit);
   const auto repairs = [&](const char* name) { return plan.by_tensor().contains(name); };
-  const device::Tensor streams = 
-      repairs("embed") ? first_of(stack_.embed(edited_), count)
-                       : first_of(first == inputs_.size() ? output_ : inputs_[first], count);
+  const device::Tensor streams = repairs("embed") ? first_of(stack_.embed(edited_), count)
+                                                  : first_of(first == inputs_.size() ? output_ : inputs_[first], count);
   for (size_t layer = first; layer < stack_.num_layers(); ++layer) {
     if (touches(plan, layer)) {
       stack_.run_layer_from(edited_, layer, streams);
@@ -88,7 +87,8 @@ Score Trials::run(const RepairPlan& plan, int64_t num_tokens) {
       stack_.run_layer(layer, streams, nullptr);
     }
   }
-  Score out = score(stack_.logits(edited_, streams), std::span(ids_).first(static_cast<size_t>(count)), config_.vocab_size);
+  Score out =
+      score(stack_.logits(edited_, streams), std::span(ids_).first(static_cast<size_t>(count)), config_.vocab_size);
   edited_.set_edit(nullptr);
   return out;
 }

@@ -14,9 +14,9 @@ namespace {
 constexpr size_t kLeastSiblings = 3;
 // In multiples of the siblings' own spread, and the least that counts at all.
 constexpr double kManySpreads = 6, kLeastLevel = 0.5, kLeastSinkLevel = 3, kLeastLog2 = 1.2;
-constexpr double kLessOneSpreads = 3;    // a mistake that is common needs less of it
-constexpr double kSameDeviation = 1;     // log2
-constexpr double kWarnsLog2 = 4;         // sixteen times its siblings' size is odd, whatever the sample says
+constexpr double kLessOneSpreads = 3;  // a mistake that is common needs less of it
+constexpr double kSameDeviation = 1;   // log2
+constexpr double kWarnsLog2 = 4;       // sixteen times its siblings' size is odd, whatever the sample says
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
@@ -74,19 +74,22 @@ void VectorSurvey::test_level(const Facts& facts, const std::vector<Facts>& othe
   // Frameworks that store a norm as its difference from 1 make the one mistake that is common: the level falls by 1 and
   // the values differ as before.
   const Band others_differ = band_of(others, [](const Facts& other) { return std::log2(other.deviation + 1e-30); });
-  const bool is_less_one = is_norm && std::abs(off + 1) < 0.4 &&
-                           std::abs(std::log2(facts.deviation + 1e-30) - others_differ.middle) <
-                               kSameDeviation + others_differ.spread;
+  const bool is_less_one =
+      is_norm && std::abs(off + 1) < 0.4 &&
+      std::abs(std::log2(facts.deviation + 1e-30) - others_differ.middle) < kSameDeviation + others_differ.spread;
   if (is_norm && !is_less_one) return;  // test_size has the rest
-  if (std::abs(off) < std::max(is_sink ? kLeastSinkLevel : kLeastLevel, (is_less_one ? kLessOneSpreads : kManySpreads) * band.spread)) return;
+  if (std::abs(off) <
+      std::max(is_sink ? kLeastSinkLevel : kLeastLevel, (is_less_one ? kLessOneSpreads : kManySpreads) * band.spread))
+    return;
   const double offset = is_less_one ? 1 : -off;
-  Suspect suspect{{Severity::kFault, is_norm ? "norm-offset" : "sink-level", facts.name,
-                   fmt::format("its values have mean {:.3f}, those of other layers {:.3f} (+- {:.3f}){}", facts.mean,
-                               band.middle, band.spread,
-                               is_less_one ? ": as if stored less 1, as frameworks do that multiply by 1 + weight" : ""),
-                   is_less_one ? "store the factor itself: add 1 to every value" : "copy it from the original"},
-                  {{.kind = RepairKind::kAdd, .tensor = facts.name, .offset = offset}},
-                  true};
+  Suspect suspect{
+      {Severity::kFault, is_norm ? "norm-offset" : "sink-level", facts.name,
+       fmt::format("its values have mean {:.3f}, those of other layers {:.3f} (+- {:.3f}){}", facts.mean, band.middle,
+                   band.spread,
+                   is_less_one ? ": as if stored less 1, as frameworks do that multiply by 1 + weight" : ""),
+       is_less_one ? "store the factor itself: add 1 to every value" : "copy it from the original"},
+      {{.kind = RepairKind::kAdd, .tensor = facts.name, .offset = offset}},
+      true};
   out.push_back(std::move(suspect));
 }
 
@@ -170,8 +173,8 @@ std::vector<Suspect> VectorSurvey::suspects() const {
   for (const Facts& facts : vectors_) {
     const bool is_norm = facts.name.ends_with("norm.weight");
     if (is_norm && facts.is_zero) {
-      out.push_back({{Severity::kFault, "missing-weights", facts.name,
-                      "every value is zero: the norm erases its input", "convert or download this tensor again"},
+      out.push_back({{Severity::kFault, "missing-weights", facts.name, "every value is zero: the norm erases its input",
+                      "convert or download this tensor again"},
                      {},
                      false});
     }

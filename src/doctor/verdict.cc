@@ -50,12 +50,14 @@ std::string what_was_tested(const DeepReport& report) {
   std::string text =
       " Tested: structure, scales, order of codes, rows, experts and their router, sizes against sibling layers";
   text += report.num_tried == report.num_to_try
-              ? fmt::format(", and {} mistakes that leave no trace (factors and signs of whole matrices, shifted tables, "
-                            "settings), none of which helps when undone.",
-                            report.num_tried)
-              : fmt::format(", and {} of {} mistakes that leave no trace, the most suspicious ones: more would read the "
-                            "weights too often.",
-                            report.num_tried, report.num_to_try);
+              ? fmt::format(
+                    ", and {} mistakes that leave no trace (factors and signs of whole matrices, shifted tables, "
+                    "settings), none of which helps when undone.",
+                    report.num_tried)
+              : fmt::format(
+                    ", and {} of {} mistakes that leave no trace, the most suspicious ones: more would read the "
+                    "weights too often.",
+                    report.num_tried, report.num_to_try);
   text += fmt::format(
       " Not tested: signs of single experts, what only texts beyond {} tokens use, and what the sample costs the "
       "original: only its hashes, or the same check on it, can say.",

@@ -37,8 +37,8 @@ class Tokenizer {
   const std::string& token_bytes(int32_t id) const;
   // Marked special in the file: markers such as the end of text.
   bool is_special(int32_t id) const;
-  // Merges whose token has a lower id than that of the merge before. Training gives a merge's token the next id, so there
-  // is none unless ids were exchanged afterwards.
+  // Merges whose token has a lower id than that of the merge before. Training gives a merge's token the next id, so
+  // there is none unless ids were exchanged afterwards.
   int64_t num_merges_out_of_order() const { return num_out_of_order_; }
   // The id of an added token with this content.
   std::optional<int32_t> added_token(std::string_view content) const;
