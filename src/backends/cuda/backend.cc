@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable GPU backend (compute capability 8.0 and later): every op, in every mode, in the reference's order of
-// sums. What each faster kernel is held against on a GPU.
+// sums (what each faster kernel is held against on a GPU); and linear maps on tensor cores.
 #include <fmt/format.h>
 
 #include "backends/cuda/kernels.h"
@@ -37,7 +37,8 @@ constexpr Variant<Rope> kRope[] = {simple<Rope>(cuda::rope, rope_reference_suppo
 constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports)};
 constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};
 constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports)};
-constexpr Variant<Linear> kLinear[] = {simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
+constexpr Variant<Linear> kLinear[] = {{"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
+                                       simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {
     simple<MoeExperts>(cuda::moe_experts, moe_experts_reference_supports, cuda::moe_experts_workspace)};
 constexpr Variant<SwiGlu> kSwiGlu[] = {simple<SwiGlu>(cuda::swiglu)};

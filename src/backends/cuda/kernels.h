@@ -2,7 +2,9 @@
 #pragma once
 // What backend.cc lists: each op as its contract states it, on a GPU. Sums have the reference's order, and products and
 // sums are rounded one by one, so results are the reference's bits but for exp, log1p, sine and cosine, which are FP64
-// rounded once.
+// rounded once. linear_mma, on tensor cores, has an order of its own.
+#include <string>
+
 #include "ops/backend.h"
 
 namespace tessera::backends::cuda {
@@ -15,6 +17,8 @@ void mhc_post(const ops::MhcDesc& desc, const ops::MhcPost::Args& args, device::
 void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue);
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens);
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
+bool linear_mma_supports(const ops::Linear::Desc& desc, std::string& why_not);
+void linear_mma(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens);
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
 void swiglu(const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device::Queue& queue);
