@@ -62,7 +62,7 @@ __device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTil
 }
 
 // sums = the chunk's, from column `begin` on.
-template <ops::WeightFormat kFormat, int kTiles>
+template <ops::WeightFormat kFormat, bool kIsWide, int kTiles>
 __device__ void sum_chunk(const Job& job, const Operands<kTiles>& operands, int64_t begin, float (&sums)[kTiles][4]) {
   using Share = WeightShare<kFormat>;
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ void sum_chunk(const Job& job, const Operands<kTiles>& operands, int6
     Share shares[Share::kInFlight];
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
-      shares[n].load(job.data, job.scales, job.in, operands.rows, first + (at + n) * kShareBlock);
+      shares[n].template load<kIsWide>(job.data, job.scales, job.in, operands.rows, first + (at + n) * kShareBlock);
     }
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
@@ -116,7 +116,12 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   for (int begin = 0; begin < num_chunks; begin += num_warps) {
     if (begin + warp < num_chunks) {
       float sums[kTiles][4];
-      sum_chunk<kFormat>(job, operands, static_cast<int64_t>(begin + warp) * kChunk, sums);
+      const int64_t first = static_cast<int64_t>(begin + warp) * kChunk;
+      if (job.in % kShareColumns == 0) {
+        sum_chunk<kFormat, true>(job, operands, first, sums);
+      } else {
+        sum_chunk<kFormat, false>(job, operands, first, sums);
+      }
 #pragma unroll
       for (int i = 0; i < kTiles * 4; ++i) s_parts[warp][i * kWarp + lane] = sums[i / 4][i % 4];
     }

@@ -8,7 +8,7 @@
 //   1) kScaledSum  a sum over 128 columns times scale(r) is what counts; else the decoded weights hold all scales
 //   kFactor     decoded weights are smaller by this power of two
 //   kInFlight   blocks of 128 columns that are loaded before the first is used
-// Columns from `width` (a multiple of 16) on are zero.
+// Columns from `width` (a multiple of 16; kIsWide: of 32) on are zero.
 #include <cstdint>
 
 #include "backends/cuda_common/ptx/mma.cuh"
@@ -32,19 +32,20 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   uint4 codes[2];
   uint32_t scales[2];  // of the two blocks of 16 columns
 
+  template <bool kIsWide>
   __device__ void load(const void* data, const void* block_scales, int64_t width, const int64_t (&rows)[2], int64_t k) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       codes[r] = {0, 0, 0, 0};
       scales[r] = 0;
-      if (k >= width) continue;
       const uint8_t* at = static_cast<const uint8_t*>(data) + (rows[r] * width + k) / 2;
       const uint8_t* scale = static_cast<const uint8_t*>(block_scales) + (rows[r] * width + k) / numeric::kNvfp4Block;
-      if (width % kShareColumns == 0) {
-        codes[r] = __ldcs(reinterpret_cast<const uint4*>(at));
-        scales[r] = __ldg(reinterpret_cast<const uint16_t*>(scale));
+      if constexpr (kIsWide) {
+        if (k < width) codes[r] = __ldcs(reinterpret_cast<const uint4*>(at));
+        if (k < width) scales[r] = __ldg(reinterpret_cast<const uint16_t*>(scale));
         continue;
       }
+      if (k >= width) continue;
       const uint2 first = __ldg(reinterpret_cast<const uint2*>(at));  // rows begin at multiples of 8 bytes only
       codes[r].x = first.x, codes[r].y = first.y;
       scales[r] = __ldg(scale);
@@ -90,6 +91,7 @@ struct WeightShare<ops::WeightFormat::kFp8Block> {
   uint4 codes[2][2];
   float scales[2];
 
+  template <bool kIsWide>
   __device__ void load(const void* data, const void* block_scales, int64_t width, const int64_t (&rows)[2], int64_t k) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -135,6 +137,7 @@ struct WeightShare<ops::WeightFormat::kBf16> {
   static constexpr int kInFlight = 1;
   uint4 values[2][4];
 
+  template <bool kIsWide>
   __device__ void load(const void* data, const void*, int64_t width, const int64_t (&rows)[2], int64_t k) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
