@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable GPU backend (compute capability 8.0 and later): every op, in every mode, in the reference's order of
-// sums (what each faster kernel is held against on a GPU); and linear maps on tensor cores.
+// sums (what each faster kernel is held against on a GPU); and linear maps and
+// experts on tensor cores.
 #include <fmt/format.h>
 
 #include "backends/cuda/kernels.h"
@@ -40,6 +41,7 @@ constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_ref
 constexpr Variant<Linear> kLinear[] = {{"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
                                        simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {
+    {"mma", cuda::moe_experts_mma_supports, nullptr, cuda::moe_experts_workspace, cuda::moe_experts_mma},
     simple<MoeExperts>(cuda::moe_experts, moe_experts_reference_supports, cuda::moe_experts_workspace)};
 constexpr Variant<SwiGlu> kSwiGlu[] = {simple<SwiGlu>(cuda::swiglu)};
 constexpr Variant<MoeCombine> kMoeCombine[] = {simple<MoeCombine>(cuda::moe_combine)};

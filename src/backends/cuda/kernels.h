@@ -2,7 +2,7 @@
 #pragma once
 // What backend.cc lists: each op as its contract states it, on a GPU. Sums have the reference's order, and products and
 // sums are rounded one by one, so results are the reference's bits but for exp, log1p, sine and cosine, which are FP64
-// rounded once. linear_mma, on tensor cores, has an order of its own.
+// rounded once. linear_mma and moe_experts_mma, on tensor cores, have an order of their own.
 #include <string>
 
 #include "ops/backend.h"
@@ -21,6 +21,8 @@ bool linear_mma_supports(const ops::Linear::Desc& desc, std::string& why_not);
 void linear_mma(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens);
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& why_not);
+void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
 void swiglu(const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device::Queue& queue);
 void moe_combine(const ops::MoeCombine::Desc& desc, const ops::MoeCombine::Args& args, device::Queue& queue);
 void router(const ops::Router::Desc& desc, const ops::Router::Args& args, device::Queue& queue);

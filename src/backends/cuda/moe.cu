@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_experts: tokens are grouped by expert on the device, then half a warp computes a weight row for a tile of an
-// expert's tokens.
+// expert's tokens; or, on tensor cores, a thread block 16 weight rows.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/mma_sums.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -161,6 +162,81 @@ __global__ void down(Job job) {
   }
 }
 
+// The same two on tensor cores: grid of tiles by groups of 16 rows. h is BF16, in the memory of Scratch::h.
+static_assert(kTokenTile == kTileTokens);
+
+__device__ Operands<1> operands_of(const Values& x, int64_t row_of_x, bool is_there, int64_t width, int64_t num_rows) {
+  Operands<1> operands;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int r = 0; r < 2; ++r) {
+    operands.rows[r] = min(static_cast<int64_t>(blockIdx.y) * kTileRows + lane / 4 + 8 * r, num_rows - 1);
+  }
+  operands.x[0] = is_there ? static_cast<const uint16_t*>(x.data) + row_of_x * width : nullptr;
+  return operands;
+}
+
+template <ops::WeightFormat kFormat>
+__global__ void __launch_bounds__(kMaxWarps* kWarp) gate_and_up_mma(Job job) {
+  __shared__ float s_parts[kMaxWarps][kTileSums], s_gates[kTileSums], s_ups[kTileSums];
+  const Scratch& s = job.scratch;
+  if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
+  const Tile tile = s.tiles[blockIdx.x];
+  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const bool is_there = column < tile.count;
+  const int64_t token = is_there ? s.slots[tile.first + column] / job.top_k : 0;
+  const Operands<1> operands = operands_of(job.x, token, is_there, job.hidden, job.inner);
+  const ops::WeightView &w1 = job.w1[tile.expert], &w3 = job.w3[tile.expert];
+  sum_tile<kFormat>({w1.data, w1.block_scales, job.hidden}, operands, s_parts, s_gates);
+  sum_tile<kFormat>({w3.data, w3.block_scales, job.hidden}, operands, s_parts, s_ups);
+  for (int at = static_cast<int>(threadIdx.x); at < kTileSums; at += static_cast<int>(blockDim.x)) {
+    const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + row_of_sum(at);
+    if (row >= job.inner || token_of_sum(at) >= tile.count) continue;
+    const int64_t slot = s.slots[tile.first + token_of_sum(at)];
+    const float gate = s_gates[at] * WeightShare<kFormat>::kFactor * w1.tensor_scale;
+    const float up = s_ups[at] * WeightShare<kFormat>::kFactor * w3.tensor_scale;
+    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job.limit);
+    Values{s.h, true}.store(slot * job.inner + row, h * job.routing[slot]);
+  }
+}
+
+template <ops::WeightFormat kFormat>
+__global__ void __launch_bounds__(kMaxWarps* kWarp) down_mma(Job job) {
+  __shared__ float s_parts[kMaxWarps][kTileSums], s_sums[kTileSums];
+  const Scratch& s = job.scratch;
+  if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
+  const Tile tile = s.tiles[blockIdx.x];
+  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const bool is_there = column < tile.count;
+  const int64_t row_of_h = is_there ? s.slots[tile.first + column] : 0;
+  const Operands<1> operands = operands_of(Values{s.h, true}, row_of_h, is_there, job.inner, job.hidden);
+  const ops::WeightView& w2 = job.w2[tile.expert];
+  sum_tile<kFormat>({w2.data, w2.block_scales, job.inner}, operands, s_parts, s_sums);
+  for (int at = static_cast<int>(threadIdx.x); at < kTileSums; at += static_cast<int>(blockDim.x)) {
+    const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + row_of_sum(at);
+    if (row >= job.hidden || token_of_sum(at) >= tile.count) continue;
+    const int64_t slot = s.slots[tile.first + token_of_sum(at)];
+    job.out.store(slot * job.hidden + row, s_sums[at] * WeightShare<kFormat>::kFactor * w2.tensor_scale);
+  }
+}
+
+// Fills `job`, groups the slots and zeroes those of other ranks; the number of tiles to launch for.
+unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue, Job& job) {
+  const int64_t num_slots = args.num_tokens * desc.top_k;
+  layout_scratch(desc, args.num_tokens, static_cast<char*>(args.workspace), job.scratch);
+  job.experts = args.experts, job.routing = args.routing;
+  job.w1 = args.w1, job.w3 = args.w3, job.w2 = args.w2;
+  job.x = values_of(args.x);
+  job.out = values_of(args.out);
+  job.hidden = desc.hidden, job.inner = desc.inner;
+  job.first_expert = desc.first_expert, job.num_local = desc.num_local;
+  job.top_k = desc.top_k, job.num_slots = num_slots;
+  job.limit = desc.swiglu_limit;
+  job.is_bf16 = desc.activation == DType::kBF16;
+  launch("group_by_expert", queue, group_by_expert, dim3(1), kGroupThreads, 0, job);
+  launch("zero_foreign_slots", queue, zero_foreign_slots, grid_for(num_slots, 1), 128, 0, job);
+  return static_cast<unsigned>(max_tiles(desc, num_slots));
+}
+
 }  // namespace
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
@@ -173,26 +249,15 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   const int64_t num_slots = args.num_tokens * desc.top_k;
   const bool is_replaced = needs_input_rows(desc.input);
   Job job{};
-  layout_scratch(desc, args.num_tokens, static_cast<char*>(args.workspace), job.scratch);
-  job.experts = args.experts, job.routing = args.routing;
-  job.w1 = args.w1, job.w3 = args.w3, job.w2 = args.w2;
-  job.x = is_replaced ? Values{job.scratch.x, false} : values_of(args.x);
+  const unsigned tiles = begin(desc, args, queue, job);
+  if (is_replaced) job.x = {job.scratch.x, false};
   job.x_factors = is_replaced ? job.scratch.x_factors : nullptr;
   job.h_factors = is_replaced ? job.scratch.h_factors : nullptr;
-  job.out = values_of(args.out);
-  job.hidden = desc.hidden, job.inner = desc.inner;
-  job.first_expert = desc.first_expert, job.num_local = desc.num_local;
-  job.top_k = desc.top_k, job.num_slots = num_slots;
-  job.limit = desc.swiglu_limit;
-  job.is_bf16 = desc.activation == DType::kBF16;
 
-  launch("group_by_expert", queue, group_by_expert, dim3(1), kGroupThreads, 0, job);
-  launch("zero_foreign_slots", queue, zero_foreign_slots, grid_for(num_slots, 1), 128, 0, job);
   if (is_replaced) {
     prepare_input_rows(desc.input, args.x, args.num_tokens, desc.hidden, nullptr, job.scratch.x, job.scratch.x_factors,
                        queue);
   }
-  const unsigned tiles = static_cast<unsigned>(max_tiles(desc, num_slots));
   const dim3 gate_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.inner, kRowsPerBlock)));
   const dim3 down_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.hidden, kRowsPerBlock)));
   with_format(desc.format, [&](auto format) {
@@ -203,6 +268,33 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
                          &slots, job.scratch.h, job.scratch.h_factors, queue);
     }
     launch("down", queue, down<format.value>, down_grid, kRowsPerBlock * kLanes, 0, job);
+  });
+}
+
+bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
+  if (desc.input != ops::InputMode::kA16 || desc.activation != DType::kBF16) {
+    why_not = "inputs are not plain BF16 (a16)";
+  } else if (desc.format == ops::WeightFormat::kF32) {
+    why_not = "weights are FP32";
+  } else if (desc.hidden % 16 != 0 || desc.inner % 16 != 0) {
+    why_not = "widths are not multiples of 16";
+  } else {
+    return true;
+  }
+  return false;
+}
+
+void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  Job job{};
+  const unsigned tiles = begin(desc, args, queue, job);
+  const dim3 gate_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.inner, kTileRows)));
+  const dim3 down_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.hidden, kTileRows)));
+  with_format(desc.format, [&](auto format) {
+    if constexpr (format.value != ops::WeightFormat::kF32) {  // declined
+      launch("gate_and_up_mma", queue, gate_and_up_mma<format.value>, gate_grid, threads_for(desc.hidden), 0, job);
+      launch("down_mma", queue, down_mma<format.value>, down_grid, threads_for(desc.inner), 0, job);
+    }
   });
 }
 

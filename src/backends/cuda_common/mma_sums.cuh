@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Sums of linear maps on tensor cores. Weights are the A operand, so that 8 tokens fill a product. K is cut into chunks
+// of 512 (docs/contracts/numerics.md, section 4): a chunk is one chain of products from zero (a chain per 128 columns,
+// times its scale, where FP8 blocks have one), chunk sums add in ascending order. The warps of a thread block take
+// chunks by turns; neither their number nor the tile of tokens changes a sum.
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda_common/weight_shares.cuh"
+#include "base/integer_math.h"
+
+namespace tessera::backends::cuda_common {
+
+constexpr int kWarp = 32, kTileRows = 16, kTileTokens = 8, kChunk = 512, kMaxWarps = 8;
+constexpr int kTileSums = kTileRows * kTileTokens;
+
+struct WeightBits {
+  const void *data, *scales;
+  int64_t width;  // columns
+};
+
+// Threads of a block that sums over `width` columns.
+inline unsigned threads_for(int64_t width) {
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div<int64_t>(width, kChunk), 1, kMaxWarps)) * kWarp;
+}
+
+// Of the tile's rows and tokens, those of s_sums[at].
+__device__ inline int row_of_sum(int at) {
+  return at % kWarp / 4 + at / kWarp % 4 / 2 * 8;
+}
+__device__ inline int token_of_sum(int at) {
+  return at / kWarp / 4 * kTileTokens + at % 4 * 2 + at / kWarp % 2;
+}
+
+// What a lane multiplies: its two weight rows, and a token per tile.
+template <int kTiles>
+struct Operands {
+  int64_t rows[2];
+  const uint16_t* x[kTiles];  // null: no such token
+};
+
+// sums[tile] += the products of 128 columns from `k` on (k is the lane's own).
+template <ops::WeightFormat kFormat, int kTiles>
+__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
+                          float (&sums)[kTiles][4]) {
+#pragma unroll
+  for (int i = 0; i < kShareColumns / 8; ++i) {
+    uint32_t w[2][4];
+    share.decode(0, i, w[0]);
+    share.decode(1, i, w[1]);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      uint4 v{0, 0, 0, 0};
+      if (operands.x[tile] != nullptr && k + 8 * i < width) {
+        v = __ldg(reinterpret_cast<const uint4*>(operands.x[tile] + k) + i);
+      }
+      uint32_t b[4] = {v.x, v.y, v.z, v.w};
+      if constexpr (WeightShare<kFormat>::kIsSplit) {
+        b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
+        b[2] = __byte_perm(v.y, v.w, 0x5410), b[3] = __byte_perm(v.y, v.w, 0x7632);
+      }
+      ptx::mma_bf16(sums[tile], w[0][0], w[1][0], w[0][1], w[1][1], b[0], b[1]);
+      ptx::mma_bf16(sums[tile], w[0][2], w[1][2], w[0][3], w[1][3], b[2], b[3]);
+    }
+  }
+}
+
+// sums = the chunk's, from column `begin` on.
+template <ops::WeightFormat kFormat, bool kIsWide, int kTiles>
+__device__ void sum_chunk(const WeightBits& weight, const Operands<kTiles>& operands, int64_t begin,
+                          float (&sums)[kTiles][4]) {
+  using Share = WeightShare<kFormat>;
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
+  const int64_t first = begin + threadIdx.x % 4 * kShareColumns;
+#pragma unroll
+  for (int at = 0; at < kChunk / kShareBlock; at += Share::kInFlight) {
+    Share shares[Share::kInFlight];
+#pragma unroll
+    for (int n = 0; n < Share::kInFlight; ++n) {
+      shares[n].template load<kIsWide>(weight.data, weight.scales, weight.width, operands.rows,
+                                       first + (at + n) * kShareBlock);
+    }
+#pragma unroll
+    for (int n = 0; n < Share::kInFlight; ++n) {
+      const int64_t k = first + (at + n) * kShareBlock;
+      if constexpr (Share::kScaledSum) {
+        float parts[kTiles][4] = {};
+        add_block(shares[n], operands, weight.width, k, parts);
+#pragma unroll
+        for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] += parts[i / 4][i % 4] * shares[n].scale(i % 4 / 2);
+      } else {
+        add_block(shares[n], operands, weight.width, k, sums);
+      }
+    }
+  }
+}
+
+// s_sums = x W for 16 rows by 8 * kTiles tokens, complete for the whole thread block: chunk sums in ascending order, a
+// warp per chunk at a time. s_parts is scratch. Lane l's sums[tile][i] is s_sums[(4 * tile + i) * 32 + l].
+template <ops::WeightFormat kFormat, int kTiles>
+__device__ void sum_tile(const WeightBits& weight, const Operands<kTiles>& operands,
+                         float (&s_parts)[kMaxWarps][kTiles * kTileSums], float (&s_sums)[kTiles * kTileSums]) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int num_warps = static_cast<int>(blockDim.x) / kWarp;
+  const int num_chunks = static_cast<int>((weight.width + kChunk - 1) / kChunk);
+  for (int begin = 0; begin < num_chunks; begin += num_warps) {
+    if (begin + warp < num_chunks) {
+      float sums[kTiles][4];
+      const int64_t first = static_cast<int64_t>(begin + warp) * kChunk;
+      if (weight.width % kShareColumns == 0) {
+        sum_chunk<kFormat, true>(weight, operands, first, sums);
+      } else {
+        sum_chunk<kFormat, false>(weight, operands, first, sums);
+      }
+#pragma unroll
+      for (int i = 0; i < kTiles * 4; ++i) s_parts[warp][i * kWarp + lane] = sums[i / 4][i % 4];
+    }
+    __syncthreads();
+    const int count = min(num_warps, num_chunks - begin);
+    for (int at = static_cast<int>(threadIdx.x); at < kTiles * kTileSums; at += static_cast<int>(blockDim.x)) {
+      float sum = begin == 0 ? 0.0f : s_sums[at];
+      for (int part = 0; part < count; ++part) sum += s_parts[part][at];
+      s_sums[at] = sum;
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace tessera::backends::cuda_common
