@@ -21,6 +21,7 @@ namespace {
 // many standard errors and that factor. Sound models measure an excess below 0 on a text that they know, damaged ones 3
 // to 600.
 constexpr double kNearGuessing = 0.6, kExcess = 6, kExcessRatio = 1.25;
+constexpr double kSomeExcess = 2.5, kSomeExcessRatio = 1.1;
 constexpr size_t kMaxSingleTrials = 4;
 constexpr int64_t kLoadedShare = 2;  // keep layers where all weights take at most half of the memory
 
@@ -142,7 +143,7 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
                                    : "the weights that feed this op are too large: see the other findings"});
   }
   if (report.mode_surprise && report.can_judge_text &&
-      !(*report.mode_surprise < *report.surprise + std::max(0.1, 0.1 * *report.surprise)) && !is_poor(report)) {
+      !(*report.mode_surprise < *report.surprise + std::max(0.1, 0.1 * *report.surprise)) && !is_poor(score_)) {
     report.findings.push_back({Severity::kWarning, "precision", report.mode,
                                fmt::format("this mode costs {:.3f} nats a token, f32 x exact {:.3f}",
                                            *report.mode_surprise, *report.surprise),
@@ -151,14 +152,16 @@ void Examination::run(DeepReport& report, ProgressSink* progress) {
   trials_ = std::make_unique<Trials>(checkpoint_, config_, *stack_, inputs_, output_, ids_);
 }
 
-bool Examination::is_poor(const DeepReport& report) const {
-  if (!report.can_judge_text) return false;
-  const double cost = score_.mean();
-  return is_near_guessing() || (score_.excess() > kExcess && cost > kExcessRatio * score_.expected);
+bool Examination::is_poor(const Score& score) const {
+  return is_near_guessing(score) || (score.excess() > kExcess && score.mean() > kExcessRatio * score.expected);
 }
 
-bool Examination::is_near_guessing() const {
-  return !(score_.mean() < kNearGuessing * std::log(static_cast<double>(config_.vocab_size)));
+bool Examination::costs_too_much(const Score& score) const {
+  return is_near_guessing(score) || (score.excess() > kSomeExcess && score.mean() > kSomeExcessRatio * score.expected);
+}
+
+bool Examination::is_near_guessing(const Score& score) const {
+  return !(score.mean() < kNearGuessing * std::log(static_cast<double>(config_.vocab_size)));
 }
 
 // Runs the accepted plan with `added` behind it; keeps it where it helps. False where it hurts.

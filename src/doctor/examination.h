@@ -51,16 +51,19 @@ class Examination {
   // A try among many, of which one may help by chance: it must help a great deal, and lead away from guessing.
   bool is_convincing(const Comparison& comparison) const;
   Score score_with(const model::Config& config);
-  void try_hypotheses(std::vector<Hypothesis> hypotheses, DeepReport& report, ProgressSink* progress);
+  enum class Stop { kNever, kWhenExplained };
+  void try_hypotheses(std::vector<Hypothesis> hypotheses, Stop stop, DeepReport& report, ProgressSink* progress);
+  bool is_poor(const Score& score) const;
+  bool costs_too_much(const Score& score) const;  // worth a warning, poor or not
   std::vector<Hypothesis> scan_hypotheses() const;
   std::vector<Hypothesis> wide_hypotheses() const;
   void add_fp8_shifts(std::vector<Hypothesis>& out) const;
   void add_layer_exchanges(std::vector<Hypothesis>& out) const;
   std::vector<int32_t> own_text(bool& is_confident) const;
   Score score_shifted(const text::Tokenizer& tokenizer, int64_t shift);
-  bool explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepReport& report);
-  bool is_near_guessing() const;
-  bool is_poor(const DeepReport& report) const;
+  bool has_foreign_merges(const text::Tokenizer& tokenizer, DeepReport& report) const;
+  bool has_moved_ids(const text::Tokenizer& tokenizer, DeepReport& report);
+  bool is_near_guessing(const Score& score) const;
 
   const checkpoint::Checkpoint& checkpoint_;
   const model::Config& config_;

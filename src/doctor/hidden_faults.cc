@@ -15,7 +15,7 @@ namespace tessera::doctor {
 namespace {
 
 constexpr int64_t kOwnTokens = 32, kLeastDistinct = 8, kMaxShift = 3;
-constexpr double kSomeExcess = 2.5, kSomeExcessRatio = 1.1;  // worth a warning
+constexpr const char* kTokenizerAdvice = "take tokenizer.json from the release that the weights come from";
 constexpr int64_t kMaxIdShift = 4, kShiftTokens = 64;
 constexpr double kOwnSurprise = 0.2;  // share of ln(vocabulary) that a sound model's own likeliest text may cost
 // Share of a sound model's own text that the tokenizer makes into the same ids again: nearly all of it where the
@@ -55,6 +55,14 @@ std::vector<Hypothesis> Examination::wide_hypotheses() const {
       out.push_back({{Severity::kFault, kind, where, claim, advice}, std::move(repairs)});
     }
   };
+  for (const char* table : {"head", "embed"}) {
+    for (int64_t shift = -kMaxShift; shift <= kMaxShift; ++shift) {
+      if (shift == 0) continue;
+      add("token-order", table,
+          fmt::format("its rows lie {} token ids too {}", std::abs(shift), shift > 0 ? "late" : "early"),
+          "copy the tensor from the original", {{.kind = RepairKind::kRollRows, .tensor = table, .shift = shift}});
+    }
+  }
   const auto shared = [](int64_t layer, const char* matrix) {
     return fmt::format("layers.{}.ffn.shared_experts.{}", layer, matrix);
   };
@@ -69,14 +77,6 @@ std::vector<Hypothesis> Examination::wide_hypotheses() const {
   }
   add("gate-up-swapped", shared(0, "w1").replace(7, 1, "*"), kSwapped, kSwapBack, std::move(all));
   add_fp8_shifts(out);
-  for (const char* table : {"embed", "head"}) {
-    for (int64_t shift = -kMaxShift; shift <= kMaxShift; ++shift) {
-      if (shift == 0) continue;
-      add("token-order", table,
-          fmt::format("its rows lie {} token ids too {}", std::abs(shift), shift > 0 ? "late" : "early"),
-          "copy the tensor from the original", {{.kind = RepairKind::kRollRows, .tensor = table, .shift = shift}});
-    }
-  }
   add_layer_exchanges(out);
   return out;
 }
@@ -189,21 +189,32 @@ Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift
   return score(stack.logits(streams), ids, config_.vocab_size);
 }
 
-// Names the tokenizer on evidence of its own alone: that its ids are out of order or moved, or that what the model
-// writes does not survive the way through text.
-bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepReport& report) {
-  const char* const kAdvice = "take tokenizer.json from the release that the weights come from";
-  const std::string where = checkpoint_.directory() + "/tokenizer.json";
+// Evidence against the tokenizer that is its own: ids out of order, or that what the model writes with confidence does
+// not survive the way through text.
+bool Examination::has_foreign_merges(const text::Tokenizer& tokenizer, DeepReport& report) const {
+  std::string evidence;
   if (const int64_t count = tokenizer.num_merges_out_of_order(); count > 0) {
-    report.findings.push_back(
-        {Severity::kFault, "tokenizer", where,
-         fmt::format(
-             "its ids were exchanged: the tokens of {} merges have lower ids than that of the merge before, and "
-             "text made by it costs {:.2f} nats a token (guessing: {:.2f})",
-             count, score_.mean(), report.uniform),
-         kAdvice});
-    return true;
+    evidence = fmt::format(
+        "its ids were exchanged: the tokens of {} merges have lower ids than that of the merge before", count);
+  } else {
+    bool is_confident = false;
+    const std::vector<int32_t> ids = own_text(is_confident);
+    const double share = surviving_share(tokenizer, ids);
+    if (!is_confident || share >= kSurvives) return false;
+    evidence = fmt::format(
+        "of {} tokens that the model writes with confidence this tokenizer makes only {:.0f} % again "
+        "when it reads them: its merges are not those that the model was trained with",
+        ids.size(), 100 * share);
   }
+  report.findings.push_back({Severity::kFault, "tokenizer", checkpoint_.directory() + "/tokenizer.json",
+                             fmt::format("{}; text made by it costs {:.2f} nats a token (guessing: {:.2f})", evidence,
+                                         score_.mean(), report.uniform),
+                             kTokenizerAdvice});
+  return true;
+}
+
+// Or that the sample becomes likely once every id is moved.
+bool Examination::has_moved_ids(const text::Tokenizer& tokenizer, DeepReport& report) {
   for (int64_t shift = 1; shift <= kMaxIdShift; ++shift) {
     for (const int64_t signed_shift : {shift, -shift}) {
       const Score shifted = score_shifted(tokenizer, signed_shift);
@@ -212,33 +223,21 @@ bool Examination::explain_by_tokenizer(const text::Tokenizer& tokenizer, DeepRep
       const Comparison comparison = compare(before, shifted.surprises);
       if (!is_convincing(comparison)) continue;
       report.findings.push_back(
-          {Severity::kFault, "tokenizer", where,
+          {Severity::kFault, "tokenizer", checkpoint_.directory() + "/tokenizer.json",
            fmt::format("its ids mean other tokens to the weights: with every id of a merged token {} by {} the sample "
                        "costs {:.2f} instead of {:.2f} nats a token",
                        signed_shift > 0 ? "raised" : "lowered", shift, comparison.after, comparison.before),
-           kAdvice});
+           kTokenizerAdvice});
       return true;
     }
   }
-  bool is_confident = false;
-  const std::vector<int32_t> ids = own_text(is_confident);
-  const double share = surviving_share(tokenizer, ids);
-  if (!is_confident || share >= kSurvives) return false;
-  report.findings.push_back(
-      {Severity::kFault, "tokenizer", where,
-       fmt::format(
-           "of {} tokens that the model writes with confidence this tokenizer makes only {:.0f} % again when "
-           "it reads them, and text made by it costs {:.2f} nats a token (guessing: {:.2f}): its merges are not "
-           "those that the model was trained with",
-           ids.size(), 100 * share, score_.mean(), report.uniform),
-       kAdvice});
-  return true;
+  return false;
 }
 
 void Examination::explain_surprise(const text::Tokenizer* tokenizer, DeepReport& report, ProgressSink* progress) {
   if (!report.can_judge_text || !report.can_judge_weights || has_fault(report.findings)) return;
-  if (!is_poor(report)) {
-    if (score_.excess() < kSomeExcess || score_.mean() < kSomeExcessRatio * score_.expected) return;
+  if (!is_poor(score_)) {
+    if (!costs_too_much(score_)) return;
     report.findings.push_back(
         {Severity::kWarning, "unexplained", checkpoint_.directory(),
          fmt::format("the sample costs {:.3f} nats a token where the model itself expects {:.3f}: a sound model is "
@@ -247,15 +246,14 @@ void Examination::explain_surprise(const text::Tokenizer* tokenizer, DeepReport&
          "compare with the same check on the original, or try --sample with text that this model knows"});
     return;
   }
-  try_hypotheses(wide_hypotheses(), report, progress);
-  if (!is_poor(report) || has_fault(report.findings)) return;
+  const bool can_blame_text = is_near_guessing(score_) && options_.sample_ids.empty() && tokenizer != nullptr;
+  if (can_blame_text && has_foreign_merges(*tokenizer, report)) return;
+  try_hypotheses(wide_hypotheses(), Stop::kWhenExplained, report, progress);
+  if (!is_poor(score_) || has_fault(report.findings)) return;
+  if (can_blame_text && has_moved_ids(*tokenizer, report)) return;
   const bool is_own_sample = !options_.sample_text.empty() || !options_.sample_ids.empty();
-  if (is_near_guessing() && options_.sample_ids.empty() && tokenizer != nullptr &&
-      explain_by_tokenizer(*tokenizer, report)) {
-    return;
-  }
   report.findings.push_back(
-      {is_own_sample && !is_near_guessing() ? Severity::kWarning : Severity::kFault, "unexplained",
+      {is_own_sample && !is_near_guessing(score_) ? Severity::kWarning : Severity::kFault, "unexplained",
        checkpoint_.directory(),
        fmt::format("the sample costs {:.2f} nats a token where the model itself expects {:.2f} (guessing: {:.2f}), and "
                    "none of {} mistakes that were tried explains it: damaged weights, a setting of config.json or "

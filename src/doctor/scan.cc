@@ -134,20 +134,14 @@ bool Examination::is_convincing(const Comparison& comparison) const {
 }
 
 // Tries each alone, then accepts those that help, the best first, as long as each still helps beside the ones before.
-void Examination::try_hypotheses(std::vector<Hypothesis> hypotheses, DeepReport& report, ProgressSink* progress) {
+void Examination::try_hypotheses(std::vector<Hypothesis> hypotheses, Stop stop, DeepReport& report,
+                                 ProgressSink* progress) {
   struct Promise {
     size_t index;
     double gain;
   };
   std::vector<Promise> promises;
   const uint64_t layer_bytes = weights_.total_bytes() / static_cast<uint64_t>(std::max<int64_t>(1, config_.num_layers));
-  // The most suspicious come first where not all can be tried.
-  const auto suspicion = [&](const Hypothesis& hypothesis) {
-    const auto at = deviations_.find(hypothesis.repairs.front().tensor);
-    return at == deviations_.end() ? 0 : std::abs(at->second);
-  };
-  std::stable_sort(hypotheses.begin(), hypotheses.end(),
-                   [&](const Hypothesis& a, const Hypothesis& b) { return suspicion(a) > suspicion(b); });
   report.num_to_try += static_cast<int64_t>(hypotheses.size());
   if (progress != nullptr) progress->begin("try mistakes", hypotheses.size(), "tries");
   for (size_t i = 0; i < hypotheses.size(); ++i) {
@@ -164,6 +158,7 @@ void Examination::try_hypotheses(std::vector<Hypothesis> hypotheses, DeepReport&
         compare({score_.surprises.begin(), score_.surprises.begin() + static_cast<int64_t>(screened.surprises.size())},
                 screened.surprises);
     if (comparison.gain > kLeastGain && comparison.gain > comparison.error) promises.push_back({i, comparison.gain});
+    if (stop == Stop::kWhenExplained && is_convincing(comparison) && !is_poor(screened)) break;
   }
   if (progress != nullptr) progress->end();
   std::stable_sort(promises.begin(), promises.end(),
@@ -190,7 +185,18 @@ void Examination::scan(DeepReport& report, ProgressSink* progress) {
   const bool has_wrong_setting = std::any_of(report.findings.begin(), report.findings.end(), [](const Finding& f) {
     return f.severity == Severity::kFault && (f.kind == "config" || f.kind == "tokenizer");
   });
-  if (!has_wrong_setting) try_hypotheses(scan_hypotheses(), report, progress);
+  if (has_wrong_setting) return;
+  // Once a fault is named and mending it leaves a sample that costs no more than expected, a new check can say more.
+  if (has_fault(report.findings) && !costs_too_much(score_)) return;
+  std::vector<Hypothesis> hypotheses = scan_hypotheses();
+  // The most suspicious come first where not all can be tried.
+  const auto suspicion = [&](const Hypothesis& hypothesis) {
+    const auto at = deviations_.find(hypothesis.repairs.front().tensor);
+    return at == deviations_.end() ? 0 : std::abs(at->second);
+  };
+  std::stable_sort(hypotheses.begin(), hypotheses.end(),
+                   [&](const Hypothesis& a, const Hypothesis& b) { return suspicion(a) > suspicion(b); });
+  try_hypotheses(std::move(hypotheses), Stop::kNever, report, progress);
 }
 
 }  // namespace tessera::doctor

@@ -154,7 +154,12 @@ class Surveyor {
         if (j != i && survey_.matrices[j].fit.can_judge) others.push_back(survey_.matrices[j].fit.as_stored);
       }
       const bool is_alone = others.size() >= kLeastUnfitSiblings && median(others) < kSiblingsFit;
-      add(is_alone ? Severity::kFault : Severity::kWarning, "scale-order", facts.name,
+      // Where no layer's fits, the quantiser works otherwise, or all are damaged alike: the sample must tell.
+      const bool is_usual = others.empty() && families_[family_of_[i]].size() > kLeastUnfitSiblings;
+      add(is_alone   ? Severity::kFault
+          : is_usual ? Severity::kNote
+                     : Severity::kWarning,
+          "scale-order", facts.name,
           fmt::format(
               "block scales and codes do not belong together in any order that is known: correlation {:.2f}, {}",
               facts.fit.as_stored,

@@ -13,9 +13,10 @@ namespace {
 
 constexpr size_t kLeastSiblings = 3;
 // In multiples of the siblings' own spread, and the least that counts at all.
-constexpr double kManySpreads = 6, kLeastLevel = 0.5, kLeastSinkLevel = 3, kLeastLog2 = 1.2;
+constexpr double kManySpreads = 4, kLeastLevel = 0.5, kLeastSinkLevel = 3, kLeastLog2 = 1.2;
 constexpr double kLessOneSpreads = 3;  // a mistake that is common needs less of it
 constexpr double kSameDeviation = 1;   // log2
+constexpr double kWarnsLevel = 10;     // a sink that high keeps its heads from attending to anything
 constexpr double kWarnsLog2 = 4;       // sixteen times its siblings' size is odd, whatever the sample says
 
 double median(std::vector<double> values) {
@@ -89,7 +90,8 @@ void VectorSurvey::test_level(const Facts& facts, const std::vector<Facts>& othe
                    is_less_one ? ": as if stored less 1, as frameworks do that multiply by 1 + weight" : ""),
        is_less_one ? "store the factor itself: add 1 to every value" : "copy it from the original"},
       {{.kind = RepairKind::kAdd, .tensor = facts.name, .offset = offset}},
-      true};
+      true,
+      is_sink && std::abs(off) > kWarnsLevel ? Severity::kWarning : Severity::kNote};
   out.push_back(std::move(suspect));
 }
 

@@ -17,10 +17,12 @@ std::string faults_in_words(const std::vector<Finding>& faults, const DeepReport
     text += fmt::format(" {}: {}. Do: {}.", faults[i].where, faults[i].evidence, faults[i].advice);
   }
   if (faults.size() > kNamed) text += fmt::format(" And {} more, listed above.", faults.size() - kNamed);
+  const bool is_all_tried = report.num_to_try > 0;
   if (report.repaired && report.surprise && *report.repaired < *report.surprise - 0.01) {
     text += fmt::format(" With the repairs made in memory the sample costs {:.3f} nats a token instead of {:.3f}.",
                         *report.repaired, *report.surprise);
   }
+  if (!is_all_tried && report.surprise) text += " Check again once that is mended: more may show then.";
   return text;
 }
 

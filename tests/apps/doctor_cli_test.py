@@ -38,13 +38,27 @@ def main():
         hashes = json.loads((copy / "hashes.json").read_text())
         assert hashes["algorithm"] == "xxh3-128" and len(hashes["tensors"]) == 1124
         assert json.loads(run("check", copy, "--json", "--quiet").stdout)["tensors_hashed"] == 1124
+        run("check", copy, "--write-hashes", "--quiet")  # the same again
         damage(copy / "model.safetensors", 100)
         out = json.loads(run("check", copy, "--json", "--quiet", code=7).stdout)
         assert not out["is_sound"] and out["findings"][0]["kind"] == "hash", out
+        refused = run("check", copy, "--write-hashes", "--quiet", code=7).stdout
+        assert "--force" in refused, refused
+        assert json.loads((copy / "hashes.json").read_text()) == hashes, "the evidence is kept"
+        run("check", copy, "--write-hashes", "--force", "--quiet")
+        assert json.loads((copy / "hashes.json").read_text()) != hashes
+        assert run("check", copy, "--quiet").stdout.startswith("1124 tensors compared")
+
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps({**config, "num_hash_layers": 2}))
+        done = run("inspect", copy, code=3)
+        assert "layers.1.ffn.gate.tid2eid" in done.stderr and "problem" in done.stdout, done.stderr
 
     deep = ("check", MODEL, "--deep", "--tokens", 24, "--mode", "f32", "--cache", "exact", "--quiet")
     out = json.loads(run(*deep, "--json").stdout)
-    assert out["is_sound"] and out["verdict"].startswith("Healthy"), out
+    assert out["is_sound"] and out["verdict"].startswith("Healthy as far as was tested"), out
+    assert "Not tested" in out["verdict"] and out["mistakes_tried"] == out["mistakes_to_try"] > 0, out
+    assert out["nats_per_token_expected"] > 0
     assert len(out["layers"]) == 6 and out["nats_per_token"] < out["nats_per_token_guessing"]
 
 

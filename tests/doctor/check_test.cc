@@ -3,10 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "base/error.h"
 #include "checkpoint/tensor_hashes.h"
+#include "testing/generated_model.h"
 #include "testing/planted_faults.h"
 #include "testing/temporary_folder.h"
 
@@ -83,18 +86,63 @@ TEST(Check, ScaleBands) {
   nan[5] = 0x7F, nan[6] = 0x90;
   auto& top = copy.checkpoint.tensor("layers.2.attn.wq_a.weight_scale").bytes;
   std::fill(top.begin(), top.begin() + static_cast<int64_t>(top.size() / 4), uint8_t{0x7E});
+  auto& clipped = copy.checkpoint.tensor("layers.2.attn.wq_b.weight_scale").bytes;
+  std::fill(clipped.begin(), clipped.begin() + static_cast<int64_t>(clipped.size() / 4), uint8_t{0x7E});
+  auto& codes = copy.checkpoint.tensor("layers.2.attn.wq_b.weight").bytes;
+  for (size_t i = 0; i < codes.size() / 4; ++i) codes[i] = i % 8 < 3 ? 0x7F : codes[i];
   auto& zero = copy.checkpoint.tensor("layers.3.attn.wq_a.weight_scale").bytes;
   std::fill(zero.begin(), zero.begin() + static_cast<int64_t>(zero.size() / 4), uint8_t{0});
   copy.checkpoint.tensor("layers.4.attn.wq_a.weight_scale_2").bytes = {0, 0, 0, 0x80};  // -0
   const std::vector<Finding> findings = check_scales(copy.write(), nullptr);
-  ASSERT_EQ(findings.size(), 4u);
+  ASSERT_EQ(findings.size(), 5u);
   EXPECT_EQ(findings[0].where, "layers.1.attn.wq_a.weight_scale");
   EXPECT_NE(findings[0].evidence.find("element 5"), std::string::npos) << findings[0].evidence;
   EXPECT_NE(findings[0].evidence.find("0x7f"), std::string::npos) << findings[0].evidence;
   EXPECT_NE(findings[1].evidence.find("448"), std::string::npos) << findings[1].evidence;
-  EXPECT_NE(findings[2].evidence.find("zero"), std::string::npos) << findings[2].evidence;
-  EXPECT_EQ(findings[3].where, "layers.4.attn.wq_a.weight_scale_2");
-  EXPECT_EQ(findings[3].severity, Severity::kFault);
+  EXPECT_NE(findings[1].evidence.find("not clipped"), std::string::npos) << findings[1].evidence;
+  EXPECT_EQ(findings[2].where, "layers.2.attn.wq_b.weight_scale");
+  EXPECT_NE(findings[2].advice.find("clipped"), std::string::npos) << findings[2].advice;
+  EXPECT_NE(findings[3].evidence.find("zero"), std::string::npos) << findings[3].evidence;
+  EXPECT_EQ(findings[4].where, "layers.4.attn.wq_a.weight_scale_2");
+  EXPECT_EQ(findings[4].severity, Severity::kFault);
+}
+
+TEST(Check, SoundLayoutsHaveSoundScales) {
+  const std::string data = testing::shared_data();
+  if (data.empty()) GTEST_SKIP() << "no shared data";
+  for (const auto& item : std::filesystem::directory_iterator(data + "/formats")) {
+    if (!item.is_directory()) continue;
+    SCOPED_TRACE(item.path().string());
+    for (const Finding& finding : check_scales(check_structure(item.path().string()), nullptr)) {
+      ADD_FAILURE() << finding.kind << " " << finding.where << ": " << finding.evidence;
+    }
+  }
+}
+
+TEST(Check, Mxfp4BlocksThatNvfp4CannotHold) {
+  const std::string data = testing::shared_data();
+  if (data.empty()) GTEST_SKIP() << "no shared data";
+  const testing::TemporaryFolder folder;
+  testing::EditableCheckpoint checkpoint = testing::EditableCheckpoint::read(data + "/formats/official");
+  auto& scales = checkpoint.tensor("layers.1.ffn.experts.2.w3.scale").bytes;
+  scales[3] = 150;
+  checkpoint.write(folder.path());
+  const std::vector<Finding> findings = check_scales(check_structure(folder.path()), nullptr);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].kind, "scale-range");
+  EXPECT_EQ(findings[0].severity, Severity::kFault);
+  EXPECT_NE(findings[0].where.find("layers.1.ffn.experts.2."), std::string::npos) << findings[0].where;
+  EXPECT_NE(findings[0].evidence.find(" of "), std::string::npos) << findings[0].evidence;
+}
+
+TEST(Check, FileThatMayNotBeRead) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  Copy copy;
+  copy.write();
+  std::filesystem::permissions(copy.folder.path() + "/model.safetensors", std::filesystem::perms::none);
+  const StructureReport structure = check_structure(copy.folder.path());
+  ASSERT_EQ(structure.findings.size(), 1u);
+  EXPECT_EQ(structure.findings[0].kind, "no-permission");
 }
 
 TEST(Check, HashesNameTheTensorThatChanged) {

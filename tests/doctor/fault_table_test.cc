@@ -38,7 +38,7 @@ TEST_P(FaultTable, FoundAndNamed) {
 
   DeepOptions options;
   options.mode = {ops::InputMode::kF32, ops::CacheMode::kExact};
-  options.max_tokens = 64;
+  options.max_tokens = fault.num_tokens;
   const DeepReport report =
       check_deep(folder.path(), options, backends::all_backends(), device::probe_machine(), nullptr);
   const bool is_named = std::any_of(report.findings.begin(), report.findings.end(), [&](const Finding& finding) {

@@ -301,6 +301,7 @@ std::vector<PlantedFault> planted_faults() {
                    const std::string path = folder + "/model.safetensors";
                    std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1024);
                  }});
+  for (PlantedFault& fault : silent_faults()) out.push_back(std::move(fault));
   return out;
 }
 

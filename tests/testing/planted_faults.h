@@ -42,10 +42,14 @@ struct PlantedFault {
   std::function<void(EditableCheckpoint&)> plant;
   // Faults that are planted in the written files (a shard cut short). May be empty.
   std::function<void(const std::string& folder)> damage;
+  int64_t num_tokens = 64;  // of the sample: some faults show late
 };
 
 // Faults for the bundled NVFP4 model.
 std::vector<PlantedFault> planted_faults();
+
+// Those that leave no trace in the weights, or one that only other layers show (silent_faults.cc); part of the above.
+std::vector<PlantedFault> silent_faults();
 
 // Rewrites every NVFP4 matrix whose name begins with `prefix` as FP8 in 128x128 blocks with F32 scales (`.weight` and
 // `.scale`), for faults of that format.
