@@ -14,9 +14,9 @@
 #include "base/integer_math.h"
 #include "base/rng.h"
 #include "bench/cuda/read.h"
-#include "device/cuda/gpu.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/memory.h"
+#include "device/gpu_executor.h"
 #include "device/machine.h"
 #include "numeric/bf16.h"
 #include "ops/backend.h"
@@ -104,7 +104,7 @@ class Run {
  public:
   explicit Run(const Settings& settings) : settings_(settings), machine_(device::probe_machine()) {
     std::string why_not;
-    machine_.gpu = device::cuda::find_gpu(0, why_not);
+    machine_.gpu = device::find_gpu(0, why_not);
     if (!machine_.gpu.has_value()) throw std::runtime_error(why_not);
     const Memory from = random_memory(queue_, kCeilingBytes, [](Rng& rng) { return random_bf16_pair(rng); });
     const Memory to(Memory::Kind::kDevice, static_cast<size_t>(kCeilingBytes));

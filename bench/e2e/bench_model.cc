@@ -157,7 +157,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
   const double start = seconds_now();
   ops::Planner planner(backends::all_backends(), machine, options.load.forced);
   model::Model model(config, planner, weights, options.load.precision, 0, options.load.max_step_tokens,
-                     options.load.num_threads, options.load.bypass);
+                     device::make_executor(machine, options.load.num_threads), options.load.bypass);
   made.make_seconds = seconds_now() - start;
   made.pack_seconds = weights.pack_seconds();
   made.packed_bytes = weights.packed_bytes();

@@ -59,9 +59,9 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
                 [=, &bench](int64_t) {
                   op.run({.q = o->q,
                           .positions = o->positions.data(),
-                          .window_cache = o->cache.template as<uint8_t>(),
+                          .window_cache = o->cache.template as<const uint8_t>(),
                           .window_slots = slots,
-                          .entry_cache = o->cache.template as<uint8_t>() + slots * layout.entry_bytes(),
+                          .entry_cache = o->cache.template as<const uint8_t>() + slots * layout.entry_bytes(),
                           .num_entries = o->counts.data(),
                           .selected = o->selected.data(),
                           .selected_stride = entries,
@@ -108,7 +108,7 @@ void index_scores(OpBench& bench, const std::string& name, const model::Config& 
             [=, &bench](int64_t) {
               op.run({.queries = o->queries,
                       .weights = o->weights,
-                      .keys = o->keys.template as<uint8_t>(),
+                      .keys = o->keys.template as<const uint8_t>(),
                       .counts = o->counts.data(),
                       .stride = entries,
                       .scores = o->scores.data(),
@@ -141,6 +141,7 @@ void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t 
   struct Operands {
     std::vector<float> values, gates, ape, state;
     device::Tensor entries;
+    ops::CompressorSlice slice;
   };
   const ops::CompressorPool::Desc desc{.ratio = ratio, .width = width};
   bench.rows<ops::CompressorPool>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
@@ -152,14 +153,15 @@ void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t 
     ops::compressor_reset(desc, o->state.data());
     // The last of them completes an entry.
     const int64_t first = ops::entries_completed(ratio, 0, tokens) * ratio + ratio - tokens % ratio;
-    o->entries = device::Tensor(DType::kBF16, {ops::entries_completed(ratio, first, tokens), width});
+    o->slice = {.num_rows = static_cast<int32_t>(tokens), .first_position = first};
+    o->entries = device::Tensor(DType::kBF16, {ops::most_completed(ratio, tokens), width});
     return {{.tokens = tokens, .bytes = 2 * tokens * desc.row_width() * 4}, [=, &bench](int64_t) {
               op.run({.values = o->values.data(),
                       .gates = o->gates.data(),
                       .ape = o->ape.data(),
                       .state = o->state.data(),
-                      .first_position = first,
-                      .num_tokens = tokens,
+                      .slices = &o->slice,
+                      .num_slices = 1,
                       .entries = o->entries},
                      bench.queue());
             }};

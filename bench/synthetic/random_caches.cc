@@ -22,16 +22,20 @@ model::SequenceCaches& caches_of(model::SequenceState& state) {
 
 void fill_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count, const device::Buffer& cache) {
   std::vector<float> values(static_cast<size_t>(layout.width));
+  std::vector<uint8_t> bytes(static_cast<size_t>(count * layout.entry_bytes()));
   for (int64_t i = 0; i < count; ++i) {
     for (float& value : values) value = rng.normal();
-    ops::encode_entry(layout, values.data(), cache.as<uint8_t>() + i * layout.entry_bytes());
+    ops::encode_entry(layout, values.data(), bytes.data() + i * layout.entry_bytes());
   }
+  cache.memory().upload(cache.data(), bytes.data(), bytes.size());
 }
 
 // CSA keeps the last window's rows. HCA, between two windows, is as at the start.
 void fill_compressor(Rng& rng, const ops::CompressorPool::Desc& desc, const device::Buffer& state) {
   if (desc.ratio != 4) return;
-  for (int64_t i = 0; i < desc.state_floats(); ++i) state.as<float>()[i] = rng.normal();
+  std::vector<float> values(static_cast<size_t>(desc.state_floats()));
+  for (float& value : values) value = rng.normal();
+  state.memory().upload(state.data(), values.data(), state.size());
 }
 
 }  // namespace
@@ -40,8 +44,8 @@ void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
   model::SequenceCaches& caches = caches_of(state);
   TESSERA_CHECK(caches.position() == 0 && position % 128 == 0 && position <= caches.capacity(),
                 fmt::format("position {} of {}", position, caches.capacity()));
-  for (size_t i = 0; i < caches.layout().layers.size(); ++i) {
-    const model::LayerCacheLayout& layout = caches.layout().layers[i];
+  for (size_t i = 0; i < caches.pool().layout().layers.size(); ++i) {
+    const model::LayerCacheLayout& layout = caches.pool().layout().layers[i];
     const model::LayerCaches& layer = caches.layer(i);
     Rng rng(seed, i + 1);
     fill_entries(rng, layout.kv, layout.window_slots, layer.window);
@@ -57,7 +61,7 @@ void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
 
 int64_t cache_bytes_read(model::SequenceState& state, size_t layer, const model::Config& config) {
   const model::SequenceCaches& caches = caches_of(state);
-  const model::LayerCacheLayout& layout = caches.layout().layers[layer];
+  const model::LayerCacheLayout& layout = caches.pool().layout().layers[layer];
   const int64_t position = caches.position();
   int64_t keys = std::min(position + 1, config.sliding_window), bytes = 0;
   if (layout.ratio != 0) {

@@ -3,70 +3,58 @@
 
 #include <fmt/format.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
-#include <cstdlib>
-#include <cstring>
 #include <new>
 #include <utility>
 
 #include "base/error.h"
 #include "base/integer_math.h"
-#include "base/test_seams.h"
 
 namespace tessera::device {
 
-namespace {
-
-constexpr size_t kLargePage = size_t{2} << 20;
-
-// A fault and a translation per 2 MiB instead of 4 KiB, for weights that every token reads. What doesn't fill a large
-// page stays on small ones, so nothing is wasted; a system that won't is no error.
-void prefer_large_pages(void* data, size_t bytes) {
-#if defined(__linux__)
-  if (bytes >= kLargePage) madvise(data, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
-#endif
-}
-
-}  // namespace
-
-Buffer::Buffer(size_t bytes) : bytes_(bytes) {
+Buffer::Buffer(size_t bytes, MemorySpace& memory) : memory_(&memory), bytes_(bytes) {
   if (bytes == 0) return;
-  if (bytes > SIZE_MAX - kBufferAlignment || seams::is_failing_allocation()) throw std::bad_alloc();
-  const size_t whole = round_up(bytes, kBufferAlignment);
-  if (posix_memalign(&data_, whole >= kLargePage ? kLargePage : kBufferAlignment, whole) != 0) {
-    data_ = nullptr;
-    throw std::bad_alloc();
-  }
-  prefer_large_pages(data_, whole);
-  std::memset(data_, 0, whole);
+  if (bytes > SIZE_MAX - kBufferAlignment) throw std::bad_alloc();
+  data_ = memory.allocate(round_up(bytes, kBufferAlignment));
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : memory_(other.memory_), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(memory_, other.memory_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   return *this;
 }
 
 Buffer::~Buffer() {
-  std::free(data_);
+  if (data_ != nullptr) memory_->release(data_, round_up(bytes_, kBufferAlignment));
 }
 
 Buffer Buffer::clone() const {
-  Buffer copy(bytes_);
-  if (bytes_ > 0) std::memcpy(copy.data_, data_, bytes_);
+  Buffer copy(bytes_, *memory_);
+  memory_->copy(copy.data_, data_, bytes_);
   return copy;
 }
 
-Tensor::Tensor(DType dtype, const Shape& shape) {
+Buffer Buffer::clone_into(MemorySpace& memory) const {
+  TESSERA_CHECK(memory_->is_host(), "only the host's bytes go elsewhere");
+  Buffer copy(bytes_, memory);
+  memory.upload(copy.data_, data_, bytes_);
+  return copy;
+}
+
+Tensor::Tensor(DType dtype, const Shape& shape, MemorySpace& memory) {
   view_ = {nullptr, dtype, shape};
-  buffer_ = Buffer(static_cast<size_t>(view_.num_bytes()));
+  buffer_ = Buffer(static_cast<size_t>(view_.num_bytes()), memory);
   view_.data = buffer_.data();
+}
+
+Tensor Tensor::clone_into(MemorySpace& memory) const {
+  Tensor copy;
+  copy.buffer_ = buffer_.clone_into(memory);
+  copy.view_ = {copy.buffer_.data(), view_.dtype, view_.shape};
+  return copy;
 }
 
 size_t arena_bytes(DType dtype, const Shape& shape) {

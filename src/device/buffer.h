@@ -4,18 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/memory_space.h"
 #include "tensor/tensor_view.h"
 
 namespace tessera::device {
 
-// Wide enough for any vector load and for a cache line pair.
-constexpr size_t kBufferAlignment = 128;
-
 class Buffer {
  public:
   Buffer() = default;
-  // Throws std::bad_alloc. The tail up to the next multiple of kBufferAlignment is allocated and zero too.
-  explicit Buffer(size_t bytes);
+  // Throws as MemorySpace::allocate. The tail up to the next multiple of kBufferAlignment is allocated and zero too.
+  // `memory` must outlive the buffer.
+  explicit Buffer(size_t bytes, MemorySpace& memory = host_memory());
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   Buffer(const Buffer&) = delete;
@@ -23,7 +22,10 @@ class Buffer {
   ~Buffer();
 
   Buffer clone() const;
+  // The bytes of a buffer of the host in another memory.
+  Buffer clone_into(MemorySpace& memory) const;
   size_t size() const { return bytes_; }
+  MemorySpace& memory() const { return *memory_; }
   void* data() const { return data_; }
   template <class T>
   T* as() const {
@@ -31,6 +33,7 @@ class Buffer {
   }
 
  private:
+  MemorySpace* memory_ = &host_memory();
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };
@@ -39,7 +42,9 @@ class Buffer {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(DType dtype, const Shape& shape);
+  Tensor(DType dtype, const Shape& shape, MemorySpace& memory = host_memory());
+  // A tensor of the host in another memory.
+  Tensor clone_into(MemorySpace& memory) const;
   const TensorView& view() const { return view_; }
   operator const TensorView&() const { return view_; }
   template <class T>
@@ -56,10 +61,11 @@ class Tensor {
 class Arena {
  public:
   Arena() = default;
-  explicit Arena(size_t bytes) : buffer_(bytes) {}
+  explicit Arena(size_t bytes, MemorySpace& memory = host_memory()) : buffer_(bytes, memory) {}
   // Aligned to kBufferAlignment; throws kInternal where the arena is full (the plan was wrong).
   TensorView take(DType dtype, const Shape& shape);
   size_t used_bytes() const { return used_; }
+  MemorySpace& memory() const { return buffer_.memory(); }
   // Everything taken after a mark is given back by reset_to(mark).
   size_t mark() const { return used_; }
   void reset_to(size_t mark) { used_ = mark; }

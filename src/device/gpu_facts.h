@@ -35,6 +35,7 @@ struct GpuDevice {
   std::string name;
   int compute_major = 0, compute_minor = 0;
   uint64_t memory_bytes = 0;
+  int ordinal = 0;  // as CUDA counts them
 };
 
 // What the CUDA driver library (libcuda) answers. Codes are CUresult values.

@@ -24,7 +24,7 @@ struct Machine {
   uint64_t memory_available_bytes =
       0;  // the least of: what the kernel says, the control group's limit, the address-space limit
   CpuFeatures cpu;
-  // The GPU that shall compute, in whose memory all data lies then (device/cuda/gpu.h fills it); none: the CPU
+  // The GPU that shall compute, in whose memory all data lies then (device/gpu_executor.h fills it); none: the CPU
   // computes.
   std::optional<GpuDevice> gpu;
   std::string backends;  // TESSERA_BACKENDS: the only ones to use besides the reference, comma-separated; empty: all

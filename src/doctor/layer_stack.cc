@@ -36,8 +36,6 @@ LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* cons
       planner_(backends, machine),
       queue_(options.num_threads),
       ids_(std::move(ids)),
-      positions_(ids_.size()),
-      slots_(ids_.size()),
       arena_(arena_bytes(config_, static_cast<int64_t>(ids_.size()))),
       index_scores_(static_cast<size_t>(model::kScoreRows * (static_cast<int64_t>(ids_.size()) / 4 + 1)) *
                     sizeof(float)) {
@@ -47,14 +45,11 @@ LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* cons
            fmt::format("token id {}: this model has ids 0 to {}", id, config_.vocab_size - 1));
     }
   }
-  std::iota(positions_.begin(), positions_.end(), 0);
-  const int64_t slots = config_.sliding_window + num_tokens() - 1;
-  for (size_t i = 0; i < slots_.size(); ++i) slots_[i] = positions_[i] % slots;
 }
 
 LayerBuilder LayerStack::builder(WeightSource& weights) {
   return LayerBuilder{
-      config_, planner_, weights, options_.precision, num_tokens(), config_.sliding_window + num_tokens() - 1};
+      config_, planner_, weights, options_.precision, num_tokens(), window_slots(), device::host_memory()};
 }
 
 void LayerStack::reserve(const LayerBuilder& used) {
@@ -62,19 +57,33 @@ void LayerStack::reserve(const LayerBuilder& used) {
   if (bytes > workspace_.size()) workspace_ = device::Buffer(bytes);
 }
 
-model::StepContext LayerStack::context(int64_t num_tokens, model::Tracer* tracer) {
+model::StepContext LayerStack::context(const model::StepBatch& batch, const model::CachePool& caches,
+                                       model::Tracer* tracer) {
   arena_.reset_to(0);
   return {.queue = queue_,
           .arena = arena_,
           .workspace = workspace_.data(),
           .tracer = tracer,
-          .slices = slices_,
-          .num_tokens = num_tokens,
-          .token_ids = ids_.data(),
-          .positions = positions_.data(),
-          .window_slots = slots_.data(),
+          .batch = batch,
+          .caches = caches,
           .index_scores = index_scores_.as<float>(),
+          .score_stride = num_tokens() / 4 + 1,
+          .is_recorded = false,
           .activation = activation()};
+}
+
+// One sequence of `count` tokens from its start, all of whose logits are wanted.
+model::StepBatch LayerStack::batch(const model::CacheLayout& layout, int32_t place, int64_t count) const {
+  std::vector<int64_t> ratios;
+  if (!layout.layers.empty() && layout.layers.front().ratio != 0) ratios = {layout.layers.front().ratio};
+  model::StepBatch batch(ratios,
+                         {.max_tokens = count, .window_slots = window_slots(), .index_top_k = config_.index_topk},
+                         device::host_memory(), device::host_memory());
+  std::vector<int32_t> rows(static_cast<size_t>(count));
+  std::iota(rows.begin(), rows.end(), 0);
+  const model::SliceRows slice{place, 0, count, 0};
+  batch.fill({&slice, 1}, std::span(ids_).first(rows.size()), rows);
+  return batch;
 }
 
 device::Tensor LayerStack::embed(WeightSource& weights) {
@@ -102,11 +111,10 @@ void LayerStack::run(const Block& block, const TensorView& streams, model::Trace
   // The layer's caches alone: it is layer 0 of a sequence that has no other.
   model::CacheLayout layout;
   layout.layers.push_back(block.cache_layout());
+  model::CachePool pool(layout, device::host_memory());
   const int64_t count = streams.shape[0];
-  model::SequenceCaches caches(layout, count);
-  slices_ = {{&caches, 0, count, 0}};
-  block.run(context(count, tracer), 0, streams);
-  slices_.clear();
+  const model::SequenceCaches caches(pool, count);
+  block.run(context(batch(layout, caches.place(), count), pool, tracer), 0, streams);
 }
 
 void LayerStack::run_layer(size_t layer, const TensorView& streams, model::Tracer* tracer) {
@@ -126,10 +134,10 @@ std::vector<float> LayerStack::logits(WeightSource& weights, const TensorView& s
   const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);
   reserve(build);
   const int64_t count = streams.shape[0];
-  std::vector<int32_t> rows(static_cast<size_t>(count));
-  std::iota(rows.begin(), rows.end(), 0);
+  const model::CachePool nothing({}, device::host_memory());
+  const model::StepBatch rows = batch({}, 0, count);
   std::vector<float> out(static_cast<size_t>(count * config_.vocab_size));
-  head.run(context(count, nullptr), projection, streams, rows.data(), count,
+  head.run(context(rows, nothing, nullptr), projection, streams, rows.logit_rows(), count,
            {out.data(), DType::kF32, {count, config_.vocab_size}});
   return out;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/layers/block.h"
+#include "model/sequence_caches.h"
 #include "model/weight_source.h"
 #include "ops/planner.h"
 
@@ -45,7 +46,9 @@ class LayerStack {
   model::LayerBuilder builder(model::WeightSource& weights);
   std::unique_ptr<model::Block> build(model::WeightSource& weights, size_t layer);
   void run(const model::Block& block, const TensorView& streams, model::Tracer* tracer);
-  model::StepContext context(int64_t num_tokens, model::Tracer* tracer);
+  int64_t window_slots() const { return config_.sliding_window + num_tokens() - 1; }
+  model::StepBatch batch(const model::CacheLayout& layout, int32_t place, int64_t count) const;
+  model::StepContext context(const model::StepBatch& batch, const model::CachePool& caches, model::Tracer* tracer);
   void reserve(const model::LayerBuilder& used);
 
   model::WeightSource& weights_;
@@ -54,10 +57,8 @@ class LayerStack {
   ops::Planner planner_;
   device::Queue queue_;
   std::vector<int32_t> ids_;
-  std::vector<int64_t> positions_, slots_;
   device::Arena arena_;
   device::Buffer workspace_, index_scores_;
-  std::vector<model::SliceRows> slices_;
   std::map<size_t, std::unique_ptr<model::Block>> kept_;
 };
 

@@ -55,16 +55,14 @@ Sampler::Sampler(const SamplingOptions& options, int32_t vocab_size) : params_(o
   }
   has_penalties_ = params_.repetition_penalty != 1 || params_.frequency_penalty != 0 || params_.presence_penalty != 0;
   if (has_penalties_) counts_.resize(static_cast<size_t>(vocab_size));
-  row_.resize(static_cast<size_t>(vocab_size));
 }
 
 void Sampler::observe(int32_t id) {
   if (has_penalties_) ++counts_[static_cast<size_t>(id)];
 }
 
-int32_t Sampler::draw(model::Runner& runner, std::span<const float> logits, int64_t position) {
-  std::copy(logits.begin(), logits.end(), row_.begin());
-  return runner.sample({.logits = row_,
+int32_t Sampler::draw(model::Runner& runner, std::span<const float> logits, int64_t position) const {
+  return runner.sample({.logits = logits,
                         .params = params_,
                         .position = static_cast<uint64_t>(position),
                         .counts = counts_,

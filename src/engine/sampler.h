@@ -28,8 +28,8 @@ class Sampler {
 
   // Counts a token of the context for the penalties.
   void observe(int32_t id);
-  // Draws the token of `position` from one row of logits (copied first: penalties and bias change it).
-  int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position);
+  // Draws the token of `position` from one row of logits.
+  int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position) const;
 
  private:
   model::SamplingParams params_;
@@ -37,7 +37,6 @@ class Sampler {
   std::vector<float> bias_values_;
   bool has_penalties_;
   std::vector<int32_t> counts_;  // [vocab], with penalties only
-  std::vector<float> row_;       // [vocab]
 };
 
 }  // namespace tessera::engine

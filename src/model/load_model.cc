@@ -83,8 +83,9 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   ops::Planner planner(backends, machine, options.forced);
   const BytePhase phase(progress, "read weights", weights.total_bytes());
   try {
-    loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
-                                            options.max_step_tokens, options.num_threads, options.bypass);
+    loaded.runner =
+        std::make_unique<Model>(config, planner, weights, options.precision, drafts, options.max_step_tokens,
+                                device::make_executor(machine, options.num_threads), options.bypass);
   } catch (const Error& error) {
     // Layers know ops and shapes, not files.
     const std::string message = error.what();

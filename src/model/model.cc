@@ -4,9 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 
 #include "base/error.h"
+#include "model/placed_weights.h"
 
 namespace tessera::model {
 
@@ -25,6 +26,16 @@ size_t arena_capacity(const Config& c, int64_t tokens, DType activation) {
   return static_cast<size_t>(tokens * (values * width + plain) + alignment);
 }
 
+std::vector<int64_t> compression_ratios(const CacheLayout& layout) {
+  std::vector<int64_t> ratios;
+  for (const LayerCacheLayout& layer : layout.layers) {
+    if (layer.ratio != 0 && std::find(ratios.begin(), ratios.end(), layer.ratio) == ratios.end()) {
+      ratios.push_back(layer.ratio);
+    }
+  }
+  return ratios;
+}
+
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15 + 0x165667B19E3779F9;
 }
@@ -32,12 +43,16 @@ uint64_t mix(uint64_t hash, uint64_t value) {
 }  // namespace
 
 Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
-             int64_t num_draft_layers, int64_t max_step_tokens, int num_threads, const Bypass& bypass)
-    : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), queue_(num_threads) {
-  LayerBuilder builder{config_,   planner,         weights,
-                       precision, max_step_tokens, config.sliding_window + max_step_tokens - 1};
+             int64_t num_draft_layers, int64_t max_step_tokens, std::unique_ptr<device::Executor> executor,
+             const Bypass& bypass)
+    : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), executor_(std::move(executor)) {
+  device::MemorySpace& memory = executor_->memory();
+  PlacedWeights placed(weights, memory);
+  LayerBuilder builder{
+      config_, planner, placed, precision, max_step_tokens, config.sliding_window + max_step_tokens - 1, memory};
+  CacheLayout layout;
   const DType activation = precision.activation();
-  embedding_ = weights.load_matrix("embed");
+  embedding_ = placed.load_matrix("embed");
   const DType stored = embedding_.view.format == ops::WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
   ops::Embedding::Desc embed{
       .vocab = config.vocab_size, .hidden = config.hidden_size, .weight = stored, .activation = activation};
@@ -47,36 +62,44 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     blocks_.push_back(std::make_unique<Block>(builder, fmt::format("layers.{}.", n),
                                               config.compress_ratios[static_cast<size_t>(n)], config.is_hashed(n),
                                               bypass));
-    cache_layout_.layers.push_back(blocks_.back()->cache_layout());
+    layout.layers.push_back(blocks_.back()->cache_layout());
   }
   head_ = std::make_unique<OutputHead>(builder, "");
   projection_ = LinearLayer(builder, "head", InputRole::kPlain, DType::kF32);
-  sample_ = builder.bind<ops::Sample>("sample", {.vocab = config.vocab_size});
+  finite_check_ = builder.bind<ops::FiniteCheck>("finite_check", {.width = config.vocab_size});
+  sample_ = std::make_unique<SampleStep>(builder, *executor_);
   if (num_draft_layers > 0) {
     embed_rows_ = builder.bind<ops::Embedding>("mtp.0.embed", embed);
     draft_ = std::make_unique<DraftBlock>(builder, "mtp.0.");
-    cache_layout_.layers.push_back(draft_->cache_layout());
-    cache_layout_.num_draft_layers = 1;
+    layout.layers.push_back(draft_->cache_layout());
+    layout.num_draft_layers = 1;
   }
-  cache_layout_.fingerprint =
-      mix(mix(mix(weights.fingerprint(), config.fingerprint()),
-              static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache)),
-          static_cast<uint64_t>(builder.window_slots));
-  cache_spec_ = make_cache_spec(cache_layout_);
+  layout.fingerprint = mix(mix(mix(weights.fingerprint(), config.fingerprint()),
+                               static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache)),
+                           static_cast<uint64_t>(builder.window_slots));
+  cache_spec_ = make_cache_spec(layout);
+  facts_.num_draft_layers = layout.num_draft_layers;
+  pool_ = std::make_unique<CachePool>(std::move(layout), memory);
 
-  workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes));
-  streams_buffer_ = device::Tensor(activation, {max_step_tokens, ops::kHcStreams, config.hidden_size});
-  logits_buffer_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size});
-  arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation));
-  batch_.slices.reserve(static_cast<size_t>(max_step_tokens));
-  for (auto* ids : {&batch_.token_ids, &batch_.logit_rows}) ids->reserve(static_cast<size_t>(max_step_tokens));
-  for (auto* places : {&batch_.positions, &batch_.window_slots}) places->reserve(static_cast<size_t>(max_step_tokens));
+  workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes), memory);
+  streams_buffer_ = device::Tensor(activation, {max_step_tokens, ops::kHcStreams, config.hidden_size}, memory);
+  logits_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size}, memory);
+  first_bad_ = device::Tensor(DType::kI32, {max_step_tokens}, memory);
+  if (!memory.is_host()) host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
+  arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation), memory);
+  batch_ = std::make_unique<StepBatch>(
+      compression_ratios(pool_->layout()),
+      StepBatch::Limits{
+          .max_tokens = max_step_tokens, .window_slots = builder.window_slots, .index_top_k = config.index_topk},
+      executor_->staging(), memory);
+  const size_t rows = static_cast<size_t>(max_step_tokens);
+  slices_.rows.reserve(rows), slices_.states.reserve(rows);
+  slices_.token_ids.reserve(rows), slices_.logit_rows.reserve(rows);
 
   facts_.vocab_size = static_cast<int32_t>(config.vocab_size);
   facts_.max_positions = config.max_positions;
   facts_.bos_id = static_cast<int32_t>(config.bos_id);
   for (const int64_t id : config.eos_ids) facts_.eos_ids.push_back(static_cast<int32_t>(id));
-  facts_.num_draft_layers = cache_layout_.num_draft_layers;
   facts_.precision = fmt::format("{} x {}", to_string(precision.input), to_string(precision.cache));
   facts_.weight_bytes = static_cast<int64_t>(weights.total_bytes());
 }
@@ -94,30 +117,34 @@ std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
          fmt::format("a sequence of {} tokens: this model takes at most {}", capacity, config_.max_positions));
   }
   reserve_scores(capacity);
-  return std::make_unique<SequenceCaches>(cache_layout_, capacity);
+  return std::make_unique<SequenceCaches>(*pool_, capacity);
 }
 
 std::unique_ptr<SequenceState> Model::restore(std::span<const uint8_t> bytes) {
-  auto state = SequenceCaches::restore(cache_layout_, config_.max_positions, bytes);
+  auto state = SequenceCaches::restore(*pool_, config_.max_positions, bytes);
   reserve_scores(state->capacity());
   return state;
 }
 
 // The indexer's scratch grows with the longest sequence, here, so that no step allocates.
 void Model::reserve_scores(int64_t capacity) {
-  const bool has_indexer = std::any_of(cache_layout_.layers.begin(), cache_layout_.layers.end(),
-                                       [](const LayerCacheLayout& layer) { return layer.has_indexer; });
-  const size_t bytes = has_indexer ? static_cast<size_t>(kScoreRows * (capacity / 4 + 1)) * sizeof(float) : 0;
-  if (bytes > index_scores_.size()) index_scores_ = device::Buffer(bytes);
+  const std::vector<LayerCacheLayout>& layers = pool_->layout().layers;
+  const bool has_indexer =
+      std::any_of(layers.begin(), layers.end(), [](const LayerCacheLayout& layer) { return layer.has_indexer; });
+  const int64_t stride = capacity / 4 + 1;
+  if (!has_indexer || stride <= score_stride_) return;
+  index_scores_ = device::Buffer();  // the old one goes first
+  index_scores_ = device::Buffer(static_cast<size_t>(kScoreRows * stride) * sizeof(float), executor_->memory());
+  score_stride_ = stride;
+  recorded_.clear();  // they have the old one's address
 }
 
-void Model::fill_batch(std::span<const SequenceSlice> slices, bool is_draft) {
-  batch_.slices.clear(), batch_.token_ids.clear(), batch_.positions.clear();
-  batch_.window_slots.clear(), batch_.logit_rows.clear();
+void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
+  slices_.rows.clear(), slices_.states.clear(), slices_.token_ids.clear(), slices_.logit_rows.clear();
   for (const SequenceSlice& slice : slices) {
     SequenceCaches* state = dynamic_cast<SequenceCaches*>(slice.state);
-    TESSERA_CHECK(state != nullptr && &state->layout() == &cache_layout_, "a state belongs to the runner that made it");
-    const int64_t first_row = static_cast<int64_t>(batch_.token_ids.size());
+    TESSERA_CHECK(state != nullptr && &state->pool() == pool_.get(), "a state belongs to the runner that made it");
+    const int64_t first_row = static_cast<int64_t>(slices_.token_ids.size());
     const int64_t count = static_cast<int64_t>(slice.ids.size());
     const int64_t position = is_draft ? state->draft_position() : state->position();
     TESSERA_CHECK(first_row + count <= max_step_tokens_,
@@ -126,111 +153,148 @@ void Model::fill_batch(std::span<const SequenceSlice> slices, bool is_draft) {
       fail(ErrorCode::kInvalidArgument, fmt::format("the sequence holds {} tokens; {} more exceed its capacity of {}",
                                                     position, count, state->capacity()));
     }
-    batch_.slices.push_back({state, first_row, count, position});
+    slices_.rows.push_back({state->place(), first_row, count, position});
+    slices_.states.push_back(state);
     for (int64_t i = 0; i < count; ++i) {
       const int32_t id = slice.ids[static_cast<size_t>(i)];
       if (id < 0 || id >= config_.vocab_size) {
         fail(ErrorCode::kInvalidArgument,
              fmt::format("token id {}: this model has ids 0 to {}", id, config_.vocab_size - 1));
       }
-      batch_.token_ids.push_back(id);
-      batch_.positions.push_back(position + i);
-      batch_.window_slots.push_back((position + i) % cache_layout_.layers.front().window_slots);
+      slices_.token_ids.push_back(id);
       if (slice.logits == LogitRows::kAll || (slice.logits == LogitRows::kLast && i + 1 == count)) {
-        batch_.logit_rows.push_back(static_cast<int32_t>(first_row + i));
+        slices_.logit_rows.push_back(static_cast<int32_t>(first_row + i));
       }
     }
   }
 }
 
-StepContext Model::context() {
+int64_t Model::recorded_rows() const {
+  const size_t num_rows = slices_.token_ids.size();
+  const bool is_decode = num_rows > 0 && num_rows == slices_.rows.size() && num_rows == slices_.logit_rows.size();
+  if (!executor_->can_record() || tracer_ != nullptr || !is_decode) return 0;
+  return std::min(static_cast<int64_t>(std::bit_ceil(num_rows)), max_step_tokens_);
+}
+
+StepContext Model::context(bool is_recorded) {
   arena_.reset_to(0);
-  return {.queue = queue_,
+  return {.queue = executor_->queue(),
           .arena = arena_,
           .workspace = workspace_.data(),
           .tracer = tracer_,
-          .slices = batch_.slices,
-          .num_tokens = static_cast<int64_t>(batch_.token_ids.size()),
-          .token_ids = batch_.token_ids.data(),
-          .positions = batch_.positions.data(),
-          .window_slots = batch_.window_slots.data(),
+          .batch = *batch_,
+          .caches = *pool_,
           .index_scores = index_scores_.as<float>(),
+          .score_stride = score_stride_,
+          .is_recorded = is_recorded,
           .activation = precision_.activation()};
+}
+
+void Model::queue_step(bool is_draft, const std::function<void(const StepContext&)>& work) {
+  const int64_t num_rows = recorded_rows();
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, num_rows);
+  if (num_rows == 0) return work(context(false));
+  if (recorded_version_ != pool_->version()) recorded_.clear();
+  recorded_version_ = pool_->version();
+  const auto is_it = [&](const Recorded& one) { return one.num_rows == num_rows && one.is_draft == is_draft; };
+  auto found = std::find_if(recorded_.begin(), recorded_.end(), is_it);
+  if (found == recorded_.end()) {
+    recorded_.push_back({num_rows, is_draft, executor_->record([&] { work(context(true)); })});
+    found = std::prev(recorded_.end());
+  }
+  found->work->launch();
 }
 
 TensorView Model::embed(const StepContext& context, const TensorView& out, int64_t streams) const {
   const ops::Bound<ops::Embedding>& op = streams == 1 ? embed_rows_ : embed_streams_;
   const TensorView weight{const_cast<void*>(embedding_.view.data), op.desc.weight, {op.desc.vocab, op.desc.hidden}};
-  op.run({.weight = weight, .ids = context.token_ids, .num_tokens = context.num_tokens, .out = out}, context.queue);
+  op.run({.weight = weight, .ids = context.batch.token_ids(), .num_tokens = context.num_tokens(), .out = out},
+         context.queue);
   context.trace("embed", "", out);
   return out;
 }
 
-TensorView Model::run_head(const StepContext& context, const OutputHead& head, const TensorView& streams) {
-  const int64_t rows = static_cast<int64_t>(batch_.logit_rows.size());
-  const TensorView logits = rows_of(logits_buffer_, 0, rows);
-  head.run(context, projection_, streams, batch_.logit_rows.data(), rows, logits);
+void Model::queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams) {
+  const int64_t rows = context.batch.num_logit_rows();
+  head.run(context, projection_, streams, context.batch.logit_rows(), rows, rows_of(logits_, 0, rows));
   // One pass over what leaves the model: a NaN must not become a token.
-  const float* values = logits.as<float>();
-  for (int64_t i = 0; i < logits.shape.num_elements(); ++i) {
-    if (!std::isfinite(values[i])) {
-      const int32_t row = batch_.logit_rows[static_cast<size_t>(i / config_.vocab_size)];
-      fail(ErrorCode::kNotFinite,
-           fmt::format("logit {} at position {} is {}; run with --trace-op to find the first op "
-                       "whose output is not finite",
-                       i % config_.vocab_size, batch_.positions[static_cast<size_t>(row)], values[i]));
-    }
+  finite_check_.run({.values = logits_.as<float>(), .first_bad = first_bad_.as<int32_t>(), .num_rows = rows},
+                    context.queue);
+}
+
+TensorView Model::read_logits() {
+  const size_t rows = slices_.logit_rows.size();
+  device::MemorySpace& memory = executor_->memory();
+  TensorView logits = rows_of(logits_, 0, static_cast<int64_t>(rows));
+  std::vector<int32_t> first_bad(rows);
+  if (!memory.is_host()) {
+    const TensorView on_host = rows_of(host_logits_, 0, static_cast<int64_t>(rows));
+    memory.download(on_host.data, logits.data, static_cast<size_t>(logits.num_bytes()));
+    logits = on_host;
+  }
+  memory.download(first_bad.data(), first_bad_.view().data, rows * sizeof(int32_t));
+  for (size_t row = 0; row < rows; ++row) {
+    if (first_bad[row] < 0) continue;
+    const int64_t at = static_cast<int64_t>(row) * config_.vocab_size + first_bad[row];
+    fail(ErrorCode::kNotFinite,
+         fmt::format("logit {} at position {} is {}; run with --trace-op to find the first op whose output is not "
+                     "finite",
+                     first_bad[row], batch_->position(slices_.logit_rows[row]), logits.as<float>()[at]));
   }
   return logits;
 }
 
 TensorView Model::step(std::span<const SequenceSlice> slices) {
-  fill_batch(slices, false);
-  const StepContext step = context();
-  streams_ = embed(step, rows_of(streams_buffer_, 0, step.num_tokens), ops::kHcStreams);
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(step, i, streams_);
-  const TensorView logits = run_head(step, *head_, streams_);
-  for (const SliceRows& slice : batch_.slices) slice.state->advance(slice.num_rows);
+  read_slices(slices, false);
+  queue_step(false, [this](const StepContext& step) {
+    const TensorView streams = embed(step, rows_of(streams_buffer_, 0, step.num_tokens()), ops::kHcStreams);
+    for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(step, i, streams);
+    queue_head(step, *head_, streams);
+  });
+  num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
+  const TensorView logits = read_logits();
+  for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance(slices_.rows[i].num_rows);
   return logits;
 }
 
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {
   const bool is_draft = layer >= blocks_.size();
   TESSERA_CHECK(!is_draft, "draft blocks have another input");
-  fill_batch(slices, false);
-  blocks_[layer]->run(context(), layer, streams);
+  read_slices(slices, false);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows);
+  device::MemorySpace& memory = executor_->memory();
+  const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());
+  const size_t bytes = static_cast<size_t>(placed.num_bytes());
+  memory.upload(placed.data, streams.data, bytes);
+  blocks_[layer]->run(context(false), layer, placed);
+  memory.download(streams.data, placed.data, bytes);
 }
 
 TensorView Model::draft(std::span<const SequenceSlice> slices) {
   if (draft_ == nullptr) fail(ErrorCode::kUnsupported, "this model was loaded without a draft block");
-  fill_batch(slices, true);
-  const StepContext step = context();
-  for (const SliceRows& slice : batch_.slices) {
-    TESSERA_CHECK(slice.first_position + slice.num_rows == slice.state->position(),
+  read_slices(slices, true);
+  for (size_t i = 0; i < slices_.states.size(); ++i) {
+    const SliceRows& slice = slices_.rows[i];
+    TESSERA_CHECK(slice.first_position + slice.num_rows == slices_.states[i]->position(),
                   "the draft block follows every step with the same slices");
   }
-  TESSERA_CHECK(streams_.shape.rank() > 0 && streams_.shape[0] == step.num_tokens, "draft() follows step()");
-  const TensorView next = embed(step, step.take_rows(config_.hidden_size), 1);
-  const TensorView streams = draft_->run(step, blocks_.size(), streams_, next);
-  const TensorView logits = run_head(step, draft_->head(), streams);
-  for (const SliceRows& slice : batch_.slices) slice.state->advance_draft(slice.num_rows);
+  TESSERA_CHECK(num_step_rows_ == static_cast<int64_t>(slices_.token_ids.size()), "draft() follows step()");
+  queue_step(true, [this](const StepContext& step) {
+    const TensorView next = embed(step, step.take_rows(config_.hidden_size), 1);
+    const TensorView streams = draft_->run(step, blocks_.size(), rows_of(streams_buffer_, 0, step.num_tokens()), next);
+    queue_head(step, draft_->head(), streams);
+  });
+  const TensorView logits = read_logits();
+  for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance_draft(slices_.rows[i].num_rows);
   return logits;
 }
 
 int32_t Model::sample(const SampleRequest& request) {
-  TESSERA_CHECK(static_cast<int64_t>(request.logits.size()) == config_.vocab_size, "one row of logits");
-  int32_t token = 0;
-  sample_.run({.logits = request.logits.data(),
-               .params = request.params,
-               .position = request.position,
-               .counts = request.counts.empty() ? nullptr : request.counts.data(),
-               .bias_ids = request.bias_ids.data(),
-               .bias_values = request.bias_values.data(),
-               .num_bias = static_cast<int64_t>(request.bias_ids.size()),
-               .token = &token,
-               .workspace = workspace_.data()},
-              queue_);
-  return token;
+  // A row of the last step is still where the ops compute.
+  const float* first = (host_logits_.view().data != nullptr ? host_logits_ : logits_).as<float>();
+  const ptrdiff_t at = request.logits.data() - first;
+  const bool is_ours = at >= 0 && at < logits_.view().shape.num_elements();
+  return sample_->run(request, is_ours ? logits_.as<float>() + at : nullptr, workspace_.data());
 }
 
 }  // namespace tessera::model

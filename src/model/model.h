@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The whole model on one rank: embedding, layers, head and draft block, run over a batch of slices.
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "device/executor.h"
 #include "model/bypass.h"
 #include "model/layers/draft_block.h"
 #include "model/runner.h"
+#include "model/sample_step.h"
+#include "model/sequence_caches.h"
 
 namespace tessera::model {
 
 class Model final : public Runner {
  public:
-  // Binds every op and loads every weight. `num_draft_layers` 0 or 1. The queue's threads are the model's.
+  // Binds every op and loads every weight. `num_draft_layers` 0 or 1. The planner's machine and the executor agree.
   Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
-        int64_t num_draft_layers, int64_t max_step_tokens, int num_threads, const Bypass& bypass);
+        int64_t num_draft_layers, int64_t max_step_tokens, std::unique_ptr<device::Executor> executor,
+        const Bypass& bypass);
 
   const ModelFacts& facts() const override { return facts_; }
   const CacheSpec& cache_spec() const override { return cache_spec_; }
@@ -34,38 +39,56 @@ class Model final : public Runner {
   void run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams);
 
  private:
-  // What a step's slices are, row by row. Reserved once; refilled by every step.
-  struct Batch {
-    std::vector<SliceRows> slices;
+  // What a step's slices are. Reserved once; refilled by every step.
+  struct Slices {
+    std::vector<SliceRows> rows;
+    std::vector<SequenceCaches*> states;
     std::vector<int32_t> token_ids, logit_rows;
-    std::vector<int64_t> positions, window_slots;
+  };
+  // Work of a step that was recorded.
+  struct Recorded {
+    int64_t num_rows;
+    bool is_draft;
+    std::unique_ptr<device::Recording> work;
   };
 
-  void fill_batch(std::span<const SequenceSlice> slices, bool is_draft);
-  StepContext context();
+  void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
+  // The rows that a recorded step of the slices has; 0: it is not recorded.
+  int64_t recorded_rows() const;
+  // Fills the batch and queues work(context), or what was recorded of it for as many rows.
+  void queue_step(bool is_draft, const std::function<void(const StepContext&)>& work);
+  StepContext context(bool is_recorded);
   TensorView embed(const StepContext& context, const TensorView& out, int64_t streams) const;
-  TensorView run_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
+  void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
+  // Waits for the step; its wanted rows, in host memory.
+  TensorView read_logits();
   void reserve_scores(int64_t capacity);
 
   const Config config_;
   const int64_t max_step_tokens_;
   ops::Precision precision_;
-  device::Queue queue_;
+  std::unique_ptr<device::Executor> executor_;
   ModelFacts facts_;
-  CacheLayout cache_layout_;
+  std::unique_ptr<CachePool> pool_;
   CacheSpec cache_spec_;
   Matrix embedding_;
   LinearLayer projection_;
   ops::Bound<ops::Embedding> embed_streams_, embed_rows_;
-  ops::Bound<ops::Sample> sample_;
+  ops::Bound<ops::FiniteCheck> finite_check_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<OutputHead> head_;
   std::unique_ptr<DraftBlock> draft_;
+  std::unique_ptr<SampleStep> sample_;
   device::Buffer workspace_, index_scores_;
-  device::Tensor streams_buffer_, logits_buffer_;
+  int64_t score_stride_ = 0;
+  device::Tensor streams_buffer_, logits_, first_bad_;
+  device::Tensor host_logits_;  // where logits_ is not the host's
   device::Arena arena_;
-  TensorView streams_;
-  Batch batch_;
+  int64_t num_step_rows_ = 0;  // of the last step()
+  Slices slices_;
+  std::unique_ptr<StepBatch> batch_;
+  std::vector<Recorded> recorded_;
+  int64_t recorded_version_ = 0;  // of the pool
   Tracer* tracer_ = nullptr;
 };
 

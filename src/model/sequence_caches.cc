@@ -73,48 +73,40 @@ size_t payload_bytes_at(const CacheLayout& layout, int64_t position) {
 }
 
 void copy_bytes(const device::Buffer& from, const device::Buffer& to) {
-  if (from.size() > 0) std::memcpy(to.data(), from.data(), from.size());
+  to.memory().copy(to.data(), from.data(), from.size());
 }
 
 }  // namespace
 
-CacheSpec make_cache_spec(const CacheLayout& layout) {
-  CacheSpec spec;
-  for (size_t i = 0; i < layout.layers.size(); ++i) {
-    const LayerCacheLayout& layer = layout.layers[i];
-    const size_t num_main = layout.layers.size() - static_cast<size_t>(layout.num_draft_layers);
-    const std::string name = i < num_main ? fmt::format("layers.{}.", i) : fmt::format("mtp.{}.", i - num_main);
-    spec.kinds.push_back({name + "window", layer.kv.entry_bytes(), layer.window_slots, 0});
-    if (layer.ratio == 0) continue;
-    spec.kinds.push_back({name + "entries", layer.kv.entry_bytes(), 0, layer.ratio});
-    spec.kinds.push_back({name + "compressor", layer.compressor.state_floats() * 4, 1, 0});
-    if (!layer.has_indexer) continue;
-    spec.kinds.push_back({name + "index_keys", layer.index.entry_bytes(), 0, layer.ratio});
-    spec.kinds.push_back({name + "index_compressor", layer.index_compressor.state_floats() * 4, 1, 0});
-  }
-  return spec;
-}
-
-SequenceCaches::SequenceCaches(const CacheLayout& layout, int64_t capacity) : layout_(&layout), capacity_(capacity) {
-  for (const LayerCacheLayout& layer : layout.layers) {
+SequenceCaches::SequenceCaches(CachePool& pool, int64_t capacity) : pool_(pool), capacity_(capacity) {
+  device::MemorySpace& memory = pool.memory();
+  const auto compressor = [&](const ops::CompressorPool::Desc& desc) {
+    device::Buffer state(static_cast<size_t>(desc.state_floats()) * sizeof(float));
+    ops::compressor_reset(desc, state.as<float>());
+    return memory.is_host() ? std::move(state) : state.clone_into(memory);
+  };
+  for (const LayerCacheLayout& layer : pool.layout().layers) {
     LayerCaches caches;
-    caches.window = device::Buffer(static_cast<size_t>(layer.window_slots * layer.kv.entry_bytes()));
+    caches.window = device::Buffer(static_cast<size_t>(layer.window_slots * layer.kv.entry_bytes()), memory);
     if (layer.ratio != 0) {
-      caches.entries = device::Buffer(entry_bytes_at(layer, capacity));
-      caches.compressor = device::Buffer(static_cast<size_t>(layer.compressor.state_floats()) * 4);
-      ops::compressor_reset(layer.compressor, caches.compressor.as<float>());
+      caches.entries = device::Buffer(entry_bytes_at(layer, capacity), memory);
+      caches.compressor = compressor(layer.compressor);
     }
     if (layer.has_indexer) {
-      caches.index_keys = device::Buffer(index_bytes_at(layer, capacity));
-      caches.index_compressor = device::Buffer(static_cast<size_t>(layer.index_compressor.state_floats()) * 4);
-      ops::compressor_reset(layer.index_compressor, caches.index_compressor.as<float>());
+      caches.index_keys = device::Buffer(index_bytes_at(layer, capacity), memory);
+      caches.index_compressor = compressor(layer.index_compressor);
     }
     layers_.push_back(std::move(caches));
   }
+  place_ = pool.add(layers_);
+}
+
+SequenceCaches::~SequenceCaches() {
+  pool_.remove(place_);
 }
 
 std::unique_ptr<SequenceState> SequenceCaches::fork() const {
-  auto copy = std::make_unique<SequenceCaches>(*layout_, capacity_);
+  auto copy = std::make_unique<SequenceCaches>(pool_, capacity_);
   copy->position_ = position_;
   copy->draft_position_ = draft_position_;
   for (size_t i = 0; i < layers_.size(); ++i) {
@@ -154,15 +146,16 @@ void SequenceCaches::rollback(const StateMark& state_mark) {
 
 std::vector<uint8_t> SequenceCaches::save() const {
   SavedHeader header;
-  header.fingerprint = layout_->fingerprint;
+  header.fingerprint = pool_.layout().fingerprint;
   header.capacity = capacity_, header.position = position_, header.draft_position = draft_position_;
   std::vector<uint8_t> out(sizeof(header));
   for (size_t i = 0; i < layers_.size(); ++i) {
     // The visitor only reads here.
-    for_each_part(layout_->layers[i], const_cast<LayerCaches&>(layers_[i]), position_, [&](void* data, size_t bytes) {
-      const uint8_t* begin = static_cast<const uint8_t*>(data);
-      out.insert(out.end(), begin, begin + bytes);
-    });
+    for_each_part(pool_.layout().layers[i], const_cast<LayerCaches&>(layers_[i]), position_,
+                  [&](void* data, size_t bytes) {
+                    out.resize(out.size() + bytes);
+                    pool_.memory().download(out.data() + out.size() - bytes, data, bytes);
+                  });
   }
   header.payload_bytes = out.size() - sizeof(header);
   header.hash = hash_of(header, std::span(out).subspan(sizeof(header)));
@@ -170,8 +163,9 @@ std::vector<uint8_t> SequenceCaches::save() const {
   return out;
 }
 
-std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layout, int64_t max_positions,
+std::unique_ptr<SequenceCaches> SequenceCaches::restore(CachePool& pool, int64_t max_positions,
                                                         std::span<const uint8_t> bytes) {
+  const CacheLayout& layout = pool.layout();
   SavedHeader header;
   const SavedHeader expected;
   if (bytes.size() < sizeof(header)) {
@@ -201,13 +195,13 @@ std::unique_ptr<SequenceCaches> SequenceCaches::restore(const CacheLayout& layou
   if (const size_t expected_bytes = payload_bytes_at(layout, header.position); expected_bytes != payload.size()) {
     fail_data(kSavedName, "payload", fmt::format("{} bytes", expected_bytes), fmt::format("{}", payload.size()));
   }
-  auto state = std::make_unique<SequenceCaches>(layout, header.capacity);
+  auto state = std::make_unique<SequenceCaches>(pool, header.capacity);
   state->position_ = header.position;
   state->draft_position_ = header.draft_position;
   size_t used = 0;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     for_each_part(layout.layers[i], state->layers_[i], header.position, [&](void* data, size_t part_bytes) {
-      if (part_bytes > 0) std::memcpy(data, payload.data() + used, part_bytes);
+      pool.memory().upload(data, payload.data() + used, part_bytes);
       used += part_bytes;
     });
   }

@@ -10,6 +10,7 @@
 #include "ops/cache_write/cache_write.h"
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
+#include "ops/finite_check/finite_check.h"
 #include "ops/hadamard/hadamard.h"
 #include "ops/indexer/indexer.h"
 #include "ops/linear/linear.h"
@@ -36,7 +37,7 @@ struct VariantLists {
 // Every op of the model. A new op adds its type here.
 using AllVariants =
     VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
-                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, Sample>;
+                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -263,18 +263,21 @@ TEST_F(RowsTest, CompressorPool) {
       ops::compressor_reset(desc, state.data());
       testing::PoisonedTensor entries(DType::kBF16, {kTokens / ratio, desc.width});
       for (int64_t first = 0; first < kTokens; first += step) {
-        const int64_t count = std::min(step, kTokens - first);
+        const int64_t count = std::min(step, kTokens - first), made = ops::entries_completed(ratio, first, count);
+        testing::PoisonedTensor part(DType::kBF16, {ops::most_completed(ratio, count), desc.width});
+        const ops::CompressorSlice slice{.num_rows = static_cast<int32_t>(count), .first_position = first};
         variant.run(desc,
                     {.values = values.data() + first * desc.row_width(),
                      .gates = gates.data() + first * desc.row_width(),
                      .ape = ape.data(),
                      .state = state.data(),
-                     .first_position = first,
-                     .num_tokens = count,
-                     .entries = {entries.view().as<uint16_t>() + first / ratio * desc.width,
-                                 DType::kBF16,
-                                 {ops::entries_completed(ratio, first, count), desc.width}}},
+                     .slices = &slice,
+                     .num_slices = 1,
+                     .entries = part.view()},
                     queue);
+        EXPECT_TRUE(part.is_guard_intact());
+        std::copy_n(part.view().as<uint16_t>(), made * desc.width,
+                    entries.view().as<uint16_t>() + first / ratio * desc.width);
       }
       EXPECT_TRUE(entries.is_guard_intact());
       return std::pair{entries.floats(), state};

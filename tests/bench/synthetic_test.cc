@@ -103,7 +103,7 @@ TEST_F(SyntheticTest, RoutersAndIndexersChooseVariously) {
   constexpr int64_t kTokens = 128;
   SyntheticWeights weights(config, seed_, 2);
   ops::Planner planner(backends::all_backends(), device::probe_machine());
-  model::Model model(config, planner, weights, {}, 0, kTokens, 2, {});
+  model::Model model(config, planner, weights, {}, 0, kTokens, device::make_executor(device::probe_machine(), 2), {});
   testing::TraceRecorder recorder({"expert_ids", "selection", "out"});
   model.set_tracer(&recorder);
   const auto state = model.new_sequence(4096);

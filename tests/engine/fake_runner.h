@@ -76,10 +76,11 @@ class FakeRunner final : public model::Runner {
     requests.push_back(request.params);
     counts.assign(request.counts.begin(), request.counts.end());
     int32_t token = 0;
+    std::vector<float> row(request.logits.begin(), request.logits.end());
     device::Queue queue(1);
     std::vector<char> workspace(static_cast<size_t>(ops::sample_reference_workspace({kVocab}, 1)));
     ops::sample_reference({kVocab},
-                          {.logits = request.logits.data(),
+                          {.logits = row.data(),
                            .params = request.params,
                            .position = request.position,
                            .counts = request.counts.empty() ? nullptr : request.counts.data(),

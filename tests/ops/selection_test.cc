@@ -178,19 +178,22 @@ TEST_F(SelectionTest, CompressorAgainstTheDefinitionAndAnyChunking) {
         ops::compressor_reset(desc, state.data());
         for (int64_t at = 0; at < tokens;) {
           const int64_t count = std::min(tokens - at, next_chunk()), made = ops::entries_completed(ratio, at, count);
-          testing::PoisonedTensor part(DType::kF32, {made, kWidth});
+          testing::PoisonedTensor part(DType::kF32, {ops::most_completed(ratio, count), kWidth});
+          const ops::CompressorSlice slice{.num_rows = static_cast<int32_t>(count), .first_position = at};
           variant.run(desc,
                       {.values = values.data() + at * row,
                        .gates = gates.data() + at * row,
                        .ape = ape.data(),
                        .state = state.data(),
-                       .first_position = at,
-                       .num_tokens = count,
+                       .slices = &slice,
+                       .num_slices = 1,
                        .entries = part.view()},
                       queue_);
           EXPECT_TRUE(part.is_guard_intact());
           const std::vector<float> made_values = part.floats();
-          out.insert(out.end(), made_values.begin(), made_values.end());
+          const auto rest = made_values.begin() + made * kWidth;
+          out.insert(out.end(), made_values.begin(), rest);
+          EXPECT_TRUE(std::all_of(rest, made_values.end(), [](float value) { return value == 0; })) << "not completed";
           at += count;
         }
         return out;

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "device/cuda/gpu.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/memory.h"
+#include "device/gpu_executor.h"
 
 namespace tessera::testing {
 
@@ -38,7 +38,7 @@ Gpu& gpu() {
 
 std::optional<device::GpuDevice> find_test_gpu(std::string& why_not) {
   static std::string reason;
-  static const std::optional<device::GpuDevice> found = device::cuda::find_gpu(0, reason);
+  static const std::optional<device::GpuDevice> found = device::find_gpu(0, reason);
   why_not = reason;
   return found;
 }

@@ -3,6 +3,7 @@
 // Runs a GPU's variant on arrays in host memory, as tests have them: copies them to the GPU, runs, compares and copies
 // back. Beside what the test itself asks, every call checks that nothing was written outside the arrays or into inputs,
 // and that the same work recorded as a graph gives the same bits. Without CUDA in the build there is no GPU.
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <optional>
@@ -35,6 +36,27 @@ class GpuStage {
   void add(T*& address, int64_t bytes, Access access) {
     add_array(reinterpret_cast<void**>(const_cast<std::remove_const_t<T>**>(&address)), bytes, access);
   }
+  // Caches of `bytes` each; with a table, of the places that `num_rows` rows name. The table lies on the GPU too.
+  template <class T>
+  void add(ops::SequenceBases<T>& bases, int64_t num_rows, int64_t bytes, Access access) {
+    if (bases.all == nullptr) return add(bases.only, bytes, access);
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_rows; ++i) count = std::max<int64_t>(count, bases.places[i] + 1);
+    add(bases.places, num_rows * 4, Access::kInput);
+    add_table(bases, count, bytes, access);
+  }
+  // The caches of the table's first `count` places.
+  template <class T>
+  void add_table(ops::SequenceBases<T>& bases, int64_t count, int64_t bytes, Access access) {
+    if (bases.all == nullptr) return add(bases.only, bytes, access);
+    std::vector<void*>& copies = tables_.emplace_back();
+    for (int64_t i = 0; i < count; ++i) {
+      copies.push_back(const_cast<std::remove_const_t<T>*>(bases.all[i]));
+    }
+    for (void*& address : copies) add(address, bytes, access);
+    bases.all = reinterpret_cast<T* const*>(copies.data());
+    add(bases.all, count * static_cast<int64_t>(sizeof(void*)), Access::kInput);
+  }
   void add(TensorView& view, Access access) { add(view.data, view.num_bytes(), access); }
   void add(ops::WeightView& weight);
   // An array of `count` weights; it lies on the GPU too.
@@ -62,6 +84,7 @@ class GpuStage {
 
   std::vector<Array> arrays_;
   std::deque<std::vector<ops::WeightView>> weights_;
+  std::deque<std::vector<void*>> tables_;
 };
 
 }  // namespace tessera::testing

@@ -101,7 +101,7 @@ inline void add_arrays(GpuStage& stage, const ops::CacheWrite::Desc& desc, ops::
   const int64_t entries = args.num_rows == 0 ? 0 : largest_of(args.slots, args.num_rows) + 1;
   stage.add(args.rows, Access::kInput);
   stage.add(args.slots, args.num_rows * 8, Access::kInput);
-  stage.add(args.cache, entries * desc.layout.entry_bytes(), Access::kOutput);
+  stage.add(args.cache, args.num_rows, entries * desc.layout.entry_bytes(), Access::kOutput);
 }
 
 inline void add_arrays(GpuStage& stage, const ops::Hadamard::Desc&, ops::Hadamard::Args& args) {
@@ -110,17 +110,24 @@ inline void add_arrays(GpuStage& stage, const ops::Hadamard::Desc&, ops::Hadamar
 
 inline void add_arrays(GpuStage& stage, const ops::CompressorPool::Desc& desc, ops::CompressorPool::Args& args) {
   const int64_t row_bytes = desc.row_width() * 4;
-  stage.add(args.values, args.num_tokens * row_bytes, Access::kInput);
-  stage.add(args.gates, args.num_tokens * row_bytes, Access::kInput);
+  int64_t num_rows = 0, num_places = 0;
+  for (int64_t i = 0; i < args.num_slices; ++i) {
+    num_rows = std::max<int64_t>(num_rows, args.slices[i].first_row + args.slices[i].num_rows);
+    num_places = std::max<int64_t>(num_places, args.slices[i].place + 1);
+  }
+  stage.add(args.values, num_rows * row_bytes, Access::kInput);
+  stage.add(args.gates, num_rows * row_bytes, Access::kInput);
   stage.add(args.ape, desc.ratio * row_bytes, Access::kInput);
-  stage.add(args.state, desc.state_floats() * 4, Access::kOutput);
+  stage.add_table(args.state, num_places, desc.state_floats() * 4, Access::kOutput);
+  stage.add(args.slices, args.num_slices * static_cast<int64_t>(sizeof(ops::CompressorSlice)), Access::kInput);
   stage.add(args.entries, Access::kOutput);
 }
 
 inline void add_arrays(GpuStage& stage, const ops::IndexScores::Desc& desc, ops::IndexScores::Args& args) {
   stage.add(args.queries, Access::kInput);
   stage.add(args.weights, Access::kInput);
-  stage.add(args.keys, largest_of(args.counts, args.num_tokens) * desc.keys.entry_bytes(), Access::kInput);
+  stage.add(args.keys, args.num_tokens, largest_of(args.counts, args.num_tokens) * desc.keys.entry_bytes(),
+            Access::kInput);
   stage.add(args.counts, args.num_tokens * 4, Access::kInput);
   stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kOutput);
 }
@@ -134,14 +141,14 @@ inline void add_arrays(GpuStage& stage, const ops::TopK::Desc& desc, ops::TopK::
 inline void add_arrays(GpuStage& stage, const ops::Attention::Desc& desc, ops::Attention::Args& args) {
   const int64_t entry_bytes = desc.layout.entry_bytes(), indices = args.num_tokens * args.selected_stride;
   int64_t num_entries = 0;
-  if (args.entry_cache != nullptr) {
+  if (args.entry_cache.exists()) {
     num_entries = args.selected != nullptr ? largest_of(args.selected, indices) + 1
                                            : largest_of(args.num_entries, args.num_tokens);
   }
   stage.add(args.q, Access::kInput);
   stage.add(args.positions, args.num_tokens * 8, Access::kInput);
-  stage.add(args.window_cache, args.window_slots * entry_bytes, Access::kInput);
-  stage.add(args.entry_cache, num_entries * entry_bytes, Access::kInput);
+  stage.add(args.window_cache, args.num_tokens, args.window_slots * entry_bytes, Access::kInput);
+  stage.add(args.entry_cache, args.num_tokens, num_entries * entry_bytes, Access::kInput);
   stage.add(args.num_entries, args.num_tokens * 4, Access::kInput);
   stage.add(args.selected, indices * 4, Access::kInput);
   stage.add(args.sink, desc.heads * 4, Access::kInput);
@@ -152,6 +159,11 @@ inline void add_arrays(GpuStage& stage, const ops::StreamAdd::Desc&, ops::Stream
   stage.add(args.z, Access::kInput);
   stage.add(args.e, Access::kInput);
   stage.add(args.out, Access::kOutput);
+}
+
+inline void add_arrays(GpuStage& stage, const ops::FiniteCheck::Desc& desc, ops::FiniteCheck::Args& args) {
+  stage.add(args.values, args.num_rows * desc.width * 4, Access::kInput);
+  stage.add(args.first_bad, args.num_rows * 4, Access::kOutput);
 }
 
 inline void add_arrays(GpuStage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {

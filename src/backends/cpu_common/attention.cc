@@ -50,12 +50,12 @@ void attention_run(AttentionKernel kernel, const Attention::Desc& desc, const At
       job.scale = desc.scale;
       job.nope = desc.layout.format == EntryFormat::kKvFp8Bf16 ? desc.layout.nope_dim() : 0;
       job.entry_bytes = desc.layout.entry_bytes();
-      job.window_cache = args.window_cache;
+      job.window_cache = args.window_cache.of_row(t);
       job.window_slots = args.window_slots;
       job.window_begin = std::max<int64_t>(0, position - desc.window + 1);
       job.window_count = position + 1 - job.window_begin;
-      job.entry_cache = args.entry_cache;
-      job.num_entries = args.entry_cache == nullptr ? 0 : args.num_entries[t];
+      job.entry_cache = args.entry_cache.of_row(t);
+      job.num_entries = args.entry_cache.exists() ? args.num_entries[t] : 0;
       job.selected = args.selected == nullptr ? nullptr : args.selected + t * args.selected_stride;
       kernel(job);
     }

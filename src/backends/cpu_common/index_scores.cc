@@ -18,6 +18,10 @@ namespace {
 constexpr int64_t kMaxHeads = 128;
 constexpr int64_t kTokens = 16;  // of a job: bounds the stack
 
+// Rows of one sequence.
+void score_sequence(IndexKernel kernel, const IndexScores::Desc& desc, const IndexScores::Args& args, int64_t first_row,
+                    int64_t num_rows, device::Queue& queue);
+
 }  // namespace
 
 bool index_scores_supports(const IndexScores::Desc& desc, std::string& why_not) {
@@ -35,6 +39,17 @@ bool index_scores_supports(const IndexScores::Desc& desc, std::string& why_not) 
 
 void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const IndexScores::Args& args,
                       device::Queue& queue) {
+  for (int64_t first = 0, end = 0; first < args.num_tokens; first = end) {
+    const auto is_same = [&](int64_t row) { return args.keys.of_row(row) == args.keys.of_row(first); };
+    for (end = first + 1; end < args.num_tokens && is_same(end);) ++end;
+    score_sequence(kernel, desc, args, first, end - first, queue);
+  }
+}
+
+namespace {
+
+void score_sequence(IndexKernel kernel, const IndexScores::Desc& desc, const IndexScores::Args& args, int64_t first_row,
+                    int64_t num_rows, device::Queue& queue) {
   const float scale =
       static_cast<float>(1 / std::sqrt(static_cast<double>(desc.width) * static_cast<double>(desc.heads)));
   const int64_t blocks = ceil_div<int64_t>(args.stride, kIndexKeys), entry_bytes = desc.keys.entry_bytes();
@@ -42,16 +57,17 @@ void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const I
   const int64_t tokens_each =
       blocks >= 2 * queue.num_threads()
           ? kTokens
-          : std::min<int64_t>(kTokens, (args.num_tokens + queue.num_threads() - 1) / queue.num_threads());
-  if (args.num_tokens == 0 || blocks == 0) return;
-  const int64_t groups = ceil_div(args.num_tokens, tokens_each);
-  const int64_t cost = args.num_tokens * blocks * kIndexKeys * desc.heads * desc.width / 16;
+          : std::min<int64_t>(kTokens, (num_rows + queue.num_threads() - 1) / queue.num_threads());
+  if (blocks == 0) return;
+  const int64_t groups = ceil_div(num_rows, tokens_each);
+  const int64_t cost = num_rows * blocks * kIndexKeys * desc.heads * desc.width / 16;
   share(queue, blocks * groups, cost, [&](int64_t piece) {
-    const int64_t first_key = piece / groups * kIndexKeys, first = piece % groups * tokens_each;
+    const int64_t first_key = piece / groups * kIndexKeys, done = piece % groups * tokens_each;
+    const int64_t first = first_row + done;
     int64_t counts[kTokens], num_keys = 0;
     float weights[kTokens * kMaxHeads];
     IndexJob job{};
-    job.num_tokens = std::min(tokens_each, args.num_tokens - first);
+    job.num_tokens = std::min(tokens_each, num_rows - done);
     for (int64_t t = 0; t < job.num_tokens; ++t) {
       counts[t] = std::clamp<int64_t>(args.counts[first + t] - first_key, 0, kIndexKeys);
       num_keys = std::max(num_keys, counts[t]);
@@ -62,7 +78,7 @@ void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const I
     if (num_keys == 0) return;
     job.queries = args.queries.as<uint16_t>() + first * desc.heads * desc.width;
     job.weights = weights;
-    job.keys = args.keys + first_key * entry_bytes;
+    job.keys = args.keys.of_row(first_row) + first_key * entry_bytes;
     job.is_fp4 = desc.keys.format == EntryFormat::kIndexFp4;
     job.entry_bytes = entry_bytes;
     job.num_keys = num_keys;
@@ -74,5 +90,7 @@ void index_scores_run(IndexKernel kernel, const IndexScores::Desc& desc, const I
     kernel(job);
   });
 }
+
+}  // namespace
 
 }  // namespace tessera::backends::cpu_common

@@ -265,7 +265,8 @@ void cache_write_run(const RowKernels& kernels, const CacheWrite::Desc& desc, co
   queue.parallel_for(args.num_rows, grain_of(8 * width), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const uint16_t* row = args.rows.as<uint16_t>() + i * width;
-      uint8_t* entry = args.cache + args.slots[i] * entry_bytes;
+      if (args.slots[i] < 0) continue;
+      uint8_t* entry = args.cache.of_row(i) + args.slots[i] * entry_bytes;
       kernels.encode_e4m3(row, nope, entry, entry + nope + tail_bytes);
       std::memcpy(entry + nope, row + nope, static_cast<size_t>(tail_bytes));
       std::memset(entry + used_bytes, 0, static_cast<size_t>(entry_bytes - used_bytes));
@@ -279,12 +280,26 @@ bool compressor_pool_supports(const CompressorPool::Desc& desc, std::string& why
 
 void compressor_pool_run(const RowKernels& kernels, const CompressorPool::Desc& desc, const CompressorPool::Args& args,
                          device::Queue& queue) {
-  const PoolJob job{desc.ratio, desc.width, args.first_position,        args.num_tokens, args.values, args.gates,
-                    args.ape,   args.state, args.entries.as<uint16_t>()};
   const auto kernel = desc.ratio == 4 ? kernels.pool_overlap : kernels.pool_online;
-  const int64_t grain = std::max<int64_t>(1, 1024 / std::max<int64_t>(1, args.num_tokens));
-  queue.parallel_for(desc.width / kRowStep, grain,
-                     [&](int64_t begin, int64_t end) { kernel(job, begin * kRowStep, end * kRowStep); });
+  for (int64_t s = 0; s < args.num_slices; ++s) {
+    const CompressorSlice& slice = args.slices[s];
+    const int64_t at = slice.first_row * desc.row_width(), made = most_completed(desc.ratio, slice.num_rows);
+    const int64_t completed = entries_completed(desc.ratio, slice.first_position, slice.num_rows);
+    uint16_t* entries = args.entries.as<uint16_t>() + slice.first_entry * desc.width;
+    const PoolJob job{desc.ratio,
+                      desc.width,
+                      slice.first_position,
+                      slice.num_rows,
+                      args.values + at,
+                      args.gates + at,
+                      args.ape,
+                      args.state.of_place(slice.place),
+                      entries};
+    const int64_t grain = std::max<int64_t>(1, 1024 / std::max<int64_t>(1, slice.num_rows));
+    queue.parallel_for(desc.width / kRowStep, grain,
+                       [&](int64_t begin, int64_t end) { kernel(job, begin * kRowStep, end * kRowStep); });
+    std::fill(entries + completed * desc.width, entries + made * desc.width, uint16_t{0});
+  }
 }
 
 }  // namespace tessera::backends::cpu_common

@@ -19,9 +19,9 @@ constexpr int kKeysAtOnce = kBlock / kLanes;
 struct Job {
   Values q;
   const int64_t* positions;
-  const uint8_t* window_cache;
+  ops::SequenceBases<const uint8_t> window_cache;
   int64_t window, window_slots;
-  const uint8_t* entry_cache;
+  ops::SequenceBases<const uint8_t> entry_cache;
   const int32_t *num_entries, *selected;
   int64_t selected_stride;
   const float* sink;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
   if (c < job.width) shared.q[c] = job.q[row + c];
   const int64_t position = job.positions[t], window_begin = max(int64_t{0}, position - job.window + 1);
   const int64_t num_window = position + 1 - window_begin;
-  const int64_t num_entries = job.entry_cache == nullptr ? 0 : job.num_entries[t];
+  const int64_t num_entries = job.entry_cache.exists() ? job.num_entries[t] : 0;
   Partial total = nothing();
   const auto visit_parts = [&](int64_t num_keys, const auto& key_at) {
     for (int64_t first = 0; first < num_keys; first += kPart) {
@@ -102,12 +102,12 @@ __global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
       merge(total, attend_part(job, shared, count));
     }
   };
-  visit_parts(num_window, [&](int64_t rank) {
-    return job.window_cache + (window_begin + rank) % job.window_slots * job.entries.bytes;
-  });
+  const uint8_t *window = job.window_cache.of_row(t), *entries = job.entry_cache.of_row(t);
+  visit_parts(num_window,
+              [&](int64_t rank) { return window + (window_begin + rank) % job.window_slots * job.entries.bytes; });
   visit_parts(num_entries, [&](int64_t rank) {
     const int64_t index = job.selected == nullptr ? rank : job.selected[t * job.selected_stride + rank];
-    return job.entry_cache + index * job.entries.bytes;
+    return entries + index * job.entries.bytes;
   });
   merge(total, {job.sink[h], 1, 0});  // one more term of the denominator, without a value
   if (c < job.width) job.out.store(row + c, total.output / total.sum);

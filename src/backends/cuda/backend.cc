@@ -53,6 +53,7 @@ constexpr Variant<IndexScores> kIndexScores[] = {
     simple<IndexScores>(cuda::index_scores, index_scores_reference_supports)};
 constexpr Variant<TopK> kTopK[] = {simple<TopK>(cuda::top_k)};
 constexpr Variant<Attention> kAttention[] = {simple<Attention>(cuda::attention, attention_reference_supports)};
+constexpr Variant<FiniteCheck> kFiniteCheck[] = {simple<FiniteCheck>(cuda::finite_check)};
 constexpr Variant<StreamAdd> kStreamAdd[] = {simple<StreamAdd>(cuda::stream_add)};
 constexpr Variant<Sample> kSample[] = {
     simple<Sample>(cuda::sample, supports_all<Sample::Desc>, cuda::sample_workspace)};
@@ -63,9 +64,9 @@ extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = {{kEmbedding, kRmsNorm, kRope, kMhcPre, kMhcPost, kMhcHead, kLinear, kMoeExperts, kSwiGlu, kMoeCombine,
-                  kRouter, kCacheWrite, kHadamard, kCompressorPool, kIndexScores, kTopK, kAttention, kStreamAdd,
-                  kSample}},
+    .variants = {{kEmbedding,   kRmsNorm, kRope,       kMhcPre,    kMhcPost,     kMhcHead,  kLinear,
+                  kMoeExperts,  kSwiGlu,  kMoeCombine, kRouter,    kCacheWrite,  kHadamard, kCompressorPool,
+                  kIndexScores, kTopK,    kAttention,  kStreamAdd, kFiniteCheck, kSample}},
     .is_on_gpu = true,
 };
 

@@ -15,8 +15,9 @@ constexpr int64_t kOverlapRatio = 4;
 
 struct Job {
   const float *values, *gates, *ape;
-  float* state;
-  int64_t first_position, num_tokens, ratio, width;
+  ops::SequenceBases<float> state;
+  const ops::CompressorSlice* slices;
+  int64_t ratio, width;
   Values entries;
 };
 
@@ -29,16 +30,24 @@ __device__ float larger(float score, float max) {
   return score != score || score > max ? score : max;
 }
 
+// Rows of the slice that no window completes, from `entry` on.
+__device__ void clear_rest(const Job& job, const ops::CompressorSlice& slice, int64_t entry, int64_t channel) {
+  const int64_t end = slice.first_entry + ops::most_completed(job.ratio, slice.num_rows);
+  for (; entry < end; ++entry) job.entries.store(entry * job.width + channel, 0);
+}
+
+// Grid of both: channels by slices.
 __global__ void pool_online(Job job) {
   const int64_t channel = item_index(), width = job.width;
   if (channel >= width) return;
-  float* state = job.state + channel;  // [3][width]: max, sum, weighted sum
+  const ops::CompressorSlice slice = job.slices[blockIdx.y];
+  float* state = job.state.of_place(slice.place) + channel;  // [3][width]: max, sum, weighted sum
   float max = state[0], sum = state[width], weighted = state[2 * width];
-  int64_t entry = 0;
-  for (int64_t i = 0; i < job.num_tokens; ++i) {
-    const int64_t phase = (job.first_position + i) % job.ratio;
-    const float value = job.values[i * width + channel];
-    const float score = job.gates[i * width + channel] + job.ape[phase * width + channel];
+  int64_t entry = slice.first_entry;
+  for (int64_t i = 0; i < slice.num_rows; ++i) {
+    const int64_t row = slice.first_row + i, phase = (slice.first_position + i) % job.ratio;
+    const float value = job.values[row * width + channel];
+    const float score = job.gates[row * width + channel] + job.ape[phase * width + channel];
     const float top = larger(score, max);
     const float keep = exp_rounded(max - top), add = exp_rounded(score - top);
     sum = sum * keep + add;
@@ -50,52 +59,55 @@ __global__ void pool_online(Job job) {
     }
   }
   state[0] = max, state[width] = sum, state[2 * width] = weighted;
+  clear_rest(job, slice, entry, channel);
 }
 
 __global__ void pool_overlap(Job job) {
   const int64_t channel = item_index(), width = job.width, row_width = 2 * width, half = kOverlapRatio * width;
   if (channel >= width) return;
-  float *previous_values = job.state, *previous_scores = job.state + half;               // [4][width]
-  float *current_values = job.state + 2 * half, *current_scores = job.state + 4 * half;  // [4][2 width]
-  int64_t entry = 0;
-  for (int64_t i = 0; i < job.num_tokens; ++i) {
-    const int64_t phase = (job.first_position + i) % kOverlapRatio;
+  const ops::CompressorSlice slice = job.slices[blockIdx.y];
+  float* state = job.state.of_place(slice.place);
+  float *previous_values = state, *previous_scores = state + half;               // [4][width]
+  float *current_values = state + 2 * half, *current_scores = state + 4 * half;  // [4][2 width]
+  int64_t entry = slice.first_entry;
+  for (int64_t i = 0; i < slice.num_rows; ++i) {
+    const int64_t row = slice.first_row + i, phase = (slice.first_position + i) % kOverlapRatio;
     for (int64_t c = channel; c < row_width; c += width) {
-      current_values[phase * row_width + c] = job.values[i * row_width + c];
-      current_scores[phase * row_width + c] = job.gates[i * row_width + c] + job.ape[phase * row_width + c];
+      current_values[phase * row_width + c] = job.values[row * row_width + c];
+      current_scores[phase * row_width + c] = job.gates[row * row_width + c] + job.ape[phase * row_width + c];
     }
     if (phase + 1 < kOverlapRatio) continue;
     float scores[2 * kOverlapRatio], values[2 * kOverlapRatio];
-    for (int64_t row = 0; row < kOverlapRatio; ++row) {
-      const int64_t previous = row * width + channel, current = row * row_width + channel;
-      scores[row] = previous_scores[previous];
-      values[row] = previous_values[previous];
-      scores[kOverlapRatio + row] = current_scores[current + width];
-      values[kOverlapRatio + row] = current_values[current + width];
+    for (int64_t k = 0; k < kOverlapRatio; ++k) {
+      const int64_t previous = k * width + channel, current = k * row_width + channel;
+      scores[k] = previous_scores[previous];
+      values[k] = previous_values[previous];
+      scores[kOverlapRatio + k] = current_scores[current + width];
+      values[kOverlapRatio + k] = current_values[current + width];
       previous_scores[previous] = current_scores[current];
       previous_values[previous] = current_values[current];
     }
     float max = no_score(), sum = 0, weighted = 0;
-    for (int row = 0; row < 2 * kOverlapRatio; ++row) max = larger(scores[row], max);
-    for (int row = 0; row < 2 * kOverlapRatio; ++row) {
-      const float weight = exp_rounded(scores[row] - max);
+    for (int k = 0; k < 2 * kOverlapRatio; ++k) max = larger(scores[k], max);
+    for (int k = 0; k < 2 * kOverlapRatio; ++k) {
+      const float weight = exp_rounded(scores[k] - max);
       sum += weight;
-      weighted += weight * values[row];
+      weighted += weight * values[k];
     }
     job.entries.store(entry++ * width + channel, weighted / sum);
   }
+  clear_rest(job, slice, entry, channel);
 }
 
 }  // namespace
 
 void compressor_pool(const ops::CompressorPool::Desc& desc, const ops::CompressorPool::Args& args,
                      device::Queue& queue) {
-  if (args.num_tokens == 0) return;
-  const Job job{args.values, args.gates,          args.ape,
-                args.state,  args.first_position, args.num_tokens,
-                desc.ratio,  desc.width,          values_of(args.entries)};
-  launch("compressor_pool", queue, desc.ratio == kOverlapRatio ? pool_overlap : pool_online,
-         grid_for(desc.width, kBlock), kBlock, 0, job);
+  const Job job{args.values, args.gates, args.ape,   args.state,
+                args.slices, desc.ratio, desc.width, values_of(args.entries)};
+  dim3 grid = grid_for(desc.width, kBlock);
+  grid.y = static_cast<unsigned>(args.num_slices);
+  launch("compressor_pool", queue, desc.ratio == kOverlapRatio ? pool_overlap : pool_online, grid, kBlock, 0, job);
 }
 
 }  // namespace tessera::backends::cuda

@@ -34,6 +34,7 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
 void stream_add(const ops::StreamAdd::Desc& desc, const ops::StreamAdd::Args& args, device::Queue& queue);
+void finite_check(const ops::FiniteCheck::Desc& desc, const ops::FiniteCheck::Args& args, device::Queue& queue);
 int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);
 void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device::Queue& queue);
 

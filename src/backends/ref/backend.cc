@@ -45,6 +45,7 @@ constexpr Variant<IndexScores> kIndexScores[] = {
     plain<IndexScores>(index_scores_reference, index_scores_reference_supports)};
 constexpr Variant<TopK> kTopK[] = {plain<TopK>(top_k_reference)};
 constexpr Variant<Attention> kAttention[] = {plain<Attention>(attention_reference, attention_reference_supports)};
+constexpr Variant<FiniteCheck> kFiniteCheck[] = {plain<FiniteCheck>(finite_check_reference)};
 constexpr Variant<StreamAdd> kStreamAdd[] = {plain<StreamAdd>(stream_add_reference)};
 constexpr Variant<Sample> kSample[] = {
     plain<Sample>(sample_reference, supports_all<Sample::Desc>, sample_reference_workspace)};
@@ -55,8 +56,9 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding, kRmsNorm, kRope, kMhcPre, kMhcPost, kMhcHead, kLinear, kMoeExperts, kSwiGlu, kMoeCombine, kRouter,
-      kCacheWrite, kHadamard, kCompressorPool, kIndexScores, kTopK, kAttention, kStreamAdd, kSample}},
+    {{kEmbedding,   kRmsNorm, kRope,       kMhcPre,    kMhcPost,     kMhcHead,  kLinear,
+      kMoeExperts,  kSwiGlu,  kMoeCombine, kRouter,    kCacheWrite,  kHadamard, kCompressorPool,
+      kIndexScores, kTopK,    kAttention,  kStreamAdd, kFiniteCheck, kSample}},
 };
 
 }  // namespace tessera::backends

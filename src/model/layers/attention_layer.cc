@@ -9,9 +9,9 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
     : prefix_(prefix), ratio_(ratio), window_slots_(builder.window_slots), with_entries_(with_entries) {
   const Config& c = builder.config;
   const DType activation = builder.activation();
-  frequencies_ = std::make_unique<std::vector<float>>(
-      ratio == 0 ? ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr)
-                 : ops::rope_frequencies(c.rope_dim, c.compress_rope_theta, &c.yarn));
+  frequencies_ = std::make_unique<device::Tensor>(
+      builder.place(ratio == 0 ? ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr)
+                               : ops::rope_frequencies(c.rope_dim, c.compress_rope_theta, &c.yarn)));
   wq_a_ = LinearLayer(builder, prefix + "wq_a", InputRole::kQuantised, activation);
   wq_b_ = LinearLayer(builder, prefix + "wq_b", InputRole::kQuantised, activation);
   wkv_ = LinearLayer(builder, prefix + "wkv", InputRole::kQuantised, activation);
@@ -61,77 +61,78 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
 }
 
 TensorView AttentionLayer::make_queries(const StepContext& context, const TensorView& x, TensorView& qr) const {
-  const int64_t n = context.num_tokens;
+  const int64_t n = context.num_tokens();
   qr = wq_a_.run(context, x, n);
   q_norm_.run(context, qr, qr, n);
   const TensorView q = wq_b_.run(context, qr, n);
   q_head_norm_.run(context, q, q, n * attention_.desc.heads);
-  q_rope_.run({.x = q, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
-              context.queue);
+  q_rope_.run(
+      {.x = q, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
+      context.queue);
   context.trace(prefix_, "q", q);
   return q;
 }
 
 void AttentionLayer::write_window(const StepContext& context, size_t layer, const TensorView& x) const {
   const ArenaScope scope(context.arena);
-  const int64_t n = context.num_tokens, entry_bytes = write_.desc.layout.entry_bytes();
+  const int64_t n = context.num_tokens(), entry_bytes = write_.desc.layout.entry_bytes();
   const TensorView kv = wkv_.run(context, x, n);
   kv_norm_.run(context, kv, kv, n);
-  kv_rope_.run({.x = kv, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
-               context.queue);
+  kv_rope_.run(
+      {.x = kv, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
+      context.queue);
   context.trace(prefix_, "kv", kv);
-  for (const SliceRows& slice : context.slices) {
-    uint8_t* ring = slice.state->layer(layer).window.as<uint8_t>();
-    const int64_t* slots = context.window_slots + slice.first_row;
-    write_.run({.rows = rows_of(kv, slice.first_row, slice.num_rows),
-                .slots = slots,
-                .cache = ring,
-                .num_rows = slice.num_rows},
-               context.queue);
-    if (context.tracer == nullptr) continue;
+  write_.run({.rows = kv,
+              .slots = context.batch.window_slots(),
+              .cache = context.bases(CacheId::kWindow, layer, context.batch.places()),
+              .num_rows = n},
+             context.queue);
+  if (context.tracer == nullptr) return;
+  for (const SliceRows& slice : context.batch.slices()) {
+    uint8_t* ring = static_cast<uint8_t*>(context.caches.base(CacheId::kWindow, layer, slice.place));
     for (int64_t i = 0; i < slice.num_rows; ++i) {
-      context.trace(prefix_, "window_entry_bytes", {ring + slots[i] * entry_bytes, DType::kU8, {1, entry_bytes}});
+      const int64_t slot = (slice.first_position + i) % window_slots_;
+      context.trace(prefix_, "window_entry_bytes", {ring + slot * entry_bytes, DType::kU8, {1, entry_bytes}});
     }
   }
 }
 
 TensorView AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x) const {
-  const int64_t n = context.num_tokens;
+  const int64_t n = context.num_tokens();
   const TensorView result = context.take_rows(wo_b_.out_features());
   const ArenaScope scope(context.arena);
   TensorView qr;
   const TensorView q = make_queries(context, x, qr);
   write_window(context, layer, x);
   // A token that completes a window may attend its entry, so entries come before scores and attention.
-  int32_t* counts = context.take(DType::kI32, {n}).as<int32_t>();
-  const int32_t* selected = nullptr;
+  const int32_t *counts = nullptr, *selected = nullptr;
   if (ratio_ != 0) {
     compressor_.run(context, layer, x);
-    for (int64_t t = 0; t < n; ++t) counts[t] = static_cast<int32_t>((context.positions[t] + 1) / ratio_);
+    counts = context.batch.of_ratio(ratio_).attended;
   }
-  if (ratio_ == 4) selected = indexer_.run(context, layer, x, qr, counts);
+  if (ratio_ == 4) selected = indexer_.run(context, layer, x, qr);
 
   const TensorView out = context.take(context.activation, q.shape);
-  const int64_t stride = selected == nullptr ? 0 : indexer_.top_k();
-  for (const SliceRows& slice : context.slices) {
-    const LayerCaches& caches = slice.state->layer(layer);
-    const int64_t row = slice.first_row;
-    attention_.run({.q = rows_of(q, row, slice.num_rows),
-                    .positions = context.positions + row,
-                    .window_cache = caches.window.as<uint8_t>(),
-                    .window_slots = window_slots_,
-                    .entry_cache = ratio_ != 0 && with_entries_ ? caches.entries.as<uint8_t>() : nullptr,
-                    .num_entries = counts + row,
-                    .selected = selected == nullptr ? nullptr : selected + row * stride,
-                    .selected_stride = stride,
-                    .sink = sink_.as<float>(),
-                    .out = rows_of(out, row, slice.num_rows),
-                    .num_tokens = slice.num_rows},
-                   context.queue);
-  }
+  const auto caches = [&](CacheId id) -> ops::SequenceBases<const uint8_t> {
+    return context.bases(id, layer, context.batch.places());
+  };
+  attention_.run(
+      {.q = q,
+       .positions = context.batch.positions(),
+       .window_cache = caches(CacheId::kWindow),
+       .window_slots = window_slots_,
+       .entry_cache = ratio_ != 0 && with_entries_ ? caches(CacheId::kEntries) : ops::SequenceBases<const uint8_t>(),
+       .num_entries = counts,
+       .selected = selected,
+       .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),
+       .sink = sink_.as<float>(),
+       .out = out,
+       .num_tokens = n},
+      context.queue);
   context.trace(prefix_, "attention", out);
-  out_rope_.run({.x = out, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
-                context.queue);
+  out_rope_.run(
+      {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
+      context.queue);
   context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);
   wo_b_.run_into(context, low, result, n);

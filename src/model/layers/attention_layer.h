@@ -26,7 +26,7 @@ class AttentionLayer {
   std::string prefix_;
   int64_t ratio_ = 0, window_slots_ = 0;
   bool with_entries_ = true;
-  std::unique_ptr<std::vector<float>> frequencies_;  // at a fixed address: parts keep a pointer
+  std::unique_ptr<device::Tensor> frequencies_;  // at a fixed address: parts keep a pointer
   LinearLayer wq_a_, wq_b_, wkv_, wo_a_, wo_b_;
   NormLayer q_norm_, q_head_norm_, kv_norm_;
   device::Tensor sink_;

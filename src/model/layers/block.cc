@@ -14,7 +14,7 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
 
 void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
   const ArenaScope scope(context.arena);
-  const int64_t n = context.num_tokens;
+  const int64_t n = context.num_tokens();
   HyperConnection::Coefficients coefficients{};
   context.trace(prefix_, "in", streams);
   {

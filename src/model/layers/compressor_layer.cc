@@ -4,7 +4,7 @@
 namespace tessera::model {
 
 CompressorLayer::CompressorLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, Kind kind,
-                                 const std::vector<float>& frequencies)
+                                 const device::Tensor& frequencies)
     : prefix_(prefix), kind_(kind), frequencies_(&frequencies) {
   const Config& c = builder.config;
   const int64_t width = kind == Kind::kMain ? c.head_dim : c.index_head_dim;
@@ -27,46 +27,53 @@ CompressorLayer::CompressorLayer(LayerBuilder& builder, const std::string& prefi
 
 void CompressorLayer::run(const StepContext& context, size_t layer, const TensorView& x) const {
   const ArenaScope scope(context.arena);
-  const TensorView values = wkv_.run(context, x, context.num_tokens);
-  const TensorView gates = wgate_.run(context, x, context.num_tokens);
-  for (const SliceRows& slice : context.slices) run_slice(context, layer, slice, values, gates);
-}
-
-void CompressorLayer::run_slice(const StepContext& context, size_t layer, const SliceRows& slice,
-                                const TensorView& values, const TensorView& gates) const {
-  const ArenaScope scope(context.arena);
-  const int64_t ratio = pool_.desc.ratio, width = pool_.desc.width;
-  const int64_t first_entry = slice.first_position / ratio;
-  const int64_t count = ops::entries_completed(ratio, slice.first_position, slice.num_rows);
-  LayerCaches& caches = slice.state->layer(layer);
+  const int64_t width = pool_.desc.width;
+  const RatioRows& rows = context.batch.of_ratio(pool_.desc.ratio);
   const bool is_main = kind_ == Kind::kMain;
-  const TensorView entries = context.take(context.activation, {count, width});
-  pool_.run({.values = rows_of(values, slice.first_row, slice.num_rows).as<float>(),
-             .gates = rows_of(gates, slice.first_row, slice.num_rows).as<float>(),
+  const TensorView values = wkv_.run(context, x, context.num_tokens());
+  const TensorView gates = wgate_.run(context, x, context.num_tokens());
+  const TensorView entries = context.take(context.activation, {rows.num_entries, width});
+  const auto state = context.bases(is_main ? CacheId::kCompressor : CacheId::kIndexCompressor, layer, nullptr);
+  pool_.run({.values = values.as<float>(),
+             .gates = gates.as<float>(),
              .ape = ape_.as<float>(),
-             .state = (is_main ? caches.compressor : caches.index_compressor).as<float>(),
-             .first_position = slice.first_position,
-             .num_tokens = slice.num_rows,
+             .state = {reinterpret_cast<float* const*>(state.all), nullptr},
+             .slices = rows.slices,
+             .num_slices = context.batch.num_slices(),
              .entries = entries},
             context.queue);
-  if (count == 0) return;
-  context.trace(prefix_, "pooled", entries);
-  norm_.run(context, entries, entries, count);
-  int64_t* positions = context.take(DType::kI64, {count}).as<int64_t>();
-  int64_t* slots = context.take(DType::kI64, {count}).as<int64_t>();
-  for (int64_t i = 0; i < count; ++i) {
-    slots[i] = first_entry + i;
-    positions[i] = slots[i] * ratio;  // of the window's first token
-  }
-  rope_.run({.x = entries, .positions = positions, .frequencies = frequencies_->data(), .num_tokens = count},
+  // A recorded step goes on whatever the positions are, over rows that nobody stores.
+  if (rows.num_completed == 0 && !context.is_recorded) return;
+  const CacheId cache = is_main ? CacheId::kEntries : CacheId::kIndexKeys;
+  norm_.run(context, entries, entries, rows.num_entries);
+  rope_.run({.x = entries,
+             .positions = rows.entry_positions,
+             .frequencies = frequencies_->as<float>(),
+             .num_tokens = rows.num_entries},
             context.queue);
-  if (has_hadamard_) hadamard_.run({.x = entries, .num_rows = count}, context.queue);
-  context.trace(prefix_, "entries", entries);
-  const device::Buffer& cache = is_main ? caches.entries : caches.index_keys;
-  write_.run({.rows = entries, .slots = slots, .cache = cache.as<uint8_t>(), .num_rows = count}, context.queue);
-  const int64_t entry_bytes = write_.desc.layout.entry_bytes();
-  context.trace(prefix_, "entry_bytes",
-                {cache.as<uint8_t>() + first_entry * entry_bytes, DType::kU8, {count, entry_bytes}});
+  if (has_hadamard_) hadamard_.run({.x = entries, .num_rows = rows.num_entries}, context.queue);
+  write_.run({.rows = entries,
+              .slots = rows.entry_slots,
+              .cache = context.bases(cache, layer, rows.entry_places),
+              .num_rows = rows.num_entries},
+             context.queue);
+  if (context.tracer != nullptr) trace_entries(context, layer, cache, entries);
+}
+
+void CompressorLayer::trace_entries(const StepContext& context, size_t layer, CacheId cache,
+                                    const TensorView& entries) const {
+  const int64_t ratio = pool_.desc.ratio, entry_bytes = write_.desc.layout.entry_bytes();
+  int64_t row = 0;
+  for (const SliceRows& slice : context.batch.slices()) {
+    const int64_t count = ops::entries_completed(ratio, slice.first_position, slice.num_rows);
+    const int64_t first_entry = slice.first_position / ratio;
+    if (count > 0) {
+      context.trace(prefix_, "entries", rows_of(entries, row, count));
+      uint8_t* base = static_cast<uint8_t*>(context.caches.base(cache, layer, slice.place));
+      context.trace(prefix_, "entry_bytes", {base + first_entry * entry_bytes, DType::kU8, {count, entry_bytes}});
+    }
+    row += ops::most_completed(ratio, slice.num_rows);
+  }
 }
 
 }  // namespace tessera::model

@@ -12,7 +12,7 @@ class CompressorLayer {
   CompressorLayer() = default;
   // `prefix`: "layers.2.attn.compressor." or "layers.2.attn.indexer.compressor.".
   CompressorLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, Kind kind,
-                  const std::vector<float>& frequencies);
+                  const device::Tensor& frequencies);
 
   // Consumes x [tokens, hidden]; updates each slice's state and appends the entries that its tokens complete.
   void run(const StepContext& context, size_t layer, const TensorView& x) const;
@@ -20,12 +20,11 @@ class CompressorLayer {
   const ops::EntryLayout& entry_layout() const { return write_.desc.layout; }
 
  private:
-  void run_slice(const StepContext& context, size_t layer, const SliceRows& slice, const TensorView& values,
-                 const TensorView& gates) const;
+  void trace_entries(const StepContext& context, size_t layer, CacheId cache, const TensorView& entries) const;
 
   std::string prefix_;
   Kind kind_ = Kind::kMain;
-  const std::vector<float>* frequencies_ = nullptr;
+  const device::Tensor* frequencies_ = nullptr;
   LinearLayer wkv_, wgate_;
   device::Tensor ape_;
   NormLayer norm_;

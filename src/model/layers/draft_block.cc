@@ -18,7 +18,7 @@ DraftBlock::DraftBlock(LayerBuilder& builder, const std::string& prefix)
 
 TensorView DraftBlock::run(const StepContext& context, size_t layer, const TensorView& streams,
                            const TensorView& next) const {
-  const int64_t n = context.num_tokens, hidden = add_.desc.hidden;
+  const int64_t n = context.num_tokens(), hidden = add_.desc.hidden;
   const TensorView e = context.take_rows(hidden);
   embedding_norm_.run(context, next, e, n);
   const TensorView projected = e_proj_.run(context, e, n);

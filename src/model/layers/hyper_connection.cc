@@ -24,7 +24,7 @@ HyperConnection::HyperConnection(LayerBuilder& builder, const std::string& prefi
 
 TensorView HyperConnection::read(const StepContext& context, const TensorView& streams,
                                  Coefficients& coefficients) const {
-  const int64_t n = context.num_tokens;
+  const int64_t n = context.num_tokens();
   const TensorView post = context.take(DType::kF32, {n, ops::kHcStreams});
   const TensorView comb = context.take(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams});
   const TensorView y = context.take_rows(pre_.desc.hidden);
@@ -51,7 +51,7 @@ void HyperConnection::write(const StepContext& context, const TensorView& stream
              .post = coefficients.post,
              .comb = coefficients.comb,
              .out = streams,
-             .num_tokens = context.num_tokens},
+             .num_tokens = context.num_tokens()},
             context.queue);
 }
 

@@ -6,7 +6,7 @@
 namespace tessera::model {
 
 IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio,
-                           const std::vector<float>& frequencies)
+                           const device::Tensor& frequencies)
     : prefix_(prefix), frequencies_(&frequencies) {
   const Config& c = builder.config;
   const DType activation = builder.activation();
@@ -29,47 +29,47 @@ IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int
   top_k_ = builder.bind<ops::TopK>(prefix + "top_k", {.k = c.index_topk});
 }
 
-const int32_t* IndexerLayer::run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& qr,
-                                 int32_t* counts) const {
-  const int64_t n = context.num_tokens, k = top_k_.desc.k;
+const int32_t* IndexerLayer::run(const StepContext& context, size_t layer, const TensorView& x,
+                                 const TensorView& qr) const {
+  const int64_t n = context.num_tokens(), k = top_k_.desc.k;
   const TensorView selected = context.take(DType::kI32, {n, k});
   const ArenaScope scope(context.arena);
   compressor_.run(context, layer, x);
   const TensorView queries = wq_b_.run(context, qr, n);
-  rope_.run({.x = queries, .positions = context.positions, .frequencies = frequencies_->data(), .num_tokens = n},
-            context.queue);
+  rope_.run(
+      {.x = queries, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
+      context.queue);
   context.trace(prefix_, "queries_rotated", queries);
   if (has_hadamard_) hadamard_.run({.x = queries, .num_rows = n * scores_.desc.heads}, context.queue);
   context.trace(prefix_, "queries", queries);
   const TensorView weights = weights_proj_.run(context, x, n);
 
-  for (const SliceRows& slice : context.slices) {
-    const uint8_t* keys = slice.state->layer(layer).index_keys.as<uint8_t>();
-    for (int64_t done = 0; done < slice.num_rows; done += kScoreRows) {
-      const int64_t row = slice.first_row + done, rows = std::min(kScoreRows, slice.num_rows - done);
-      const int64_t stride = counts[row + rows - 1];  // counts rise with the position
-      scores_.run({.queries = rows_of(queries, row, rows),
-                   .weights = rows_of(weights, row, rows),
-                   .keys = keys,
-                   .counts = counts + row,
-                   .stride = stride,
-                   .scores = context.index_scores,
-                   .num_tokens = rows},
-                  context.queue);
-      for (int64_t t = 0; t < rows; ++t) {
-        context.trace(prefix_, "scores", {context.index_scores + t * stride, DType::kF32, {counts[row + t]}});
-      }
-      top_k_.run({.scores = context.index_scores,
-                  .stride = stride,
-                  .counts = counts + row,
-                  .selected = selected.as<int32_t>() + row * k,
-                  .num_tokens = rows,
-                  .workspace = context.workspace},
-                 context.queue);
+  const int64_t ratio = compressor_.pool_desc().ratio;
+  const int32_t* counts = context.batch.of_ratio(ratio).visible;
+  for (int64_t row = 0; row < n; row += kScoreRows) {
+    const int64_t rows = std::min(kScoreRows, n - row);
+    const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
+    scores_.run({.queries = rows_of(queries, row, rows),
+                 .weights = rows_of(weights, row, rows),
+                 .keys = context.bases(CacheId::kIndexKeys, layer, context.batch.places() + row),
+                 .counts = counts + row,
+                 .stride = stride,
+                 .scores = context.index_scores,
+                 .num_tokens = rows},
+                context.queue);
+    for (int64_t t = 0; t < rows && context.tracer != nullptr; ++t) {
+      const int64_t count = context.batch.most_visible(ratio, row + t, 1);
+      context.trace(prefix_, "scores", {context.index_scores + t * stride, DType::kF32, {count}});
     }
+    top_k_.run({.scores = context.index_scores,
+                .stride = stride,
+                .counts = counts + row,
+                .selected = selected.as<int32_t>() + row * k,
+                .num_tokens = rows,
+                .workspace = context.workspace},
+               context.queue);
   }
   context.trace(prefix_, "selection", selected);
-  for (int64_t t = 0; t < n; ++t) counts[t] = static_cast<int32_t>(std::min<int64_t>(counts[t], k));
   return selected.as<int32_t>();
 }
 

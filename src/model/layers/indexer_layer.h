@@ -9,18 +9,16 @@ class IndexerLayer {
  public:
   IndexerLayer() = default;
   // `prefix`: "layers.2.attn.indexer.".
-  IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, const std::vector<float>& frequencies);
+  IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, const device::Tensor& frequencies);
 
-  // x [tokens, hidden], qr [tokens, q_lora_rank] -> ascending entry indices [tokens, top_k] (-1: none). `counts`
-  // [tokens] holds the visible entries of each token and becomes the length of its list.
-  const int32_t* run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& qr,
-                     int32_t* counts) const;
+  // x [tokens, hidden], qr [tokens, q_lora_rank] -> ascending entry indices [tokens, top_k] (-1: none).
+  const int32_t* run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& qr) const;
   int64_t top_k() const { return top_k_.desc.k; }
   const CompressorLayer& compressor() const { return compressor_; }
 
  private:
   std::string prefix_;
-  const std::vector<float>* frequencies_ = nullptr;
+  const device::Tensor* frequencies_ = nullptr;
   LinearLayer wq_b_, weights_proj_;
   CompressorLayer compressor_;
   ops::Bound<ops::Rope> rope_;

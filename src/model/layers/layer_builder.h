@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What layers are built from: the planner that binds their ops and the source of their weights.
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "model/cache_pool.h"
 #include "model/config.h"
 #include "model/model_weights.h"
-#include "model/sequence_caches.h"
 #include "ops/planner.h"
 
 namespace tessera::model {
@@ -17,6 +19,7 @@ struct LayerBuilder {
   ops::Precision precision;
   int64_t max_tokens;           // of a step
   int64_t window_slots;         // of a ring
+  device::MemorySpace& memory;  // where the ops compute
   int64_t workspace_bytes = 0;  // out: the largest scratch that a bound op asked for
   int64_t arena_bytes = 0;      // out: activations of the layer that needs most
 
@@ -31,6 +34,12 @@ struct LayerBuilder {
     return bind<Op>(where, desc, max_tokens);
   }
   DType activation() const { return precision.activation(); }
+  // Values of the host where the ops find them.
+  device::Tensor place(const std::vector<float>& values) const {
+    const device::Tensor host(DType::kF32, {static_cast<int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), host.as<float>());
+    return host.clone_into(memory);
+  }
 };
 
 }  // namespace tessera::model

@@ -60,19 +60,26 @@ void MoeLayer::load_experts(LayerBuilder& builder) {
                             .activation = builder.activation()});
   const ops::PackedLayout* layout = experts_.packed_layout();
   matrices_.reserve(static_cast<size_t>(3 * num_local));
+  std::vector<ops::WeightView> w1, w2, w3;
   for (int64_t e = first; e < first + num_local; ++e) {
     const auto load = [&](const char* matrix) {
       matrices_.push_back(builder.weights.load_matrix(name(e, matrix), layout));
       return matrices_.back().view;
     };
-    w1_.push_back(load("w1"));
-    w2_.push_back(load("w2"));
-    w3_.push_back(load("w3"));
+    w1.push_back(load("w1"));
+    w2.push_back(load("w2"));
+    w3.push_back(load("w3"));
   }
+  const auto place = [&](const std::vector<ops::WeightView>& views) {
+    device::Buffer placed(views.size() * sizeof(ops::WeightView), builder.memory);
+    builder.memory.upload(placed.data(), views.data(), placed.size());
+    return placed;
+  };
+  w1_ = place(w1), w2_ = place(w2), w3_ = place(w3);
 }
 
 TensorView MoeLayer::run_shared(const StepContext& context, const TensorView& x) const {
-  const int64_t n = context.num_tokens;
+  const int64_t n = context.num_tokens();
   const TensorView gate = shared_w1_.run(context, x, n);
   const TensorView up = shared_w3_.run(context, x, n);
   swiglu_.run({.gate = gate, .up = up, .out = gate, .num_tokens = n}, context.queue);
@@ -81,7 +88,7 @@ TensorView MoeLayer::run_shared(const StepContext& context, const TensorView& x)
 }
 
 TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const {
-  const int64_t n = context.num_tokens, k = router_.desc.top_k;
+  const int64_t n = context.num_tokens(), k = router_.desc.top_k;
   const TensorView result = context.take_rows(experts_.desc.hidden);
   const ArenaScope scope(context.arena);
   const TensorView logits = gate_.run(context, x, n);
@@ -90,7 +97,7 @@ TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const 
   router_.run({.logits = logits.as<float>(),
                .bias = bias_.as<float>(),
                .table = table_.as<int32_t>(),
-               .token_ids = context.token_ids,
+               .token_ids = context.batch.token_ids(),
                .experts = ids.as<int32_t>(),
                .weights = weights.as<float>(),
                .num_tokens = n},
@@ -104,9 +111,9 @@ TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const 
     experts_.run({.x = x,
                   .experts = ids.as<int32_t>(),
                   .routing = weights.as<float>(),
-                  .w1 = w1_.data(),
-                  .w3 = w3_.data(),
-                  .w2 = w2_.data(),
+                  .w1 = w1_.as<ops::WeightView>(),
+                  .w3 = w3_.as<ops::WeightView>(),
+                  .w2 = w2_.as<ops::WeightView>(),
                   .out = routed,
                   .num_tokens = n,
                   .workspace = context.workspace},

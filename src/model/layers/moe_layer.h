@@ -28,8 +28,8 @@ class MoeLayer {
   device::Tensor bias_, table_;
   ops::Bound<ops::Router> router_;
   ops::Bound<ops::MoeExperts> experts_;
-  std::vector<Matrix> matrices_;               // owners of the views below
-  std::vector<ops::WeightView> w1_, w2_, w3_;  // by local expert
+  std::vector<Matrix> matrices_;  // of the experts
+  device::Buffer w1_, w2_, w3_;   // ops::WeightView of each, by local expert
   LinearLayer shared_w1_, shared_w2_, shared_w3_;
   ops::Bound<ops::SwiGlu> swiglu_;
   ops::Bound<ops::MoeCombine> combine_;

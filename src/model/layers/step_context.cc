@@ -5,6 +5,13 @@
 
 namespace tessera::model {
 
+void StepContext::show(const std::string& name, const TensorView& value) const {
+  if (arena.memory().is_host()) return tracer->tensor(name, value);
+  const device::Tensor copy(value.dtype, value.shape);
+  arena.memory().download(copy.view().data, value.data, static_cast<size_t>(value.num_bytes()));
+  tracer->tensor(name, copy);
+}
+
 TensorView rows_of(const TensorView& view, int64_t begin, int64_t count) {
   std::array<int64_t, kMaxRank> dims{};
   for (int i = 0; i < view.shape.rank(); ++i) dims[static_cast<size_t>(i)] = view.shape[i];

@@ -2,44 +2,43 @@
 #pragma once
 // What every layer gets in a step: the batch, and where to compute.
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "device/buffer.h"
 #include "device/queue.h"
-#include "model/config.h"
-#include "model/sequence_caches.h"
+#include "model/cache_pool.h"
+#include "model/step_batch.h"
 #include "model/trace.h"
 
 namespace tessera::model {
-
-// Rows [first_row, first_row + num_rows) of the batch are consecutive tokens of one sequence.
-struct SliceRows {
-  SequenceCaches* state = nullptr;
-  int64_t first_row = 0, num_rows = 0;
-  int64_t first_position = 0;
-};
 
 struct StepContext {
   device::Queue& queue;
   device::Arena& arena;  // activations of this step
   void* workspace;       // scratch of one op call
   Tracer* tracer;        // null: none
-  std::span<const SliceRows> slices;
-  int64_t num_tokens;           // over all slices
-  const int32_t* token_ids;     // [num_tokens]
-  const int64_t* positions;     // [num_tokens]
-  const int64_t* window_slots;  // [num_tokens]: ring slot of each token
-  float* index_scores;          // scratch of the indexer, kScoreRows rows of the longest sequence's entries
+  const StepBatch& batch;
+  const CachePool& caches;
+  float* index_scores;   // scratch of the indexer, [kScoreRows, score_stride]
+  int64_t score_stride;  // entries of the longest sequence
+  bool is_recorded;      // nothing may depend on positions then
   DType activation;
 
+  int64_t num_tokens() const { return batch.num_rows(); }
   TensorView take(DType dtype, const Shape& shape) const { return arena.take(dtype, shape); }
-  TensorView take_rows(int64_t width) const { return arena.take(activation, {num_tokens, width}); }
+  TensorView take_rows(int64_t width) const { return arena.take(activation, {num_tokens(), width}); }
+  // The caches of the rows' sequences.
+  ops::SequenceBases<uint8_t> bases(CacheId id, size_t layer, const int32_t* places) const {
+    return caches.bases(id, layer, places);
+  }
   // Names are built only where somebody looks.
   void trace(std::string_view layer, std::string_view name, const TensorView& value) const {
-    if (tracer != nullptr) tracer->tensor(std::string(layer) + std::string(name), value);
+    if (tracer != nullptr) show(std::string(layer) + std::string(name), value);
   }
+
+ private:
+  void show(const std::string& name, const TensorView& value) const;
 };
 
 // Gives back, at scope exit, everything taken from the arena since.

@@ -62,14 +62,14 @@ struct KeyList {
     const int64_t position = a.positions[t];
     window_begin = std::max<int64_t>(0, position - d.window + 1);
     window_count = position + 1 - window_begin;
-    num_entries = a.entry_cache == nullptr ? 0 : a.num_entries[t];
+    num_entries = !a.entry_cache.exists() ? 0 : a.num_entries[t];
   }
   const uint8_t* window_key(int64_t rank) const {
-    return args.window_cache + (window_begin + rank) % args.window_slots * desc.layout.entry_bytes();
+    return args.window_cache.of_row(token) + (window_begin + rank) % args.window_slots * desc.layout.entry_bytes();
   }
   const uint8_t* entry_key(int64_t rank) const {
     const int64_t index = args.selected == nullptr ? rank : args.selected[token * args.selected_stride + rank];
-    return args.entry_cache + index * desc.layout.entry_bytes();
+    return args.entry_cache.of_row(token) + index * desc.layout.entry_bytes();
   }
 };
 

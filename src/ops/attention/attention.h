@@ -11,6 +11,7 @@
 #include <string>
 
 #include "ops/cache_entry.h"
+#include "ops/sequence_bases.h"
 #include "ops/variant.h"
 
 namespace tessera::ops {
@@ -30,13 +31,13 @@ struct Attention {
     std::string to_string() const;
   };
   struct Args {
-    TensorView q;                           // [tokens, heads, head_dim] activation
-    const int64_t* positions = nullptr;     // [tokens]
-    const uint8_t* window_cache = nullptr;  // ring: position p lies in slot p mod window_slots
-    int64_t window_slots = 0;               // at least window + tokens - 1
-    const uint8_t* entry_cache = nullptr;   // compressed entries by index; null where the layer has none
-    const int32_t* num_entries = nullptr;   // [tokens]: visible entries [0, n), or length of the token's list
-    const int32_t* selected = nullptr;      // [tokens, selected_stride] ascending entry indices; null: all visible
+    TensorView q;                               // [tokens, heads, head_dim] activation
+    const int64_t* positions = nullptr;         // [tokens]
+    SequenceBases<const uint8_t> window_cache;  // rings: position p lies in slot p mod window_slots
+    int64_t window_slots = 0;                   // at least window - 1 and the tokens of a sequence
+    SequenceBases<const uint8_t> entry_cache;   // compressed entries by index; none where the layer has none
+    const int32_t* num_entries = nullptr;       // [tokens]: visible entries [0, n), or length of the token's list
+    const int32_t* selected = nullptr;          // [tokens, selected_stride] ascending entry indices; null: all visible
     int64_t selected_stride = 0;
     const float* sink = nullptr;  // [heads] raw logits
     TensorView out;               // [tokens, heads, head_dim] activation

@@ -28,8 +28,9 @@ void cache_write_reference(const CacheWrite::Desc& desc, const CacheWrite::Args&
   queue.parallel_for(args.num_rows, 64, [&](int64_t begin, int64_t end) {
     float row[kMaxWidth];
     for (int64_t i = begin; i < end; ++i) {
+      if (args.slots[i] < 0) continue;
       load_floats(args.rows, i * width, width, row);
-      encode_entry(desc.layout, row, args.cache + args.slots[i] * entry_bytes);
+      encode_entry(desc.layout, row, args.cache.of_row(i) + args.slots[i] * entry_bytes);
     }
   });
 }

@@ -37,14 +37,16 @@ OverlapState overlap_state(const CompressorPool::Desc& desc, float* state) {
   return {state, state + half, state + 2 * half, state + 4 * half};
 }
 
-void pool_online(const CompressorPool::Desc& desc, const CompressorPool::Args& args, int64_t channel) {
-  const OnlineState state = online_state(desc, args.state);
+// Returns where the next entry would go.
+int64_t pool_online(const CompressorPool::Desc& desc, const CompressorPool::Args& args, const CompressorSlice& slice,
+                    int64_t channel) {
+  const OnlineState state = online_state(desc, args.state.of_place(slice.place));
   float max = state.max[channel], sum = state.sum[channel], weighted = state.weighted[channel];
-  int64_t entry = 0;
-  for (int64_t i = 0; i < args.num_tokens; ++i) {
-    const int64_t phase = (args.first_position + i) % desc.ratio;
-    const float value = args.values[i * desc.width + channel];
-    const float score = args.gates[i * desc.width + channel] + args.ape[phase * desc.width + channel];
+  int64_t entry = slice.first_entry;
+  for (int64_t i = 0; i < slice.num_rows; ++i) {
+    const int64_t row = slice.first_row + i, phase = (slice.first_position + i) % desc.ratio;
+    const float value = args.values[row * desc.width + channel];
+    const float score = args.gates[row * desc.width + channel] + args.ape[phase * desc.width + channel];
     const float top = std::isnan(score) || score > max ? score : max;
     const float keep = std::exp(max - top), add = std::exp(score - top);  // the first token: exp(-inf) = 0
     sum = sum * keep + add;
@@ -57,6 +59,7 @@ void pool_online(const CompressorPool::Desc& desc, const CompressorPool::Args& a
     }
   }
   state.max[channel] = max, state.sum[channel] = sum, state.weighted[channel] = weighted;
+  return entry;
 }
 
 // Softmax over the eight rows that one entry sees in this channel, then the weighted sum; rows ascend.
@@ -72,29 +75,31 @@ float pool_overlap_entry(const float* scores, const float* values) {
   return weighted / sum;
 }
 
-void pool_overlap(const CompressorPool::Desc& desc, const CompressorPool::Args& args, int64_t channel) {
-  const OverlapState state = overlap_state(desc, args.state);
+int64_t pool_overlap(const CompressorPool::Desc& desc, const CompressorPool::Args& args, const CompressorSlice& slice,
+                     int64_t channel) {
+  const OverlapState state = overlap_state(desc, args.state.of_place(slice.place));
   const int64_t width = desc.width, row_width = 2 * width;
-  int64_t entry = 0;
-  for (int64_t i = 0; i < args.num_tokens; ++i) {
-    const int64_t phase = (args.first_position + i) % kOverlapRatio;
+  int64_t entry = slice.first_entry;
+  for (int64_t i = 0; i < slice.num_rows; ++i) {
+    const int64_t row = slice.first_row + i, phase = (slice.first_position + i) % kOverlapRatio;
     for (const int64_t c : {channel, width + channel}) {
-      state.current_values[phase * row_width + c] = args.values[i * row_width + c];
-      state.current_scores[phase * row_width + c] = args.gates[i * row_width + c] + args.ape[phase * row_width + c];
+      state.current_values[phase * row_width + c] = args.values[row * row_width + c];
+      state.current_scores[phase * row_width + c] = args.gates[row * row_width + c] + args.ape[phase * row_width + c];
     }
     if (phase + 1 < kOverlapRatio) continue;
     float scores[2 * kOverlapRatio], values[2 * kOverlapRatio];
-    for (int64_t row = 0; row < kOverlapRatio; ++row) {
-      scores[row] = state.previous_scores[row * width + channel];
-      values[row] = state.previous_values[row * width + channel];
-      scores[kOverlapRatio + row] = state.current_scores[row * row_width + width + channel];
-      values[kOverlapRatio + row] = state.current_values[row * row_width + width + channel];
-      state.previous_scores[row * width + channel] = state.current_scores[row * row_width + channel];
-      state.previous_values[row * width + channel] = state.current_values[row * row_width + channel];
+    for (int64_t k = 0; k < kOverlapRatio; ++k) {
+      scores[k] = state.previous_scores[k * width + channel];
+      values[k] = state.previous_values[k * width + channel];
+      scores[kOverlapRatio + k] = state.current_scores[k * row_width + width + channel];
+      values[kOverlapRatio + k] = state.current_values[k * row_width + width + channel];
+      state.previous_scores[k * width + channel] = state.current_scores[k * row_width + channel];
+      state.previous_values[k * width + channel] = state.current_values[k * row_width + channel];
     }
     const float pooled = pool_overlap_entry(scores, values);
     store_floats(args.entries, entry++ * width + channel, 1, &pooled);
   }
+  return entry;
 }
 
 }  // namespace
@@ -116,10 +121,17 @@ void compressor_reset(const CompressorPool::Desc& desc, float* state) {
 
 void compressor_pool_reference(const CompressorPool::Desc& desc, const CompressorPool::Args& args,
                                device::Queue& queue) {
-  const int64_t grain = std::max<int64_t>(1, 2048 / std::max<int64_t>(1, args.num_tokens));
-  queue.parallel_for(desc.width, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t channel = begin; channel < end; ++channel) {
-      desc.ratio == kOverlapRatio ? pool_overlap(desc, args, channel) : pool_online(desc, args, channel);
+  constexpr int64_t kGrain = 256;
+  queue.parallel_for(args.num_slices * desc.width, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const CompressorSlice& slice = args.slices[item / desc.width];
+      const int64_t channel = item % desc.width;
+      int64_t entry = desc.ratio == kOverlapRatio ? pool_overlap(desc, args, slice, channel)
+                                                  : pool_online(desc, args, slice, channel);
+      const float nothing = 0;
+      for (; entry < slice.first_entry + most_completed(desc.ratio, slice.num_rows); ++entry) {
+        store_floats(args.entries, entry * desc.width + channel, 1, &nothing);
+      }
     }
   });
 }

@@ -12,10 +12,21 @@
 #include <cstdint>
 #include <string>
 
+#include "ops/sequence_bases.h"
 #include "ops/variant.h"
 #include "tensor/tensor_view.h"
 
 namespace tessera::ops {
+
+// Consecutive tokens of one sequence in a batch. Its entries lie in rows [first_entry, first_entry +
+// most_completed(...)) of the output, so that where they lie depends on the batch's shape alone.
+struct CompressorSlice {
+  int32_t place = 0;      // of the sequence (SequenceBases)
+  int32_t first_row = 0;  // of `values` and `gates`
+  int32_t num_rows = 0;
+  int32_t first_entry = 0;
+  int64_t first_position = 0;
+};
 
 struct CompressorPool {
   static constexpr const char* kName = "compressor_pool";
@@ -29,19 +40,24 @@ struct CompressorPool {
     int64_t state_floats() const { return ratio == 4 ? 24 * width : 3 * width; }
   };
   struct Args {
-    const float* values = nullptr;  // [tokens, row_width]: a
-    const float* gates = nullptr;   // [tokens, row_width]: g
+    const float* values = nullptr;  // [rows, row_width]: a
+    const float* gates = nullptr;   // [rows, row_width]: g
     const float* ape = nullptr;     // [ratio, row_width]
-    float* state = nullptr;         // [state_floats], updated; reset by compressor_reset at a sequence's start
-    int64_t first_position = 0;     // of the first row; rows are consecutive tokens of one sequence
-    int64_t num_tokens = 0;
-    TensorView entries;  // out [entries_completed(...), width] activation
+    SequenceBases<float> state;     // [state_floats], updated; reset by compressor_reset at a sequence's start
+    const CompressorSlice* slices = nullptr;  // [num_slices], of distinct sequences
+    int64_t num_slices = 0;
+    TensorView entries;  // out [rows, width] activation; a slice's rows behind its completed entries become 0
   };
 };
 
 // Entries that tokens [first_position, first_position + num_tokens) complete.
 constexpr int64_t entries_completed(int64_t ratio, int64_t first_position, int64_t num_tokens) {
   return (first_position + num_tokens) / ratio - first_position / ratio;
+}
+
+// The most entries that `num_tokens` tokens complete, wherever they begin.
+constexpr int64_t most_completed(int64_t ratio, int64_t num_tokens) {
+  return (num_tokens + ratio - 1) / ratio;
 }
 
 // The state before position 0.

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "device/cuda/check.h"
-#include "device/cuda/gpu.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/memory.h"
+#include "device/gpu_executor.h"
 
 namespace tessera::device::cuda {
 namespace {

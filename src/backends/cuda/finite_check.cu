@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// finite_check: a thread block per row; the least index of what its threads found.
+#include "backends/cuda/kernels.h"
+#include "backends/cuda_common/launch.cuh"
+
+namespace tessera::backends::cuda {
+
+namespace {
+
+using namespace cuda_common;
+
+constexpr int kBlock = 1024;
+
+__global__ void __launch_bounds__(kBlock) find_first_bad(const float* values, int32_t* first_bad, int64_t width) {
+  __shared__ unsigned int s_first;
+  if (threadIdx.x == 0) s_first = ~0u;
+  __syncthreads();
+  const float* row = values + blockIdx.x * width;
+  for (int64_t i = threadIdx.x; i < width; i += kBlock) {
+    if (isfinite(row[i])) continue;
+    atomicMin(&s_first, static_cast<unsigned int>(i));  // a least index: the order changes nothing
+    break;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) first_bad[blockIdx.x] = static_cast<int32_t>(s_first);  // none: -1
+}
+
+}  // namespace
+
+void finite_check(const ops::FiniteCheck::Desc& desc, const ops::FiniteCheck::Args& args, device::Queue& queue) {
+  launch("finite_check", queue, find_first_bad, grid_for(args.num_rows, 1), kBlock, 0, args.values, args.first_bad,
+         desc.width);
+}
+
+}  // namespace tessera::backends::cuda

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// gpu_executor.h with CUDA.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <new>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "device/cuda/check.h"
+#include "device/cuda/graph.h"
+#include "device/gpu_executor.h"
+
+namespace tessera::device {
+
+namespace cuda {
+
+namespace {
+
+// The GPU's own memory. Small pieces share the driver's pool, so that 100,000 matrices are not rounded up to its pages
+// one by one; what is given back stays in the pool for the next piece.
+class GpuMemory final : public MemorySpace {
+ public:
+  explicit GpuMemory(const StreamQueue& queue, int ordinal) : queue_(queue) {
+    cudaMemPool_t pool = nullptr;
+    TESSERA_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, ordinal));
+    uint64_t keep = UINT64_MAX;
+    TESSERA_CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  }
+  void* allocate(size_t bytes) override {
+    void* data = nullptr;
+    const cudaError_t code = cudaMallocAsync(&data, bytes, queue_.handle());
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      size_t free = 0, total = 0;
+      TESSERA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+      fail(ErrorCode::kResourceExhausted, fmt::format("the GPU has {} of {} left, {} are needed", format_bytes(free),
+                                                      format_bytes(total), format_bytes(bytes)));
+    }
+    TESSERA_CUDA_CHECK(code);
+    TESSERA_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, queue_.handle()));
+    return data;
+  }
+  void release(void* data, size_t) noexcept override { cudaFreeAsync(data, queue_.handle()); }
+  void upload(void* target, const void* host, size_t bytes) override { move(target, host, bytes); }
+  void download(void* host, const void* source, size_t bytes) override {
+    move(host, source, bytes);
+    queue_.synchronize();
+  }
+  void copy(void* target, const void* source, size_t bytes) override { move(target, source, bytes); }
+  bool is_host() const override { return false; }
+
+ private:
+  void move(void* target, const void* source, size_t bytes) {
+    if (bytes > 0) {
+      TESSERA_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, queue_.handle()));
+    }
+  }
+  const StreamQueue& queue_;
+};
+
+// Page-locked host memory: the GPU copies it without a detour.
+class PinnedMemory final : public MemorySpace {
+ public:
+  void* allocate(size_t bytes) override {
+    void* data = nullptr;
+    if (cudaMallocHost(&data, bytes) != cudaSuccess) {
+      cudaGetLastError();
+      throw std::bad_alloc();
+    }
+    std::memset(data, 0, bytes);
+    return data;
+  }
+  void release(void* data, size_t) noexcept override { cudaFreeHost(data); }
+  void upload(void* target, const void* host, size_t bytes) override { host_memory().upload(target, host, bytes); }
+  void download(void* host, const void* source, size_t bytes) override { host_memory().download(host, source, bytes); }
+  void copy(void* target, const void* source, size_t bytes) override { host_memory().copy(target, source, bytes); }
+  bool is_host() const override { return true; }
+};
+
+class GraphRecording final : public Recording {
+ public:
+  GraphRecording(const StreamQueue& queue, const std::function<void()>& work) : queue_(queue), graph_(queue, work) {}
+  void launch() override { graph_.launch(queue_); }
+
+ private:
+  const StreamQueue& queue_;
+  Graph graph_;
+};
+
+class GpuExecutor final : public Executor {
+ public:
+  explicit GpuExecutor(int ordinal) : queue_(ordinal), memory_(queue_, ordinal) {}
+  Queue& queue() override { return queue_; }
+  MemorySpace& memory() override { return memory_; }
+  MemorySpace& staging() override { return pinned_; }
+  void synchronize() override { queue_.synchronize(); }
+  bool can_record() const override { return true; }
+  std::unique_ptr<Recording> record(const std::function<void()>& work) override {
+    return std::make_unique<GraphRecording>(queue_, work);
+  }
+
+ private:
+  StreamQueue queue_;
+  GpuMemory memory_;
+  PinnedMemory pinned_;
+};
+
+}  // namespace
+
+}  // namespace cuda
+
+std::optional<GpuDevice> find_gpu(int ordinal, std::string& why_not) {
+  int count = 0;
+  cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess && ordinal >= count) {
+    why_not = fmt::format("GPU {} of {}", ordinal, count);
+    return std::nullopt;
+  }
+  cudaDeviceProp properties{};
+  if (code == cudaSuccess) code = cudaGetDeviceProperties(&properties, ordinal);
+  if (code != cudaSuccess) {
+    cudaGetLastError();  // what was reported here shall not surface in a later call
+    why_not = fmt::format("{} ({})", cudaGetErrorName(code), cudaGetErrorString(code));
+    return std::nullopt;
+  }
+  return GpuDevice{properties.name, properties.major, properties.minor, properties.totalGlobalMem, ordinal};
+}
+
+std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu) {
+  return std::make_unique<cuda::GpuExecutor>(gpu.ordinal);
+}
+
+}  // namespace tessera::device

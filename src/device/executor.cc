@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/executor.h"
+
+#include "base/error.h"
+#include "device/gpu_executor.h"
+
+namespace tessera::device {
+
+namespace {
+
+class CpuExecutor final : public Executor {
+ public:
+  explicit CpuExecutor(int num_threads) : queue_(num_threads) {}
+  Queue& queue() override { return queue_; }
+  MemorySpace& memory() override { return host_memory(); }
+  MemorySpace& staging() override { return host_memory(); }
+  void synchronize() override {}
+  bool can_record() const override { return false; }
+  std::unique_ptr<Recording> record(const std::function<void()>&) override {
+    fail(ErrorCode::kInternal, "a CPU records nothing");
+  }
+
+ private:
+  Queue queue_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executor> make_executor(const Machine& machine, int num_threads) {
+  if (machine.gpu.has_value()) return make_gpu_executor(*machine.gpu);
+  return std::make_unique<CpuExecutor>(num_threads);
+}
+
+}  // namespace tessera::device

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where a model computes: a queue, the memory that its ops work in, and work recorded once and launched many times.
+#include <functional>
+#include <memory>
+
+#include "device/machine.h"
+#include "device/memory_space.h"
+#include "device/queue.h"
+
+namespace tessera::device {
+
+// Recorded work.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  // Queues it as a whole.
+  virtual void launch() = 0;
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual Queue& queue() = 0;
+  virtual MemorySpace& memory() = 0;
+  // Host memory that copies to and from memory() fastest; upload() from it returns before the copy is made, so
+  // synchronize() before it changes.
+  virtual MemorySpace& staging() = 0;
+  // Waits for all that was queued. Throws kDeviceError where some of it failed.
+  virtual void synchronize() = 0;
+
+  // False: calling is as good as recording, and record() is not to be used.
+  virtual bool can_record() const = 0;
+  // Calls work(), which queues; what it queues is recorded and not run. Throws kDeviceError, naming the call, where it
+  // does what can't be recorded (an allocation, a wait, a host read).
+  virtual std::unique_ptr<Recording> record(const std::function<void()>& work) = 0;
+};
+
+// On machine.gpu, or where there is none on the CPU with `num_threads` (Queue's meaning). Throws kUnsupported for a GPU
+// in a build without CUDA, kDeviceError where the GPU can't be used.
+std::unique_ptr<Executor> make_executor(const Machine& machine, int num_threads);
+
+}  // namespace tessera::device

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A kind of memory: the host's, or a GPU's. Owned bytes (device/buffer.h) say in which they lie.
+#include <cstddef>
+
+namespace tessera::device {
+
+// Wide enough for any vector load and for a cache line pair.
+constexpr size_t kBufferAlignment = 128;
+
+class MemorySpace {
+ public:
+  virtual ~MemorySpace() = default;
+
+  // `bytes` > 0, a multiple of kBufferAlignment; aligned to that, and zero. Throws std::bad_alloc where the host's
+  // memory ends, kResourceExhausted where a GPU's does.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* data, size_t bytes) noexcept = 0;
+
+  // Copies in the order of the queue's work. Host memory may be used again on return.
+  virtual void upload(void* target, const void* host, size_t bytes) = 0;
+  virtual void download(void* host, const void* source, size_t bytes) = 0;
+  virtual void copy(void* target, const void* source, size_t bytes) = 0;  // both lie here
+
+  // True: the host's functions may read and write it.
+  virtual bool is_host() const = 0;
+};
+
+MemorySpace& host_memory();
+
+}  // namespace tessera::device

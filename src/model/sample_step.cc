@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/sample_step.h"
+
+#include "base/error.h"
+
+namespace tessera::model {
+
+SampleStep::SampleStep(LayerBuilder& builder, device::Executor& executor)
+    : op_(builder.bind<ops::Sample>("sample", {.vocab = builder.config.vocab_size})), executor_(executor) {
+  row_ = device::Buffer(static_cast<size_t>(op_.desc.vocab) * sizeof(float), executor.memory());
+  token_ = device::Buffer(sizeof(int32_t), executor.memory());
+}
+
+// The values in the ops' memory; null where there are none.
+template <class T>
+const T* SampleStep::place(device::Buffer& buffer, std::span<const T> values) {
+  if (values.empty()) return nullptr;
+  if (executor_.memory().is_host()) return values.data();
+  if (buffer.size() < values.size_bytes()) buffer = device::Buffer(values.size_bytes(), executor_.memory());
+  executor_.memory().upload(buffer.data(), values.data(), values.size_bytes());
+  return buffer.template as<T>();
+}
+
+int32_t SampleStep::run(const SampleRequest& request, const float* logits, void* workspace) {
+  TESSERA_CHECK(static_cast<int64_t>(request.logits.size()) == op_.desc.vocab, "one row of logits");
+  device::MemorySpace& memory = executor_.memory();
+  // Bias, penalties and temperature change the row that is drawn from.
+  if (logits != nullptr) {
+    memory.copy(row_.data(), logits, row_.size());
+  } else {
+    memory.upload(row_.data(), request.logits.data(), row_.size());
+  }
+  op_.run({.logits = row_.as<float>(),
+           .params = request.params,
+           .position = request.position,
+           .counts = place(counts_, request.counts),
+           .bias_ids = place(bias_ids_, request.bias_ids),
+           .bias_values = place(bias_values_, request.bias_values),
+           .num_bias = static_cast<int64_t>(request.bias_ids.size()),
+           .token = token_.as<int32_t>(),
+           .workspace = workspace},
+          executor_.queue());
+  int32_t token = 0;
+  memory.download(&token, token_.data(), sizeof(token));
+  if (token < 0) fail(ErrorCode::kNotFinite, "no token can be drawn: every logit is NaN or minus infinity");
+  return token;
+}
+
+}  // namespace tessera::model
