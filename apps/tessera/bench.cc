@@ -16,6 +16,7 @@
 #include "bench/ops/bench_ops.h"
 #include "console.h"
 #include "default_model.h"
+#include "model_flags.h"
 #include "ops/planner.h"
 #include "verb.h"
 
@@ -118,6 +119,7 @@ class Bench final : public Verb {
     model_->add_option(
         "--step-tokens", step_tokens_,
         "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
+    add_device_flag(*model_, model_options_.device);
     for (CLI::App* verb : {ops_, model_}) {
       verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; model: also f32");
       verb->add_option("--threads", num_threads_, "Threads (default: one per core)");

@@ -179,7 +179,7 @@ int Chat::run() {
   text::check_chat_tokens(*folder.tokenizer, folder.tokenizer_path);
   load.sequence_tokens = context_tokens(folder.config);
   ChatSession::Settings chosen = settings(folder.directory);
-  const model::LoadedModel loaded = load_weights(folder, load, is_quiet_);
+  const model::LoadedModel loaded = load_weights(folder, model_, load, is_quiet_);
   engine::SamplingOptions sampling = sampling_options(chosen.sampling, chosen.seed);
   if (const auto fault = engine::find_fault(sampling, loaded.runner->facts().vocab_size)) fail_usage(*fault);
 

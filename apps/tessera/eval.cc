@@ -204,7 +204,7 @@ int Eval::run() {
   }
   load.sequence_tokens = std::min(load.sequence_tokens, folder.config.max_positions);
   if (!answers_path_.empty()) answers_.emplace(answers_path_);
-  const model::LoadedModel loaded = load_weights(folder, load, is_quiet_);
+  const model::LoadedModel loaded = load_weights(folder, model_, load, is_quiet_);
 
   watch_interrupt(InterruptEnd::kSecondEndsProgram);
   ProgressBar progress(is_quiet_);

@@ -217,7 +217,7 @@ int Generate::run() {
       longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
   if (!flags_.logits_path.empty()) load.extra_bytes = sizeof(float) * load.sequence_tokens * folder.config.vocab_size;
 
-  const model::LoadedModel loaded = load_weights(folder, load, flags_.is_quiet);
+  const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   ProgressBar progress(flags_.is_quiet);
   if (flags_.shows_plan) print_plan(loaded);
   TracePrinter trace(flags_.traces);

@@ -13,10 +13,19 @@
 #include "base/strings.h"
 #include "console.h"
 #include "default_model.h"
+#include "device/device_choice.h"
 #include "progress_bar.h"
 #include "usage.h"
 
 namespace tessera::app {
+
+void add_device_flag(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "What computes: cpu, or a GPU as CUDA counts them")
+      ->type_name("cpu|cuda:N")
+      ->envname("TESSERA_DEVICE")
+      ->capture_default_str()
+      ->group("Model");
+}
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
@@ -39,6 +48,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       .add_flag("--allow-inexact", flags.allows_inexact,
                 "Round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model")
       ->group("Model");
+  add_device_flag(command, flags.device);
   command.add_option("--threads", flags.threads, "Threads [one per core]; results do not depend on it")->group("Model");
 }
 
@@ -79,13 +89,14 @@ ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need) {
   return folder;
 }
 
-model::LoadedModel load_weights(const ModelFolder& folder, const model::LoadOptions& options, bool is_quiet) {
+model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, const model::LoadOptions& options,
+                                bool is_quiet) {
   if (options.bypass.any()) {
     print_note("**** TESSERA_BYPASS leaves parts of the model out: this output is not the model's. Exit code 7. ****");
   }
   ConsoleLog log(is_quiet);
   ProgressBar progress(is_quiet);
-  return model::load_model(folder.directory, options, backends::all_backends(), device::probe_machine(), &log,
+  return model::load_model(folder.directory, options, backends::all_backends(), device::machine_of(flags.device), &log,
                            &progress);
 }
 

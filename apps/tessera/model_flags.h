@@ -18,9 +18,10 @@ struct ModelFlags {
   std::string mode = "a16", cache = "fp8";
   bool allows_inexact = false;
   int threads = 0;  // 0: one per core
+  std::string device = "cpu";
 };
 
-// Adds --model, --mode, --cache, --allow-inexact and --threads. `flags` must outlive `command`.
+// Adds --model, --mode, --cache, --allow-inexact, --device and --threads. `flags` must outlive `command`.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 
 // The flags and the environment's switches for diagnosis as load options. Throws kInvalidArgument, naming the flag.
@@ -39,6 +40,10 @@ enum class TokenizerNeed { kRequired, kIfPresent };
 ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need);
 
 // Loads the weights with progress and messages on stderr, and says so where parts of the model are bypassed.
-model::LoadedModel load_weights(const ModelFolder& folder, const model::LoadOptions& options, bool is_quiet);
+model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, const model::LoadOptions& options,
+                                bool is_quiet);
+
+// Adds --device to a command.
+void add_device_flag(CLI::App& command, std::string& device);
 
 }  // namespace tessera::app

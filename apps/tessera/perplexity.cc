@@ -89,7 +89,7 @@ int Perplexity::run() {
     load.sequence_tokens = std::max(load.sequence_tokens, static_cast<int64_t>(text.ids.size()));
     total += text.ids.size();
   }
-  const model::LoadedModel loaded = load_weights(folder, load, is_quiet_);
+  const model::LoadedModel loaded = load_weights(folder, model_, load, is_quiet_);
 
   watch_interrupt(InterruptEnd::kSecondEndsProgram);
   ProgressBar progress(is_quiet_);

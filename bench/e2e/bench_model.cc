@@ -12,6 +12,7 @@
 #include "bench/shapes/published.h"
 #include "bench/synthetic/random_caches.h"
 #include "bench/synthetic/synthetic_weights.h"
+#include "device/device_choice.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
 #include "numeric/bf16.h"
@@ -140,13 +141,16 @@ void run_layers(model::Model& model, const model::Config& config, const Syntheti
 }
 
 ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& observer) {
-  const device::Machine machine = device::probe_machine();
+  const device::Machine machine = device::machine_of(options.device);
   const model::Config all = published_config(options.synthetic);
   ModelReport report;
   SyntheticModel& made = report.synthetic;
   made.all_layers = all.num_layers;
   made.num_layers =
-      options.num_layers > 0 ? options.num_layers : layers_that_fit(options, machine.memory_available_bytes / 10 * 9);
+      options.num_layers > 0
+          ? options.num_layers
+          : layers_that_fit(options,
+                            (machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes) / 10 * 9);
   const model::Config config = with_layers(all, made.num_layers);
   SyntheticWeights weights(config, options.seed, options.load.num_threads);
   made.weight_bytes = weights.total_bytes();
@@ -187,7 +191,7 @@ int64_t layers_that_fit(const ModelOptions& options, uint64_t available) {
 ModelReport run_model(const ModelOptions& options, const ModelObserver& observer) {
   if (!options.synthetic.empty()) return run_synthetic(options, observer);
   const model::LoadedModel loaded = model::load_model(options.directory, options.load, backends::all_backends(),
-                                                      device::probe_machine(), nullptr, nullptr);
+                                                      device::machine_of(options.device), nullptr, nullptr);
   ModelReport report;
   report.rows = run_contexts(*loaded.runner, options, observer, [](int64_t) { return int64_t{0}; });
   return report;

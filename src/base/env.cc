@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::array kVariables = {
     EnvVariable{"TESSERA_MODEL", "default of --model"},
+    EnvVariable{"TESSERA_DEVICE", "default of --device"},
     EnvVariable{"TESSERA_FORCE", "OP=VARIANT[,...]: bind these ops to these variants, to bisect a wrong kernel"},
     EnvVariable{"TESSERA_BACKENDS", "NAME[,...]: use only these backends, and the reference where they lack an op"},
     EnvVariable{"TESSERA_BYPASS",

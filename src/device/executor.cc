@@ -16,11 +16,12 @@ class CpuExecutor final : public Executor {
   MemorySpace& staging() override { return host_memory(); }
   void synchronize() override {}
   bool can_record() const override { return false; }
-  std::unique_ptr<Recording> record(const std::function<void()>&) override {
+
+ private:
+  std::unique_ptr<Recording> record_call(void (*)(void*), void*) override {
     fail(ErrorCode::kInternal, "a CPU records nothing");
   }
 
- private:
   Queue queue_;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where a model computes: a queue, the memory that its ops work in, and work recorded once and launched many times.
-#include <functional>
 #include <memory>
+#include <type_traits>
 
 #include "device/machine.h"
 #include "device/memory_space.h"
@@ -33,7 +33,13 @@ class Executor {
   virtual bool can_record() const = 0;
   // Calls work(), which queues; what it queues is recorded and not run. Throws kDeviceError, naming the call, where it
   // does what can't be recorded (an allocation, a wait, a host read).
-  virtual std::unique_ptr<Recording> record(const std::function<void()>& work) = 0;
+  template <class Work>
+  std::unique_ptr<Recording> record(Work&& work) {
+    return record_call([](void* object) { (*static_cast<std::remove_reference_t<Work>*>(object))(); }, &work);
+  }
+
+ protected:
+  virtual std::unique_ptr<Recording> record_call(void (*call)(void* object), void* object) = 0;
 };
 
 // On machine.gpu, or where there is none on the CPU with `num_threads` (Queue's meaning). Throws kUnsupported for a GPU

@@ -35,7 +35,8 @@ struct GpuDevice {
   std::string name;
   int compute_major = 0, compute_minor = 0;
   uint64_t memory_bytes = 0;
-  int ordinal = 0;  // as CUDA counts them
+  int ordinal = 0;                 // as CUDA counts them
+  uint64_t memory_free_bytes = 0;  // only of a GPU that find_gpu() returned
 };
 
 // What the CUDA driver library (libcuda) answers. Codes are CUresult values.

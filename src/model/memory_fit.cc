@@ -3,7 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 #include "model/layers/step_context.h"
 
@@ -26,13 +29,20 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
 
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {
   const uint64_t needed = weights + state + work;
-  if (needed <= machine.memory_available_bytes) return;
-  fail(
-      ErrorCode::kResourceExhausted,
-      fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, this machine has {} "
-                  "available; {} are missing",
-                  format_bytes(weights), format_bytes(state), format_bytes(work), format_bytes(needed),
-                  format_bytes(machine.memory_available_bytes), format_bytes(needed - machine.memory_available_bytes)));
+  const uint64_t available = machine.gpu.has_value() ? machine.gpu->memory_free_bytes : machine.memory_available_bytes;
+  if (needed <= available) return;
+  const std::string where =
+      machine.gpu.has_value() ? fmt::format("{} (cuda:{})", machine.gpu->name, machine.gpu->ordinal) : "this machine";
+  // As many of the same GPU as could hold it, for who has more than one.
+  const std::string advice =
+      machine.gpu.has_value() ? fmt::format("; {} such GPUs would hold it (--device cpu needs only the host's memory)",
+                                            ceil_div(needed, std::max<uint64_t>(available, 1)))
+                              : "";
+  fail(ErrorCode::kResourceExhausted,
+       fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, {} has {} "
+                   "available; {} are missing{}",
+                   format_bytes(weights), format_bytes(state), format_bytes(work), format_bytes(needed), where,
+                   format_bytes(available), format_bytes(needed - available), advice));
 }
 
 }  // namespace tessera::model

@@ -190,7 +190,8 @@ StepContext Model::context(bool is_recorded) {
           .activation = precision_.activation()};
 }
 
-void Model::queue_step(bool is_draft, const std::function<void(const StepContext&)>& work) {
+template <class Work>
+void Model::queue_step(bool is_draft, const Work& work) {
   const int64_t num_rows = recorded_rows();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, num_rows);
   if (num_rows == 0) return work(context(false));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The whole model on one rank: embedding, layers, head and draft block, run over a batch of slices.
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -56,7 +55,8 @@ class Model final : public Runner {
   // The rows that a recorded step of the slices has; 0: it is not recorded.
   int64_t recorded_rows() const;
   // Fills the batch and queues work(context), or what was recorded of it for as many rows.
-  void queue_step(bool is_draft, const std::function<void(const StepContext&)>& work);
+  template <class Work>
+  void queue_step(bool is_draft, const Work& work);
   StepContext context(bool is_recorded);
   TensorView embed(const StepContext& context, const TensorView& out, int64_t streams) const;
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);

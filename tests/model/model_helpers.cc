@@ -4,8 +4,14 @@
 #include <algorithm>
 
 #include "backends/registry.h"
+#include "base/env.h"
+#include "device/device_choice.h"
 
 namespace tessera::testing {
+
+device::Machine test_machine() {
+  return device::machine_of(env_value("TESSERA_DEVICE").value_or("cpu"));
+}
 
 model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::CacheMode cache, int num_threads,
                         int64_t max_step_tokens) {
@@ -13,7 +19,7 @@ model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::Ca
   options.precision = {input, cache};
   options.num_threads = num_threads;
   options.max_step_tokens = max_step_tokens;
-  return model::load_model(folder, options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+  return model::load_model(folder, options, backends::all_backends(), test_machine(), nullptr, nullptr);
 }
 
 std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,

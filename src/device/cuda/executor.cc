@@ -81,7 +81,8 @@ class PinnedMemory final : public MemorySpace {
 
 class GraphRecording final : public Recording {
  public:
-  GraphRecording(const StreamQueue& queue, const std::function<void()>& work) : queue_(queue), graph_(queue, work) {}
+  GraphRecording(const StreamQueue& queue, void (*call)(void*), void* object)
+      : queue_(queue), graph_(queue, [&] { call(object); }) {}
   void launch() override { graph_.launch(queue_); }
 
  private:
@@ -97,11 +98,12 @@ class GpuExecutor final : public Executor {
   MemorySpace& staging() override { return pinned_; }
   void synchronize() override { queue_.synchronize(); }
   bool can_record() const override { return true; }
-  std::unique_ptr<Recording> record(const std::function<void()>& work) override {
-    return std::make_unique<GraphRecording>(queue_, work);
-  }
 
  private:
+  std::unique_ptr<Recording> record_call(void (*call)(void*), void* object) override {
+    return std::make_unique<GraphRecording>(queue_, call, object);
+  }
+
   StreamQueue queue_;
   GpuMemory memory_;
   PinnedMemory pinned_;
@@ -125,7 +127,15 @@ std::optional<GpuDevice> find_gpu(int ordinal, std::string& why_not) {
     why_not = fmt::format("{} ({})", cudaGetErrorName(code), cudaGetErrorString(code));
     return std::nullopt;
   }
-  return GpuDevice{properties.name, properties.major, properties.minor, properties.totalGlobalMem, ordinal};
+  size_t free = 0, total = 0;
+  code = cudaSetDevice(ordinal);
+  if (code == cudaSuccess) code = cudaMemGetInfo(&free, &total);
+  if (code != cudaSuccess) {
+    cudaGetLastError();
+    why_not = fmt::format("{} ({})", cudaGetErrorName(code), cudaGetErrorString(code));
+    return std::nullopt;
+  }
+  return GpuDevice{properties.name, properties.major, properties.minor, total, ordinal, free};
 }
 
 std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu) {

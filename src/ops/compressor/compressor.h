@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/host_device.h"
 #include "ops/sequence_bases.h"
 #include "ops/variant.h"
 #include "tensor/tensor_view.h"
@@ -56,7 +57,7 @@ constexpr int64_t entries_completed(int64_t ratio, int64_t first_position, int64
 }
 
 // The most entries that `num_tokens` tokens complete, wherever they begin.
-constexpr int64_t most_completed(int64_t ratio, int64_t num_tokens) {
+TESSERA_HOST_DEVICE constexpr int64_t most_completed(int64_t ratio, int64_t num_tokens) {
   return (num_tokens + ratio - 1) / ratio;
 }
 
