@@ -41,7 +41,7 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
                                   .layout = layout};
   bench.rows<ops::Attention>(
       name + " " + std::to_string(window) + " + " + std::to_string(entries), desc,
-      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<AttentionOperands>();
         const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
         o->cache = random_cache(bench.rng(), layout, slots + num_entries);
@@ -67,7 +67,8 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
                           .selected_stride = entries,
                           .sink = o->sink.data(),
                           .out = o->out,
-                          .num_tokens = tokens},
+                          .num_tokens = tokens,
+                          .workspace = workspace},
                          bench.queue());
                 }};
       });

@@ -22,8 +22,8 @@ struct TileConfig {
   uint8_t rows[16];
 };
 
-Tile g_tiles[8];
-TileConfig g_config;
+thread_local Tile g_tiles[8];
+thread_local TileConfig g_config;
 
 void emulate_loadconfig(const void* config) {
   std::memcpy(&g_config, config, sizeof g_config);
@@ -89,4 +89,7 @@ void emulate_products(int c, int a, int b) {
 #define _tile_zero(tile) emulate_zero(tile)
 #define _tile_dpbf16ps(c, a, b) emulate_products(c, a, b)
 #define amx amx_emulated
-#include "backends/amx/linear.cc"  // the second compilation that this file is for
+// The second compilation that this file is for.
+#include "backends/amx/attention.cc"
+#include "backends/amx/index_scores.cc"
+#include "backends/amx/linear.cc"

@@ -8,6 +8,8 @@
 #include <cmath>
 
 #include "backends/avx512/kernels.h"
+#include "backends/cpu_common/attention.h"
+#include "backends/cpu_common/index_scores.h"
 #include "backends/cpu_common/panel_variants.h"
 #include "testing/op_harness.h"
 
@@ -29,6 +31,11 @@ constexpr backends::cpu_common::PanelKernels kKernels = {.input = DType::kBF16,
                                                          .row_padding = 64};
 constexpr ops::Variant<ops::Linear> kLinear = backends::cpu_common::linear_variant<kKernels>("emulated");
 constexpr ops::Variant<ops::MoeExperts> kMoe = backends::cpu_common::moe_variant<kKernels>("emulated");
+
+constexpr ops::Variant<ops::Attention> kAttention =
+    backends::cpu_common::attention_variant<backends::amx_emulated::attention>("emulated");
+constexpr ops::Variant<ops::IndexScores> kIndexScores =
+    backends::cpu_common::index_scores_variant<backends::amx_emulated::index_scores>("emulated");
 
 class AmxEmulationTest : public testing::RandomTest {};
 
@@ -140,7 +147,6 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
   }
 }
 
-// One thread: the software tiles are global.
 TEST_F(AmxEmulationTest, PaddedRowsOfManyTokensGiveTheBitsOfFew) {
   if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
   constexpr int64_t kMost = 70, kIn = 1024, kOut = 48;
@@ -220,6 +226,113 @@ TEST_F(AmxEmulationTest, ExpertsWithPaddedRowsGiveTheBitsOfOneToken) {
       EXPECT_TRUE(testing::same_bits(run(first, count), std::span(all).subspan(static_cast<size_t>(first * kWidth),
                                                                                static_cast<size_t>(count * kWidth))))
           << count << " tokens from " << first;
+    }
+  }
+}
+
+TEST_F(AmxEmulationTest, AttentionOfATokenAloneAndInABatch) {
+  if (!device::probe_machine().cpu.avx512_bf16) GTEST_SKIP() << "needs AVX-512 with VBMI and BF16";
+  constexpr int64_t kTokens = 9, kEntries = 301, kSlots = 140;
+  const std::pair<int64_t, int64_t> shapes[] = {{512, 37}, {128, 70}, {192, 16}};
+  for (const auto& [width, heads] : shapes) {
+    SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(width));
+    const ops::Attention::Desc desc{.heads = heads,
+                                    .head_dim = width,
+                                    .window = 128,
+                                    .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
+                                    .layout = {ops::EntryFormat::kKvFp8Bf16, width, 64}};
+    const int64_t bytes = desc.layout.entry_bytes();
+    const std::vector<float> values = testing::adversarial(rng_, kSlots + kEntries, width);
+    std::vector<uint8_t> cache(static_cast<size_t>((kSlots + kEntries) * bytes));
+    for (int64_t i = 0; i < kSlots + kEntries; ++i)
+      ops::encode_entry(desc.layout, values.data() + i * width, cache.data() + i * bytes);
+    const device::Tensor q =
+        testing::as_tensor(testing::adversarial(rng_, kTokens * heads, width), DType::kBF16, {kTokens, heads, width});
+    const int64_t positions[kTokens] = {0, 5, 30, 31, 32, 126, 127, 1001, 1002};
+    const int32_t counts[kTokens] = {0, 1, 31, 32, 33, 128, 129, kEntries, 255};
+    std::vector<float> sink(static_cast<size_t>(heads));
+    for (float& value : sink) value = rng_.normal();
+    const auto run = [&](const ops::Variant<ops::Attention>& variant, int64_t first, int64_t count, int threads) {
+      device::Queue queue(threads);
+      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
+      testing::PoisonedTensor out(DType::kBF16, {count, heads, width});
+      variant.run(desc,
+                  {.q = {q.as<uint16_t>() + first * heads * width, DType::kBF16, {count, heads, width}},
+                   .positions = positions + first,
+                   .window_cache = cache.data(),
+                   .window_slots = kSlots,
+                   .entry_cache = cache.data() + kSlots * bytes,
+                   .num_entries = counts + first,
+                   .sink = sink.data(),
+                   .out = out.view(),
+                   .num_tokens = count,
+                   .workspace = workspace.data()},
+                  queue);
+      EXPECT_TRUE(out.is_guard_intact());
+      return out.floats();
+    };
+    const ops::Variant<ops::Attention> scalar{"scalar", nullptr, nullptr, nullptr, ops::attention_reference};
+    const std::vector<float> all = run(kAttention, 0, kTokens, 1);
+    EXPECT_TRUE(testing::is_close(all, run(scalar, 0, kTokens, 2), testing::kBf16Bound));
+    const auto expect_rows = [&](int64_t first, int64_t count, int threads) {
+      const size_t size = static_cast<size_t>(heads * width);
+      EXPECT_TRUE(testing::same_bits(
+          run(kAttention, first, count, threads),
+          std::span(all).subspan(static_cast<size_t>(first) * size, static_cast<size_t>(count) * size)))
+          << count << " tokens from " << first << ", " << threads << " threads";
+    };
+    for (int64_t t = 0; t < kTokens; ++t) expect_rows(t, 1, static_cast<int>(1 + t % 3));
+    expect_rows(1, 8, 9);  // more parts than are computed at a time
+    expect_rows(0, kTokens, 3);
+  }
+}
+
+TEST_F(AmxEmulationTest, IndexScoresOfATokenAloneAndInABatch) {
+  if (!device::probe_machine().cpu.avx512_bf16) GTEST_SKIP() << "needs AVX-512 with VBMI and BF16";
+  constexpr int64_t kTokens = 18, kKeys = 203;
+  for (const auto format : {ops::EntryFormat::kIndexFp4, ops::EntryFormat::kBf16}) {
+    for (const int64_t heads : {64, 37, 5}) {
+      const int64_t width = heads == 37 ? 96 : 128;
+      SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(width));
+      const ops::IndexScores::Desc desc{.heads = heads, .width = width, .keys = {format, width, 0}};
+      const int64_t bytes = desc.keys.entry_bytes();
+      const std::vector<float> values = testing::adversarial(rng_, kKeys, width);
+      std::vector<uint8_t> keys(static_cast<size_t>(kKeys * bytes));
+      for (int64_t j = 0; j < kKeys; ++j)
+        ops::encode_entry(desc.keys, values.data() + j * width, keys.data() + j * bytes);
+      const device::Tensor queries = testing::as_tensor(testing::adversarial(rng_, kTokens * heads, width),
+                                                        DType::kBF16, {kTokens, heads * width});
+      const device::Tensor weights =
+          testing::as_tensor(testing::adversarial(rng_, kTokens, heads), DType::kBF16, {kTokens, heads});
+      std::vector<int32_t> counts;
+      for (int64_t t = 0; t < kTokens; ++t) counts.push_back(static_cast<int32_t>(rng_.below(kKeys + 1)));
+      const auto run = [&](const ops::Variant<ops::IndexScores>& variant, int64_t first, int64_t count, int threads) {
+        device::Queue queue(threads);
+        std::vector<float> scores(static_cast<size_t>(count * kKeys), -7);
+        variant.run(desc,
+                    {.queries = {queries.as<uint16_t>() + first * heads * width, DType::kBF16, {count, heads * width}},
+                     .weights = {weights.as<uint16_t>() + first * heads, DType::kBF16, {count, heads}},
+                     .keys = keys.data(),
+                     .counts = counts.data() + first,
+                     .stride = kKeys,
+                     .scores = scores.data(),
+                     .num_tokens = count},
+                    queue);
+        for (int64_t t = 0; t < count; ++t) {
+          for (int64_t j = counts[static_cast<size_t>(first + t)]; j < kKeys; ++j)
+            scores[static_cast<size_t>(t * kKeys + j)] = 0;  // beyond what the token sees nothing is said
+        }
+        return scores;
+      };
+      const ops::Variant<ops::IndexScores> scalar{"scalar", nullptr, nullptr, nullptr, ops::index_scores_reference};
+      const std::vector<float> all = run(kIndexScores, 0, kTokens, 2);
+      EXPECT_TRUE(testing::is_close(all, run(scalar, 0, kTokens, 2), testing::kF32Bound));
+      for (int64_t t = 0; t < kTokens; ++t) {
+        EXPECT_TRUE(
+            testing::same_bits(run(kIndexScores, t, 1, 1),
+                               std::span(all).subspan(static_cast<size_t>(t * kKeys), static_cast<size_t>(kKeys))))
+            << "token " << t;
+      }
     }
   }
 }

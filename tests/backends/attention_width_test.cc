@@ -31,6 +31,7 @@ TEST_F(AttentionWidthTest, FlashAndProHeads) {
     for (float& value : sink) value = rng_.normal();
     const auto run = [&](const ops::Variant<ops::Attention>& variant, int64_t first, int64_t count, int threads) {
       device::Queue queue(threads);
+      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
       testing::PoisonedTensor out(DType::kBF16, {count, heads, kWidth});
       variant.run(desc,
                   {.q = {q.as<uint16_t>() + first * heads * kWidth, DType::kBF16, {count, heads, kWidth}},
@@ -41,7 +42,8 @@ TEST_F(AttentionWidthTest, FlashAndProHeads) {
                    .num_entries = counts + first,
                    .sink = sink.data(),
                    .out = out.view(),
-                   .num_tokens = count},
+                   .num_tokens = count,
+                   .workspace = workspace.data()},
                   queue);
       EXPECT_TRUE(out.is_guard_intact());
       return out.floats();

@@ -107,6 +107,7 @@ void AttentionTest::check(const EntryLayout& layout, int64_t window, int64_t fir
   testing::for_each_variant<ops::Attention>(desc, [&](const ops::Variant<ops::Attention>& variant, bool) {
     const auto run = [&](int threads, int64_t begin, int64_t count) {
       device::Queue queue(threads);
+      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
       testing::PoisonedTensor out(activation, {count, kHeads, width});
       variant.run(desc,
                   {.q = {queries.as<char>() + begin * kHeads * width * dtype_bits(activation) / 8,
@@ -121,7 +122,8 @@ void AttentionTest::check(const EntryLayout& layout, int64_t window, int64_t fir
                    .selected_stride = stride,
                    .sink = sinks.data(),
                    .out = out.view(),
-                   .num_tokens = count},
+                   .num_tokens = count,
+                   .workspace = workspace.data()},
                   queue);
       EXPECT_TRUE(out.is_guard_intact());
       return out.floats();

@@ -2,6 +2,8 @@
 // AMX tiles with BF16 products (Sapphire Rapids and later); what tiles do not suit is left to avx512.
 #include "ops/backend.h"
 #include "backends/amx/kernels.h"
+#include "backends/cpu_common/attention.h"
+#include "backends/cpu_common/index_scores.h"
 #include "backends/cpu_common/panel_variants.h"
 
 namespace tessera::backends {
@@ -32,10 +34,12 @@ static_assert(kTileKernels.job_rows <= cpu_common::kJobRows);
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kTileKernels>("tiles")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKernels>("tiles")};
+constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<amx::attention>("tiles")};
+constexpr Variant<IndexScores> kIndexScores[] = {cpu_common::index_scores_variant<amx::index_scores>("tiles")};
 
 }  // namespace
 
 extern constinit const Backend amx_backend = {"amx", available, Verification::kRunOnHardware,
-                                              make_variants(kLinear, kMoeExperts)};
+                                              make_variants(kLinear, kMoeExperts, kAttention, kIndexScores)};
 
 }  // namespace tessera::backends

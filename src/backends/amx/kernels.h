@@ -2,7 +2,7 @@
 #pragma once
 // What the kernel files of this folder export: plain functions on raw pointers, called from backend.cc and, through
 // function pointers, from cpu_common.
-#include "backends/cpu_common/panel.h"
+#include "backends/cpu_common/kernel_jobs.h"
 
 namespace tessera::backends::amx {
 
@@ -13,5 +13,9 @@ void bf16(const cpu_common::PanelJob& job);
 // What follows them.
 void store(const cpu_common::StoreJob& job);
 void gate(const cpu_common::GateJob& job);
+
+// Attention and index scores on tiles.
+extern const cpu_common::AttentionKernels attention;
+void index_scores(const cpu_common::IndexJob& job);
 
 }  // namespace tessera::backends::amx

@@ -12,41 +12,16 @@
 #include "backends/amx/few_rows.h"
 #include "backends/amx/formats.h"
 #include "backends/amx/kernels.h"
+#include "backends/amx/tiles.h"
 #include "base/integer_math.h"
 
 namespace tessera::backends::amx {
 
 namespace {
 
-constexpr int64_t kTileRows = 16, kTileBytes = 1024;
 // Inputs decoded at a time: two panels of this chunk and of the next are 32 KiB, in the first-level cache.
 constexpr int64_t kChunk = 256;
 constexpr int64_t kChunkBytes = kChunk / kTileInputs * kTileBytes;
-
-// Tiles 0 to 3: C by (half of the rows, panel); 4, 5: A by half; 6, 7: B by panel.
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-
-// The compiler does not know what memory tile instructions touch: what they load is written before a fence, what they
-// stored is read behind one.
-inline void fence() {
-  __atomic_signal_fence(__ATOMIC_SEQ_CST);
-}
-
-// Tiles for `rows` (1 to 32) rows of x.
-inline void configure(int64_t rows) {
-  const uint8_t upper = static_cast<uint8_t>(rows < kTileRows ? rows : kTileRows);
-  const uint8_t lower = static_cast<uint8_t>(rows > kTileRows ? rows - kTileRows : 1);
-  const TileConfig config = {
-      1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {upper, upper, lower, lower, upper, lower, 16, 16}};
-  // Through a volatile pointer, since GCC 12's intrinsic names only the first bytes as its input.
-  const TileConfig* volatile visible = &config;
-  fence();
-  _tile_loadconfig(visible);
-}
 
 // A chunk: inputs [begin, end) of a pair of panels; an odd panel goes with itself. All pairs of some inputs follow each
 // other, so that their rows of x are still in the second-level cache.
@@ -96,7 +71,8 @@ class Decoder {
   int64_t num_blocks_ = 0, num_steps_ = 1, done_ = 0, credit_ = 0;
 };
 
-// C of up to 32 rows and two panels: rows 0 to 15 here, the others behind them.
+// C of up to 32 rows and two panels: rows 0 to 15 here, the others behind them. In tiles: A by half of the rows, B by
+// panel.
 struct Sums {
   float* panels[2];
   bool has_lower;
@@ -108,13 +84,6 @@ inline void load_sums(const Sums& sums) {
   if (!sums.has_lower) return;
   _tile_loadd(2, sums.panels[0] + kTileRows * kPanelRows, 64);
   _tile_loadd(3, sums.panels[1] + kTileRows * kPanelRows, 64);
-}
-
-inline void zero_sums() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
 }
 
 inline void store_sums(const Sums& sums) {

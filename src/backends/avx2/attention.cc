@@ -6,8 +6,6 @@
 
 namespace tessera::backends::avx2 {
 
-void attention_fma(const cpu_common::AttentionJob& job) {
-  cpu_common::attend<Floats>(job);
-}
+constinit const cpu_common::AttentionKernels attention_fma = cpu_common::attention_kernels<Floats>();
 
 }  // namespace tessera::backends::avx2

@@ -11,6 +11,8 @@ namespace {
 
 struct Floats : Lanes {
   using Units = __m256;
+  struct Session {};
+  static constexpr bool kHasTiles = false;
   static constexpr int kPair = 1, kHeadVecs = 2, kKeys = 6, kDimVecs = 2, kRows = 6, kKeyVecs = 2, kQueryRows = 4;
   static Units load_units(const uint32_t* from) { return load(reinterpret_cast<const float*>(from)); }
   static void store_units(uint32_t* to, Units value) { store(reinterpret_cast<float*>(to), value); }

@@ -2,15 +2,11 @@
 #include "backends/cpu_common/attention_kernel.h"
 
 #include "backends/avx512/kernels.h"
-#include "backends/avx512/operands.h"
+#include "backends/cpu_common/avx512_operands.h"
 
 namespace tessera::backends::avx512 {
 
-void attention_bf16(const cpu_common::AttentionJob& job) {
-  cpu_common::attend<Bf16Pairs>(job);
-}
-void attention_fma(const cpu_common::AttentionJob& job) {
-  cpu_common::attend<Floats>(job);
-}
+constinit const cpu_common::AttentionKernels attention_bf16 = cpu_common::attention_kernels<cpu_common::Bf16Pairs>();
+constinit const cpu_common::AttentionKernels attention_fma = cpu_common::attention_kernels<cpu_common::Floats>();
 
 }  // namespace tessera::backends::avx512

@@ -21,8 +21,8 @@ void gate(const cpu_common::GateJob& job);
 extern const cpu_common::RowKernels rows;
 
 // Attention of one token.
-void attention_bf16(const cpu_common::AttentionJob& job);
-void attention_fma(const cpu_common::AttentionJob& job);
+extern const cpu_common::AttentionKernels attention_bf16;
+extern const cpu_common::AttentionKernels attention_fma;
 
 // Index scores of a block of keys.
 void index_scores_bf16(const cpu_common::IndexJob& job);

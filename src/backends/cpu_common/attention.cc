@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cpu_common/share.h"
 #include "base/integer_math.h"
 
 namespace tessera::backends::cpu_common {
@@ -27,37 +28,163 @@ bool attention_supports(const Attention::Desc& desc, std::string& why_not) {
   return true;
 }
 
-void attention_run(AttentionKernel kernel, const Attention::Desc& desc, const Attention::Args& args,
+namespace {
+
+// Up to so many tokens are computed step by step (AttentionKernels), so many parts at a time.
+constexpr int64_t kFewTokens = 8, kParts = kAttentionJoined;
+constexpr int64_t kVector = 16;  // heads that kernels take together
+
+// Heads [head, head_end) of token t.
+AttentionJob job_of(const Attention::Desc& desc, const Attention::Args& args, int64_t t, int64_t head,
+                    int64_t head_end) {
+  const int64_t row = (t * desc.heads + head) * desc.head_dim, position = args.positions[t];
+  AttentionJob job{};
+  job.q = args.q.as<uint16_t>() + row;
+  job.sink = args.sink + head;
+  job.out = args.out.as<uint16_t>() + row;
+  job.num_heads = head_end - head;
+  job.width = desc.head_dim;
+  job.scale = desc.scale;
+  job.nope = desc.layout.format == EntryFormat::kKvFp8Bf16 ? desc.layout.nope_dim() : 0;
+  job.entry_bytes = desc.layout.entry_bytes();
+  job.window_cache = args.window_cache.of_row(t);
+  job.window_slots = args.window_slots;
+  job.window_begin = std::max<int64_t>(0, position - desc.window + 1);
+  job.window_count = position + 1 - job.window_begin;
+  job.entry_cache = args.entry_cache.of_row(t);
+  job.num_entries = args.entry_cache.exists() ? args.num_entries[t] : 0;
+  job.selected = args.selected == nullptr ? nullptr : args.selected + t * args.selected_stride;
+  return job;
+}
+
+// The workspace: sums of each token so far, sums of each part, and decoded keys.
+struct Scratch {
+  AttentionSums tokens[kFewTokens], parts[kParts];
+  char* decoded[kParts];
+};
+
+int64_t layout_scratch(const Attention::Desc& desc, char* base, Scratch& s) {
+  int64_t used = 0;
+  const auto take = [&](int64_t bytes) {
+    char* at = base + used;
+    used += round_up<int64_t>(bytes, 128);
+    return at;
+  };
+  const auto take_sums = [&] {
+    const auto floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
+    return AttentionSums{floats(desc.heads), floats(desc.heads), floats(desc.heads * desc.head_dim)};
+  };
+  for (AttentionSums& sums : s.tokens) sums = take_sums();
+  for (AttentionSums& sums : s.parts) sums = take_sums();
+  for (char*& keys : s.decoded) keys = take(kAttentionDecodedBytes);
+  return used;
+}
+
+AttentionSums from_head(const Attention::Desc& desc, const AttentionSums& sums, int64_t head) {
+  return {sums.max + head, sums.sum + head, sums.output + head * desc.head_dim};
+}
+
+// Tokens one after another, cut into parts, of which a few are computed at a time: keys are decoded once, by all
+// threads, and so are heads of all parts.
+class FewTokens {
+ public:
+  FewTokens(const AttentionKernels& kernels, const Attention::Desc& desc, const Attention::Args& args,
+            device::Queue& queue)
+      : kernels_(kernels), desc_(desc), args_(args), queue_(queue) {
+    layout_scratch(desc, static_cast<char*>(args.workspace), scratch_);
+  }
+
+  void run() {
+    for (int64_t t = 0; t < args_.num_tokens; ++t) {
+      const AttentionJob job = job_of(desc_, args_, t, 0, desc_.heads);
+      const int64_t window_parts = ceil_div(job.window_count, kAttentionKeys);
+      const int64_t all = window_parts + ceil_div(job.num_entries, kAttentionKeys);
+      for (int64_t i = 0; i < all; ++i) {
+        const bool is_window = i < window_parts;
+        const int64_t first = (is_window ? i : i - window_parts) * kAttentionKeys;
+        const int64_t left = (is_window ? job.window_count : job.num_entries) - first;
+        parts_[num_parts_++] = {t, {is_window, first, std::min(left, kAttentionKeys)}, i == 0, i + 1 == all};
+        if (num_parts_ == kParts) flush();
+      }
+    }
+    flush();
+  }
+
+ private:
+  struct Part {
+    int64_t t;
+    AttentionPart keys;
+    bool is_first, is_last;  // of the token
+  };
+
+  void flush() {
+    if (num_parts_ == 0) return;
+    constexpr int64_t kSteps = kAttentionKeys / kAttentionStep;
+    const int64_t bytes = num_parts_ * kAttentionKeys * desc_.head_dim * 2;
+    share(queue_, num_parts_ * kSteps, bytes, [&](int64_t i) {
+      const int64_t p = i / kSteps, begin = i % kSteps * kAttentionStep;
+      const AttentionPart& keys = parts_[p].keys;
+      if (begin >= round_up(keys.count, 2 * kAttentionStep)) return;
+      kernels_.decode(job_of(desc_, args_, parts_[p].t, 0, desc_.heads), keys, begin, begin + kAttentionStep,
+                      scratch_.decoded[p]);
+    });
+    const int64_t pieces = ceil_div(desc_.heads, kVector);
+    const int64_t products = num_parts_ * kAttentionKeys * desc_.heads * desc_.head_dim * 2;
+    share(queue_, num_parts_ * pieces, products / 16, [&](int64_t i) {
+      const int64_t p = i / pieces, head = i % pieces * kVector, head_end = std::min(desc_.heads, head + kVector);
+      kernels_.sums(job_of(desc_, args_, parts_[p].t, head, head_end), parts_[p].keys.count, scratch_.decoded[p],
+                    from_head(desc_, scratch_.parts[p], head));
+    });
+    // Which parts are each token's.
+    int64_t begins[kParts + 1], num_tokens = 0;
+    for (int64_t p = 0; p < num_parts_; ++p) {
+      if (p == 0 || parts_[p].t != parts_[p - 1].t) begins[num_tokens++] = p;
+    }
+    begins[num_tokens] = num_parts_;
+    share(queue_, num_tokens * desc_.heads, num_parts_ * desc_.heads * desc_.head_dim * 4, [&](int64_t i) {
+      const int64_t begin = begins[i / desc_.heads], end = begins[i / desc_.heads + 1], head = i % desc_.heads;
+      const int64_t t = parts_[begin].t;
+      AttentionSums sums[kParts];
+      for (int64_t p = begin; p < end; ++p) sums[p - begin] = from_head(desc_, scratch_.parts[p], head);
+      kernels_.join(job_of(desc_, args_, t, head, head + 1), sums, end - begin,
+                    from_head(desc_, scratch_.tokens[t], head), parts_[begin].is_first, parts_[end - 1].is_last);
+    });
+    num_parts_ = 0;
+  }
+
+  const AttentionKernels& kernels_;
+  const Attention::Desc& desc_;
+  const Attention::Args& args_;
+  device::Queue& queue_;
+  Scratch scratch_{};
+  Part parts_[kParts];
+  int64_t num_parts_ = 0;
+};
+
+}  // namespace
+
+int64_t attention_workspace(const Attention::Desc& desc, int64_t) {
+  Scratch s{};
+  return layout_scratch(desc, nullptr, s);
+}
+
+void attention_run(const AttentionKernels& kernels, const Attention::Desc& desc, const Attention::Args& args,
                    device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  const int64_t threads = queue.num_threads();
+  if (args.num_tokens <= kFewTokens && args.num_tokens < threads) {
+    FewTokens(kernels, desc, args, queue).run();
+    return;
+  }
   // Each piece decodes the keys again, so heads are cut only as far as threads would be idle, by whole vectors.
-  constexpr int64_t kVector = 16;
-  const int64_t vectors = ceil_div<int64_t>(desc.heads, kVector),
-                least = ceil_div<int64_t>(desc.heads, kAttentionHeads);
-  const int64_t wanted = args.num_tokens >= 2 * queue.num_threads() ? 1 : queue.num_threads();
-  const int64_t splits = std::max(least, std::min(wanted, vectors));
+  const int64_t vectors = ceil_div(desc.heads, kVector), least = ceil_div(desc.heads, kAttentionHeads);
+  const int64_t wanted = ceil_div(2 * threads, args.num_tokens);
+  const int64_t splits = std::max(least, threads == 1 ? 1 : std::min(wanted, vectors));
   queue.parallel_for(args.num_tokens * splits, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t t = item / splits, split = item % splits, position = args.positions[t];
-      const int64_t head = vectors * split / splits * kVector;
+      const int64_t split = item % splits, head = vectors * split / splits * kVector;
       const int64_t head_end = std::min(desc.heads, vectors * (split + 1) / splits * kVector);
-      const int64_t row = (t * desc.heads + head) * desc.head_dim;
-      AttentionJob job{};
-      job.q = args.q.as<uint16_t>() + row;
-      job.sink = args.sink + head;
-      job.out = args.out.as<uint16_t>() + row;
-      job.num_heads = head_end - head;
-      job.width = desc.head_dim;
-      job.scale = desc.scale;
-      job.nope = desc.layout.format == EntryFormat::kKvFp8Bf16 ? desc.layout.nope_dim() : 0;
-      job.entry_bytes = desc.layout.entry_bytes();
-      job.window_cache = args.window_cache.of_row(t);
-      job.window_slots = args.window_slots;
-      job.window_begin = std::max<int64_t>(0, position - desc.window + 1);
-      job.window_count = position + 1 - job.window_begin;
-      job.entry_cache = args.entry_cache.of_row(t);
-      job.num_entries = args.entry_cache.exists() ? args.num_entries[t] : 0;
-      job.selected = args.selected == nullptr ? nullptr : args.selected + t * args.selected_stride;
-      kernel(job);
+      kernels.whole(job_of(desc, args, item / splits, head, head_end));
     }
   });
 }

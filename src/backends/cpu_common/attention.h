@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Attention over window and compressed entries for kernels that take one token and some of its heads.
+// Attention over window and compressed entries for kernels that take one token and some of its heads, or a part of its
+// keys.
 #include <cstdint>
 #include <string>
 
@@ -9,22 +10,21 @@
 
 namespace tessera::backends::cpu_common {
 
-using AttentionKernel = void (*)(const AttentionJob& job);
-
 bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
-// Spreads tokens, and where these are few, heads too.
-void attention_run(AttentionKernel kernel, const ops::Attention::Desc& desc, const ops::Attention::Args& args,
+int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
+// Spreads tokens, and where these are few, heads too, or the steps of each token.
+void attention_run(const AttentionKernels& kernels, const ops::Attention::Desc& desc, const ops::Attention::Args& args,
                    device::Queue& queue);
 
-template <AttentionKernel kKernel>
+template <const AttentionKernels& kKernels>
 constexpr ops::Variant<ops::Attention> attention_variant(const char* name, bool (*runs_on)(const device::Machine&,
                                                                                            std::string&) = nullptr) {
   return {name,
           attention_supports,
           nullptr,
-          nullptr,
+          attention_workspace,
           [](const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
-            attention_run(kKernel, desc, args, queue);
+            attention_run(kKernels, desc, args, queue);
           },
           runs_on};
 }

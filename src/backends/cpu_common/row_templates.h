@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The functions of RowKernels on the lanes L of an instruction set (avx512/lanes.h, avx2/lanes.h). Included by kernel
-// files only: all names are local to the file.
+// The functions of RowKernels on the lanes L of an instruction set (cpu_common/avx512_lanes.h, avx2/lanes.h). Included
+// by kernel files only: all names are local to the file.
 #include "backends/cpu_common/row_kernels.h"
 #include "backends/cpu_common/vector_math.h"
 

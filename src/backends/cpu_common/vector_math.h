@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Functions on vectors of FP32, for any instruction set that has `Math` (avx512/lanes.h, avx2/lanes.h). Included by
-// kernel files only: all names are local to the file. The scalar functions are those of numeric/e8m0.h, which as inline
-// functions would be compiled once for the whole program, perhaps with this instruction set.
+// Functions on vectors of FP32, for any instruction set that has `Math` (cpu_common/avx512_lanes.h, avx2/lanes.h).
+// Included by kernel files only: all names are local to the file. The scalar functions are those of numeric/e8m0.h,
+// which as inline functions would be compiled once for the whole program, perhaps with this instruction set.
 #include <cstdint>
 
 namespace tessera::backends::cpu_common {

@@ -42,6 +42,7 @@ struct Attention {
     const float* sink = nullptr;  // [heads] raw logits
     TensorView out;               // [tokens, heads, head_dim] activation
     int64_t num_tokens = 0;
+    void* workspace = nullptr;
   };
 };
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// 16 lanes of FP32. Included by kernel files of this folder only: all names are local to the file.
+// 16 lanes of FP32. Included by kernel files with AVX-512 only: all names are local to the
+// file.
 #include <immintrin.h>
 
 #include <cstdint>
 
-namespace tessera::backends::avx512 {
+namespace tessera::backends::cpu_common {
 
 namespace {
 
@@ -85,4 +86,4 @@ struct Lanes {
 
 }  // namespace
 
-}  // namespace tessera::backends::avx512
+}  // namespace tessera::backends::cpu_common
