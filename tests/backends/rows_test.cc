@@ -355,7 +355,7 @@ TEST_F(RowsTest, IndexScores) {
 }
 
 TEST_F(RowsTest, TopKWithTiesAndNan) {
-  constexpr int64_t kStride = 3000, kTokens = 12;
+  constexpr int64_t kStride = 9000, kTokens = 15;
   std::vector<float> scores = floats(kTokens * kStride, 1);
   for (float& score : scores) {
     const uint64_t kind = rng_.below(40);
@@ -367,8 +367,14 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
   }
   std::fill_n(scores.begin(), kStride, std::numeric_limits<float>::quiet_NaN());
   std::fill_n(scores.begin() + kStride, kStride, 1.5f);
-  const int32_t counts[kTokens] = {3000, 3000, 0, 1, 15, 16, 17, 512, 513, 2047, 2999, 3000};
-  for (const int64_t k : {1, 16, 512}) {
+  // Thousands that differ in the last bits only, or hardly more.
+  for (const uint64_t values : {uint64_t{3}, uint64_t{5000}, uint64_t{1} << 18}) {
+    const int64_t row = values == 3 ? 12 : values == 5000 ? 13 : 14;
+    for (int64_t j = 0; j < kStride; ++j)
+      scores[static_cast<size_t>(row * kStride + j)] = -1 - static_cast<float>(rng_.below(values)) * 0x1p-23f;
+  }
+  const int32_t counts[kTokens] = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2999, 9000, 9000, 9000, 8999};
+  for (const int64_t k : {1, 16, 512, 5000}) {
     std::vector<int32_t> expected(static_cast<size_t>(kTokens * k));
     device::Queue one(1);
     ops::TopK::Args args{.scores = scores.data(),
