@@ -62,7 +62,7 @@ class RowsTest : public testing::RandomTest {
       EXPECT_TRUE(mine == 0 ? testing::same_bits(all, reference) : testing::is_close(all, reference, mine));
       for (const int64_t count : kCounts) {
         const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
-        const int threads = 1 + static_cast<int>(rng_.below(4));
+        const int threads = 1 + static_cast<int>(rng_.below(9));
         EXPECT_TRUE(testing::same_bits(
             result(variant, first, count, threads),
             std::span(all).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width))))

@@ -128,10 +128,13 @@ class FewTokens {
       kernels_.decode(job_of(desc_, args_, parts_[p].t, 0, desc_.heads), keys, begin, begin + kAttentionStep,
                       scratch_.decoded[p]);
     });
-    const int64_t pieces = ceil_div(desc_.heads, kVector);
+    // Of as many heads as leave every thread some pieces: wider ones load a key for more products.
+    int64_t width = kAttentionHeads;
+    while (width > kVector && num_parts_ * ceil_div(desc_.heads, width) < 4 * queue_.num_threads()) width /= 2;
+    const int64_t pieces = ceil_div(desc_.heads, width);
     const int64_t products = num_parts_ * kAttentionKeys * desc_.heads * desc_.head_dim * 2;
     share(queue_, num_parts_ * pieces, products / 16, [&](int64_t i) {
-      const int64_t p = i / pieces, head = i % pieces * kVector, head_end = std::min(desc_.heads, head + kVector);
+      const int64_t p = i / pieces, head = i % pieces * width, head_end = std::min(desc_.heads, head + width);
       kernels_.sums(job_of(desc_, args_, parts_[p].t, head, head_end), parts_[p].keys.count, scratch_.decoded[p],
                     from_head(desc_, scratch_.parts[p], head));
     });

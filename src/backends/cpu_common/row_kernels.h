@@ -17,7 +17,8 @@ struct RowKernels {
   // weight: BF16, or FP32 with is_weight_f32, or null.
   void (*rms_norm)(const uint16_t* x, const void* weight, bool is_weight_f32, int64_t width, float eps,
                    int64_t num_rows, uint16_t* out);
-  // squares[t] = x[t] . x[t] and m[t * num_fn + c] = fn[c] . x[t] for num_tokens <= kMixTokens rows of `width`.
+  // squares[t] = x[t] . x[t], unless null, and m[t * num_fn + c] = fn[c] . x[t] for num_tokens <= kMixTokens rows of
+  // `width`.
   void (*mix)(const uint16_t* x, int64_t num_tokens, const float* fn, int64_t num_fn, int64_t width, float* squares,
               float* m);
   // y = sum of pre[j] * streams[j].

@@ -96,7 +96,7 @@ void mix_tokens(const uint16_t* x, const float* fn, int64_t num_fn, int64_t widt
   int64_t c = 0;
   for (; c + kRows <= num_fn; c += kRows) mix_tile<L, kTokens, kRows>(x, fn + c * width, width, m + c, num_fn);
   for (; c < num_fn; ++c) mix_tile<L, kTokens, 1>(x, fn + c * width, width, m + c, num_fn);
-  for (int t = 0; t < kTokens; ++t) {
+  for (int t = 0; t < kTokens && squares != nullptr; ++t) {
     Sixteen<L> sum = Sixteen<L>::zero();
     for (int64_t i = 0; i < width; i += kRowStep) {
       const Sixteen<L> values = Sixteen<L>::load(x + t * width + i);
@@ -114,7 +114,7 @@ void mix_rows(const uint16_t* x, int64_t num_tokens, const float* fn, int64_t nu
     return;
   }
   for (int64_t t = 0; t < num_tokens; ++t)
-    mix_tokens<L, 1>(x + t * width, fn, num_fn, width, squares + t, m + t * num_fn);
+    mix_tokens<L, 1>(x + t * width, fn, num_fn, width, squares == nullptr ? nullptr : squares + t, m + t * num_fn);
 }
 
 template <class L>

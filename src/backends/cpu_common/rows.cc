@@ -125,17 +125,20 @@ void mhc_pre_run(const RowKernels& kernels, const MhcDesc& desc, const MhcPre::A
   const int64_t width = kS * desc.hidden;
   const uint16_t* x = args.x.as<uint16_t>();
   if (args.num_tokens <= kMixTokens) {
-    // The coefficients' weights are what must be read: threads take rows of them.
-    constexpr int kRows = 4;
-    float squares[kMixTokens], parts[kHcCoefficients / kRows][kMixTokens * kRows];
-    float ignored[kHcCoefficients / kRows][kMixTokens];
-    share(queue, kHcCoefficients / kRows, kHcCoefficients * width * 4, [&](int64_t i) {
-      kernels.mix(x, args.num_tokens, args.fn + i * kRows * width, kRows, width, i == 0 ? squares : ignored[i],
-                  parts[i]);
+    // The coefficients' weights are what must be read: threads take rows of them, and one the squares.
+    const int64_t rows_each = queue.num_threads() > kHcCoefficients / 4 ? 1 : 4, pieces = kHcCoefficients / rows_each;
+    float squares[kMixTokens], products[(kHcCoefficients + 1) * kMixTokens];
+    share(queue, pieces + 1, kHcCoefficients * width * 4, [&](int64_t i) {
+      const int64_t first = i * rows_each, rows = i == pieces ? 0 : rows_each;
+      kernels.mix(x, args.num_tokens, args.fn + first * width, rows, width, rows == 0 ? squares : nullptr,
+                  products + first * kMixTokens);
     });
     for (int64_t t = 0; t < args.num_tokens; ++t) {
       float m[kHcCoefficients];
-      for (int c = 0; c < kHcCoefficients; ++c) m[c] = parts[c / kRows][t * kRows + c % kRows];
+      for (int64_t c = 0; c < kHcCoefficients; ++c) {
+        const int64_t first = c / rows_each * rows_each;
+        m[c] = products[first * kMixTokens + t * rows_each + c - first];
+      }
       finish_pre(kernels, desc, args, t, squares[t], m);
     }
     return;
