@@ -30,8 +30,9 @@ bool attention_supports(const Attention::Desc& desc, std::string& why_not) {
 
 namespace {
 
-// Up to so many tokens are computed step by step (AttentionKernels), so many parts at a time.
-constexpr int64_t kFewTokens = 8, kParts = kAttentionJoined;
+// Up to so many tokens are computed step by step (AttentionKernels), so many parts at a time, where there are more
+// threads than whole vectors of heads keep busy without decoding keys too often.
+constexpr int64_t kFewTokens = 8, kParts = kAttentionJoined, kManyThreads = 5;
 constexpr int64_t kVector = 16;  // heads that kernels take together
 
 // Heads [head, head_end) of token t.
@@ -128,9 +129,9 @@ class FewTokens {
       kernels_.decode(job_of(desc_, args_, parts_[p].t, 0, desc_.heads), keys, begin, begin + kAttentionStep,
                       scratch_.decoded[p]);
     });
-    // Of as many heads as leave every thread some pieces: wider ones load a key for more products.
+    // Of as many heads as leave every thread a piece: wider ones load a key for more products.
     int64_t width = kAttentionHeads;
-    while (width > kVector && num_parts_ * ceil_div(desc_.heads, width) < 4 * queue_.num_threads()) width /= 2;
+    while (width > kVector && num_parts_ * ceil_div(desc_.heads, width) < queue_.num_threads()) width /= 2;
     const int64_t pieces = ceil_div(desc_.heads, width);
     const int64_t products = num_parts_ * kAttentionKeys * desc_.heads * desc_.head_dim * 2;
     share(queue_, num_parts_ * pieces, products / 16, [&](int64_t i) {
@@ -175,13 +176,13 @@ void attention_run(const AttentionKernels& kernels, const Attention::Desc& desc,
                    device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const int64_t threads = queue.num_threads();
-  if (args.num_tokens <= kFewTokens && args.num_tokens < threads) {
+  if (args.num_tokens <= kFewTokens && args.num_tokens < threads && threads >= kManyThreads) {
     FewTokens(kernels, desc, args, queue).run();
     return;
   }
   // Each piece decodes the keys again, so heads are cut only as far as threads would be idle, by whole vectors.
   const int64_t vectors = ceil_div(desc.heads, kVector), least = ceil_div(desc.heads, kAttentionHeads);
-  const int64_t wanted = ceil_div(2 * threads, args.num_tokens);
+  const int64_t wanted = std::min(threads, ceil_div(2 * threads, args.num_tokens));
   const int64_t splits = std::max(least, threads == 1 ? 1 : std::min(wanted, vectors));
   queue.parallel_for(args.num_tokens * splits, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
