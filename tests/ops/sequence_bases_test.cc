@@ -83,6 +83,7 @@ TEST_F(SequenceBasesTest, Attention) {
     const auto run = [&](int64_t first, int64_t count, const ops::SequenceBases<const uint8_t>& window,
                          const ops::SequenceBases<const uint8_t>& entry) {
       testing::PoisonedTensor out(DType::kBF16, {count, kHeads, kWidth});
+      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
       variant.run(desc,
                   {.q = {q.as<uint16_t>() + first * kHeads * kWidth, DType::kBF16, {count, kHeads, kWidth}},
                    .positions = positions + first,
@@ -92,7 +93,8 @@ TEST_F(SequenceBasesTest, Attention) {
                    .num_entries = counts + first,
                    .sink = sink.data(),
                    .out = out.view(),
-                   .num_tokens = count},
+                   .num_tokens = count,
+                   .workspace = workspace.data()},
                   queue_);
       EXPECT_TRUE(out.is_guard_intact());
       return out.floats();
