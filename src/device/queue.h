@@ -15,6 +15,8 @@ class Queue {
   int num_threads() const { return pool_.num_threads(); }
   // The cudaStream_t of a GPU's queue; null on a CPU.
   void* stream() const { return stream_; }
+  // Whether a kernel's blocks may be put in place before the kernel before it has ended (compute capability 9.0 on).
+  bool overlaps_kernels() const { return overlaps_kernels_; }
 
   // Calls function(begin, end) on parts of [0, count) in an unspecified order, from several threads, and returns when
   // all are done. `grain` is the fewest items worth a part. Results must not depend on how the range is cut: each
@@ -23,11 +25,12 @@ class Queue {
 
  protected:
   // A GPU's queue; its host work runs on the calling thread.
-  explicit Queue(void* stream) : pool_(1), stream_(stream) {}
+  Queue(void* stream, bool overlaps_kernels) : pool_(1), stream_(stream), overlaps_kernels_(overlaps_kernels) {}
 
  private:
   ThreadPool pool_;
   void* stream_ = nullptr;
+  bool overlaps_kernels_ = false;
 };
 
 }  // namespace tessera::device

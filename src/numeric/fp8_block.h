@@ -14,21 +14,24 @@ namespace tessera::numeric {
 
 constexpr int kFp8WeightBlock = 128;
 
-// Per group: s = 2^ceil(log2(max(amax, 1e-4) / 448)), codes = E4M3(clamp(x / s)). The last group may be partial.
-// A group that holds a NaN or an infinity gets scale NaN (0xFF).
+// The scale of a group of largest magnitude `amax`: 2^ceil(log2(max(amax, 1e-4) / 448)); NaN (0xFF) where amax is NaN
+// or infinite.
+TESSERA_HOST_DEVICE constexpr uint8_t q8_scale(float amax) {
+  return detail::is_finite(amax) ? e8m0_from_float_up((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f)) : kE8m0Nan;
+}
+
+// The code of a value under that scale; 0 where it is NaN.
+TESSERA_HOST_DEVICE constexpr uint8_t q8_code(float value, uint8_t scale) {
+  return scale == kE8m0Nan ? uint8_t{0} : e4m3_from_float(value / e8m0_to_float(scale));
+}
+
+// Per group of x its scale, and the codes. The last group may be partial.
 TESSERA_HOST_DEVICE constexpr void q8_quantize(const float* x, int64_t count, int64_t group, uint8_t* codes,
                                                uint8_t* scales) {
   for (int64_t begin = 0, g = 0; begin < count; begin += group, ++g) {
     const int64_t size = count - begin < group ? count - begin : group;
-    const float amax = abs_max(x + begin, size);
-    if (!detail::is_finite(amax)) {
-      scales[g] = kE8m0Nan;
-      for (int64_t i = 0; i < size; ++i) codes[begin + i] = 0;
-      continue;
-    }
-    scales[g] = e8m0_from_float_up((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f));
-    const float scale = e8m0_to_float(scales[g]);
-    for (int64_t i = 0; i < size; ++i) codes[begin + i] = e4m3_from_float(x[begin + i] / scale);
+    scales[g] = q8_scale(abs_max(x + begin, size));
+    for (int64_t i = 0; i < size; ++i) codes[begin + i] = q8_code(x[begin + i], scales[g]);
   }
 }
 

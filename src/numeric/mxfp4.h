@@ -14,19 +14,25 @@ namespace tessera::numeric {
 
 constexpr int kMxfp4Block = 32;
 
-// `count` a multiple of 32. Per block: s = 2^ceil(log2(max(amax, 6 * 2^-126) / 6)), codes = E2M1(x / s), nearest even.
-// A block that holds a NaN or an infinity gets scale NaN (0xFF).
-TESSERA_HOST_DEVICE constexpr void q4_quantize(const float* x, int64_t count, uint8_t* codes, uint8_t* scales) {
+// The scale of a block of largest magnitude `amax`: 2^ceil(log2(max(amax, 6 * 2^-126) / 6)); NaN (0xFF) where amax is
+// NaN or infinite.
+TESSERA_HOST_DEVICE constexpr uint8_t q4_scale(float amax) {
   constexpr float kFloor = 6 * 0x1p-126f;
+  return detail::is_finite(amax) ? e8m0_from_float_up((amax > kFloor ? amax : kFloor) * (1.0f / 6.0f)) : kE8m0Nan;
+}
+
+// The code of a value under that scale, nearest even; 0 where it is NaN.
+TESSERA_HOST_DEVICE constexpr uint8_t q4_code(float value, uint8_t scale) {
+  return scale == kE8m0Nan ? uint8_t{0} : e2m1_from_float(value / e8m0_to_float(scale));
+}
+
+// `count` a multiple of 32. Per block of x its scale, and the codes.
+TESSERA_HOST_DEVICE constexpr void q4_quantize(const float* x, int64_t count, uint8_t* codes, uint8_t* scales) {
   for (int64_t block = 0; block < count / kMxfp4Block; ++block) {
     const float* values = x + block * kMxfp4Block;
-    const float amax = abs_max(values, kMxfp4Block);
-    const bool is_sound = detail::is_finite(amax);
-    scales[block] = is_sound ? e8m0_from_float_up((amax > kFloor ? amax : kFloor) * (1.0f / 6.0f)) : kE8m0Nan;
-    const float scale = e8m0_to_float(scales[block]);
+    scales[block] = q4_scale(abs_max(values, kMxfp4Block));
     for (int i = 0; i < kMxfp4Block; i += 2) {
-      const uint8_t low = is_sound ? e2m1_from_float(values[i] / scale) : 0;
-      const uint8_t high = is_sound ? e2m1_from_float(values[i + 1] / scale) : 0;
+      const uint8_t low = q4_code(values[i], scales[block]), high = q4_code(values[i + 1], scales[block]);
       codes[(block * kMxfp4Block + i) / 2] = static_cast<uint8_t>(low | high << 4);
     }
   }

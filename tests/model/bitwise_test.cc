@@ -147,7 +147,7 @@ TEST_P(Bitwise, ThreadsAndStepSizeDoNotMatter) {
   SCOPED_TRACE(seed_text());
   std::vector<float> expected;
   const std::vector<int32_t> ids = random_ids(rng_, 150, 1024);
-  for (const int threads : {1, 2, 3}) {
+  for (const int threads : {1, 2, 3, 12}) {
     const auto loaded =
         testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, threads, threads == 3 ? 17 : 64);
     const auto state = loaded.runner->new_sequence(150);

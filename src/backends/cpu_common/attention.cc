@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cpu_common/share.h"
+#include "base/error.h"
 #include "base/integer_math.h"
 
 namespace tessera::backends::cpu_common {
@@ -92,6 +93,7 @@ class FewTokens {
   FewTokens(const AttentionKernels& kernels, const Attention::Desc& desc, const Attention::Args& args,
             device::Queue& queue)
       : kernels_(kernels), desc_(desc), args_(args), queue_(queue) {
+    TESSERA_CHECK(args.workspace != nullptr, "attention needs its workspace");
     layout_scratch(desc, static_cast<char*>(args.workspace), scratch_);
   }
 

@@ -56,36 +56,52 @@ struct Shared {
   const uint8_t* keys[kPart];
 };
 
+// The largest of the `count` logits, or NaN where one is; the same in every thread.
+__device__ float largest_logit(const float* logits, int count) {
+  float max = nothing().max;
+  for (int n = static_cast<int>(threadIdx.x) % 32; n < count; n += 32) {
+    max = logits[n] != logits[n] || logits[n] > max ? logits[n] : max;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(~0u, max, step);
+    max = other != other || other > max ? other : max;
+  }
+  return max;
+}
+
 // Softmax over the `count` keys at shared.keys, which are values too.
+template <ops::EntryFormat kFormat>
 __device__ Partial attend_part(const Job& job, Shared& shared, int count) {
   const int c = threadIdx.x, lane = c % kLanes;
   for (int first = 0; first < count; first += kKeysAtOnce) {
     const int n = first + c / kLanes;
     const uint8_t* key = shared.keys[min(n, count - 1)];  // the other half of a warp needs this one
     float sum = 0;
-    for (int i = lane; i < job.width; i += kLanes) sum += shared.q[i] * job.entries.value(key, i);
+#pragma unroll 8
+    for (int i = lane; i < job.width; i += kLanes) sum += shared.q[i] * job.entries.value<kFormat>(key, i);
     const float logit = add_lanes(sum) * job.scale;
     if (lane == 0 && n < count) shared.logits[n] = logit;
   }
   __syncthreads();
   Partial part = nothing();
-  for (int n = 0; n < count; ++n) {
-    const float logit = shared.logits[n];
-    part.max = logit != logit || logit > part.max ? logit : part.max;
-  }
+  part.max = largest_logit(shared.logits, count);
   if (c < count) shared.probabilities[c] = exp_rounded(shared.logits[c] - part.max);
   __syncthreads();
+  const int channel = min(c, job.width - 1);  // threads beyond the width repeat the last
+#pragma unroll 8
   for (int n = 0; n < count; ++n) {
     const float p = shared.probabilities[n];
     part.sum += p;
-    if (c < job.width) part.output += round_to(job.out.is_bf16, p) * job.entries.value(shared.keys[n], c);
+    part.output += round_to(job.out.is_bf16, p) * job.entries.value<kFormat>(shared.keys[n], channel);
   }
   __syncthreads();  // the next part overwrites what this one read
   return part;
 }
 
 // Grid: tokens by heads.
+template <ops::EntryFormat kFormat>
 __global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
+  wait_for_previous();
   __shared__ Shared shared;
   const int64_t t = blockIdx.x, h = blockIdx.y, row = (t * job.heads + h) * job.width;
   const int c = threadIdx.x;
@@ -99,7 +115,7 @@ __global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
       const int count = static_cast<int>(min(int64_t{kPart}, num_keys - first));
       if (c < count) shared.keys[c] = key_at(first + c);
       __syncthreads();
-      merge(total, attend_part(job, shared, count));
+      merge(total, attend_part<kFormat>(job, shared, count));
     }
   };
   const uint8_t *window = job.window_cache.of_row(t), *entries = job.entry_cache.of_row(t);
@@ -132,7 +148,11 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
                 static_cast<int>(desc.head_dim),
                 desc.scale};
   const dim3 grid(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(desc.heads));
-  launch("attention", queue, attention_kernel, grid, kBlock, 0, job);
+  with_entries(desc.layout.format, [&](auto format) {
+    if constexpr (format.value != ops::EntryFormat::kIndexFp4) {  // of index keys only
+      launch("attention", queue, attention_kernel<format.value>, grid, kBlock, 0, job);
+    }
+  });
 }
 
 }  // namespace tessera::backends::cuda

@@ -33,7 +33,7 @@ constexpr Variant<Op> simple(void (*run)(const typename Op::Desc&, const typenam
 
 // Shapes that the reference declines, these decline too: nothing could be held against it.
 constexpr Variant<Embedding> kEmbedding[] = {simple<Embedding>(cuda::embedding)};
-constexpr Variant<RmsNorm> kRmsNorm[] = {simple<RmsNorm>(cuda::rms_norm, rms_norm_reference_supports)};
+constexpr Variant<RmsNorm> kRmsNorm[] = {simple<RmsNorm>(cuda::rms_norm, cuda::rms_norm_supports)};
 constexpr Variant<Rope> kRope[] = {simple<Rope>(cuda::rope, rope_reference_supports)};
 constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports)};
 constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};

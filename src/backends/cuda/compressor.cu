@@ -38,6 +38,7 @@ __device__ void clear_rest(const Job& job, const ops::CompressorSlice& slice, in
 
 // Grid of both: channels by slices.
 __global__ void pool_online(Job job) {
+  wait_for_previous();
   const int64_t channel = item_index(), width = job.width;
   if (channel >= width) return;
   const ops::CompressorSlice slice = job.slices[blockIdx.y];
@@ -63,6 +64,7 @@ __global__ void pool_online(Job job) {
 }
 
 __global__ void pool_overlap(Job job) {
+  wait_for_previous();
   const int64_t channel = item_index(), width = job.width, row_width = 2 * width, half = kOverlapRatio * width;
   if (channel >= width) return;
   const ops::CompressorSlice slice = job.slices[blockIdx.y];

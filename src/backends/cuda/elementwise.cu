@@ -15,18 +15,21 @@ constexpr int kBlock = 256;
 
 __global__ void embedding_kernel(Values weight, const int32_t* ids, Values out, int64_t streams, int64_t hidden,
                                  int64_t count) {
+  wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
   out.store(i, weight[ids[i / hidden / streams] * hidden + i % hidden]);
 }
 
 __global__ void stream_add_kernel(Values z, Values e, Values out, int64_t streams, int64_t hidden, int64_t count) {
+  wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
   out.store(i, z[i] + e[i / hidden / streams * hidden + i % hidden]);
 }
 
 __global__ void swiglu_kernel(Values gate, Values up, Values out, float limit, int64_t count) {
+  wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
   out.store(i, swiglu_value(gate[i], up[i], limit));
@@ -35,6 +38,7 @@ __global__ void swiglu_kernel(Values gate, Values up, Values out, float limit, i
 // Slots ascend, the shared expert comes last.
 __global__ void moe_combine_kernel(Values routed, Values shared, Values out, int64_t top_k, int64_t hidden,
                                    int64_t count) {
+  wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
   float sum = 0;
@@ -48,6 +52,7 @@ __global__ void moe_combine_kernel(Values routed, Values shared, Values out, int
 // All four streams of a channel in one thread: `out` may be `x`.
 __global__ void mhc_post_kernel(Values x, Values o, const float* post, const float* comb, Values out, int64_t hidden,
                                 int64_t count) {
+  wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
   const int64_t t = i / hidden, c = i % hidden;

@@ -12,6 +12,7 @@ using namespace cuda_common;
 constexpr int kBlock = 1024;
 
 __global__ void __launch_bounds__(kBlock) find_first_bad(const float* values, int32_t* first_bad, int64_t width) {
+  wait_for_previous();
   __shared__ unsigned int s_first;
   if (threadIdx.x == 0) s_first = ~0u;
   __syncthreads();

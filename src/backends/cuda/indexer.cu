@@ -29,7 +29,9 @@ struct ScoreJob {
 };
 
 // Grid: tokens by groups of keys.
+template <ops::EntryFormat kFormat>
 __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job) {
+  wait_for_previous();
   __shared__ float s_keys[kKeysPerBlock][kMaxWidth + kLanes];  // the padding keeps both halves of a warp on other banks
   const int64_t t = blockIdx.x, count = job.counts[t];
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kKeysPerBlock;
@@ -39,12 +41,13 @@ __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job
   const uint8_t* entry = job.keys.of_row(t) + key * job.entries.bytes;
   // A lane writes and reads its own values only.
   for (int64_t c = lane; c < job.width; c += kLanes) {
-    s_keys[part][c] = job.entries.value(entry, c);
+    s_keys[part][c] = job.entries.value<kFormat>(entry, static_cast<int>(c));
   }
   float score = 0;
   for (int64_t h = 0; h < job.heads; ++h) {
     const int64_t query = (t * job.heads + h) * job.width;
     float sum = 0;
+#pragma unroll 8
     for (int64_t c = lane; c < job.width; c += kLanes) sum += job.queries[query + c] * s_keys[part][c];
     const float product = add_lanes(sum);
     const float weight = round_to(job.is_bf16, job.weights[t * job.heads + h] * job.scale);
@@ -83,6 +86,7 @@ __device__ int32_t sum_before(int32_t value, int32_t& total) {
 
 __global__ void __launch_bounds__(kBlock)
     select_largest(const float* all_scores, int64_t stride, const int32_t* counts, int32_t* all_selected, int64_t k) {
+  wait_for_previous();
   __shared__ int32_t s_histogram[kDigits];
   __shared__ uint32_t s_threshold;
   __shared__ int32_t s_wanted;
@@ -147,7 +151,9 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
                      desc.activation == DType::kBF16};
   const dim3 grid(static_cast<unsigned>(args.num_tokens),
                   static_cast<unsigned>(ceil_div<int64_t>(args.stride, kKeysPerBlock)));
-  launch("index_scores", queue, score_keys, grid, kKeysPerBlock * kLanes, 0, job);
+  with_entries(desc.keys.format, [&](auto format) {
+    launch("index_scores", queue, score_keys<format.value>, grid, kKeysPerBlock * kLanes, 0, job);
+  });
 }
 
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue) {

@@ -10,6 +10,7 @@
 namespace tessera::backends::cuda {
 
 void embedding(const ops::Embedding::Desc& desc, const ops::Embedding::Args& args, device::Queue& queue);
+bool rms_norm_supports(const ops::RmsNorm::Desc& desc, std::string& why_not);
 void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue);
 void rope(const ops::Rope::Desc& desc, const ops::Rope::Args& args, device::Queue& queue);
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue);

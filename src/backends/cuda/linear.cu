@@ -24,6 +24,7 @@ struct Job {
 
 template <ops::WeightFormat kFormat>
 __global__ void linear_kernel(Job job) {
+  wait_for_previous();
   const int64_t num_rows = job.groups * job.out, at = blockIdx.x * kRowsPerBlock + threadIdx.x / kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kTokenTile;
   const int64_t row = at < num_rows ? at : num_rows - 1;  // the other half of a warp needs this one

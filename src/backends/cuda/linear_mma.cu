@@ -22,6 +22,7 @@ struct Job {
 // Grid: tiles of 16 rows, group by group; by tiles of 8 * kTiles tokens. A warp per chunk at a time.
 template <ops::WeightFormat kFormat, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
+  wait_for_previous();
   __shared__ float s_parts[kMaxWarps][kTiles * kTileSums];  // chunk sums, as lanes hold them
   __shared__ float s_sums[kTiles * kTileSums];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;

@@ -57,6 +57,7 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
 
 template <int kCoefficients>
 __global__ void __launch_bounds__(kBlock) mix(Job job) {
+  wait_for_previous();
   __shared__ float s_m[kBlock / kLanes], s_pre[kS];
   const int64_t row = blockIdx.x, t = job.rows == nullptr ? row : job.rows[row];
   const int64_t width = kS * job.hidden, base = t * width;
@@ -66,9 +67,13 @@ __global__ void __launch_bounds__(kBlock) mix(Job job) {
   static_assert(kCoefficients % 2 == 0);
   if (part <= kCoefficients + 1) {  // the other half of the last one's warp comes along
     float sum = 0;
-    for (int64_t i = lane; i < width; i += kLanes) {
-      const float value = job.x[base + i];
-      sum += (is_row ? job.fn[part * width + i] : value) * value;
+    if (is_row) {
+      const float* fn = job.fn + part * width;
+#pragma unroll 16
+      for (int64_t i = lane; i < width; i += kLanes) sum += fn[i] * job.x[base + i];
+    } else {
+#pragma unroll 16
+      for (int64_t i = lane; i < width; i += kLanes) sum += job.x[base + i] * job.x[base + i];
     }
     sum = add_lanes(sum);
     if (lane == 0) s_m[part] = sum;

@@ -70,6 +70,7 @@ struct Job {
 
 // One thread block; a thread counts, then lists, the slots of an expert. Whole numbers in a fixed order.
 __global__ void group_by_expert(Job job) {
+  wait_for_previous();
   const Scratch& s = job.scratch;
   for (int64_t e = threadIdx.x; e < job.num_local; e += blockDim.x) {
     int32_t count = 0;
@@ -99,6 +100,7 @@ __global__ void group_by_expert(Job job) {
 
 // Slots of experts of other ranks are zero.
 __global__ void zero_foreign_slots(Job job) {
+  wait_for_previous();
   const int64_t slot = blockIdx.x, expert = job.experts[slot] - job.first_expert;
   if (expert >= 0 && expert < job.num_local) return;
   for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
@@ -112,6 +114,7 @@ __device__ WeightRow<kFormat> row_of(const ops::WeightView& view, int64_t cols, 
 // Grid: tiles by groups of inner rows.
 template <ops::WeightFormat kFormat>
 __global__ void gate_and_up(Job job) {
+  wait_for_previous();
   const Scratch& s = job.scratch;
   if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
   const Tile tile = s.tiles[blockIdx.x];
@@ -141,6 +144,7 @@ __global__ void gate_and_up(Job job) {
 // Grid: tiles by groups of hidden rows.
 template <ops::WeightFormat kFormat>
 __global__ void down(Job job) {
+  wait_for_previous();
   const Scratch& s = job.scratch;
   if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
   const Tile tile = s.tiles[blockIdx.x];
@@ -177,6 +181,7 @@ __device__ Operands<1> operands_of(const Values& x, int64_t row_of_x, bool is_th
 
 template <ops::WeightFormat kFormat>
 __global__ void __launch_bounds__(kMaxWarps* kWarp) gate_and_up_mma(Job job) {
+  wait_for_previous();
   __shared__ float s_parts[kMaxWarps][kTileSums], s_gates[kTileSums], s_ups[kTileSums];
   const Scratch& s = job.scratch;
   if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
@@ -201,6 +206,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) gate_and_up_mma(Job job) {
 
 template <ops::WeightFormat kFormat>
 __global__ void __launch_bounds__(kMaxWarps* kWarp) down_mma(Job job) {
+  wait_for_previous();
   __shared__ float s_parts[kMaxWarps][kTileSums], s_sums[kTileSums];
   const Scratch& s = job.scratch;
   if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops on rows: rms_norm (half a warp per row), rope (a thread per pair), hadamard (a thread block per row), cache_write
-// (a thread per group of values that share a scale).
+// Ops on rows: rms_norm and hadamard (a thread block per row), rope (a thread per pair), cache_write (a warp per group
+// of values that share a scale).
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
@@ -16,24 +16,30 @@ using namespace cuda_common;
 
 constexpr int kBlock = 128;
 
-__global__ void rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps, int64_t num_rows) {
-  const int64_t at = item_index() / kLanes, lane = threadIdx.x % kLanes;
-  const int64_t base = (at < num_rows ? at : num_rows - 1) * width;  // the other half of a warp needs this one
-  float sum = 0;
-  for (int64_t c = lane; c < width; c += kLanes) {
-    const float value = x[base + c];
-    sum += value * value;
+// All threads bring the row, half a warp sums it in the order of the contract.
+__global__ void rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
+  extern __shared__ float s_row[];
+  __shared__ float s_factor;
+  wait_for_previous();
+  const int64_t base = blockIdx.x * width;
+  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) s_row[c] = x[base + c];
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    float sum = 0;
+#pragma unroll 8
+    for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += s_row[c] * s_row[c];
+    const float mean = add_lanes(sum) / static_cast<float>(width);
+    if (threadIdx.x == 0) s_factor = 1 / sqrtf(mean + eps);
   }
-  const float mean = add_lanes(sum) / static_cast<float>(width);
-  const float factor = 1 / sqrtf(mean + eps);
-  if (at >= num_rows) return;
-  for (int64_t c = lane; c < width; c += kLanes) {
-    out.store(base + c, x[base + c] * factor * (weight.data != nullptr ? weight[c] : 1.0f));
+  __syncthreads();
+  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
+    out.store(base + c, s_row[c] * s_factor * (weight.data != nullptr ? weight[c] : 1.0f));
   }
 }
 
 __global__ void rope_kernel(Values x, const int64_t* positions, const float* frequencies, int64_t vectors,
                             int64_t width, int64_t rope_dim, bool is_inverse, int64_t count) {
+  wait_for_previous();
   const int64_t item = item_index(), pairs = rope_dim / 2;
   if (item >= count) return;
   const int64_t i = item % pairs, row = item / pairs;
@@ -47,6 +53,7 @@ __global__ void rope_kernel(Values x, const int64_t* positions, const float* fre
 }
 
 __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp4) {
+  wait_for_previous();
   extern __shared__ float s_row[];
   const int64_t base = blockIdx.x * width;
   for (int64_t i = threadIdx.x; i < width; i += kBlock) s_row[i] = x[base + i];
@@ -74,16 +81,28 @@ __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp
   for (int64_t i = threadIdx.x; i < width; i += kBlock) x.store(base + i, s_row[i]);
 }
 
-// Values [begin, begin + count) of an entry as they are: FP32 or BF16.
+// Values [begin, begin + count) of an entry as they are: FP32 or BF16. A warp writes.
 __device__ void write_plain(const Values& target, const Values& rows, int64_t from, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) target.store(i, rows[from + i]);
+  for (int64_t i = threadIdx.x % 32; i < count; i += 32) target.store(i, rows[from + i]);
+}
+
+// The largest magnitude over the warp, NaN where there is one (numeric::abs_max).
+__device__ float warp_abs_max(float value) {
+  float max = fabsf(value);
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(~0u, max, step);
+    max = other != other || other > max ? other : max;
+  }
+  return max;
 }
 
 // Piece p of an entry is its p-th group; what follows the groups of a key/value entry (the rotary part and the padding)
-// is the last piece.
+// is the last piece. A warp has a piece; the arithmetic is that of numeric::q8_quantize and q4_quantize.
 __global__ void cache_write_kernel(Values rows, const int64_t* slots, ops::SequenceBases<uint8_t> cache,
                                    Entries entries, int64_t pieces, int64_t count) {
-  const int64_t item = item_index();
+  wait_for_previous();
+  const int64_t item = item_index() / 32;
+  const int lane = threadIdx.x % 32;
   if (item >= count) return;
   const int64_t row = item / pieces, piece = item % pieces, base = row * entries.width;
   if (slots[row] < 0) return;
@@ -95,23 +114,31 @@ __global__ void cache_write_kernel(Values rows, const int64_t* slots, ops::Seque
                 min(ops::kKvGroup, entries.width - begin));
     return;
   }
-  float values[ops::kKvGroup];
   if (entries.format == ops::EntryFormat::kIndexFp4) {
+    static_assert(ops::kIndexGroup == 32);
     const int64_t begin = piece * ops::kIndexGroup;
-    for (int64_t i = 0; i < ops::kIndexGroup; ++i) values[i] = rows[base + begin + i];
-    numeric::q4_quantize(values, ops::kIndexGroup, entry + begin / 2, entry + entries.width / 2 + piece);
+    const float value = rows[base + begin + lane];
+    const uint8_t scale = numeric::q4_scale(warp_abs_max(value)), code = numeric::q4_code(value, scale);
+    const uint8_t next = static_cast<uint8_t>(__shfl_down_sync(~0u, static_cast<unsigned>(code), 1));
+    if (lane % 2 == 0) entry[(begin + lane) / 2] = static_cast<uint8_t>(code | next << 4);
+    if (lane == 0) entry[entries.width / 2 + piece] = scale;
     return;
   }
   const int64_t groups = entries.nope / ops::kKvGroup;
   if (piece < groups) {
+    static_assert(ops::kKvGroup == 64);
     const int64_t begin = piece * ops::kKvGroup;
-    for (int64_t i = 0; i < ops::kKvGroup; ++i) values[i] = rows[base + begin + i];
-    numeric::q8_quantize(values, ops::kKvGroup, ops::kKvGroup, entry + begin, entry + entries.at.scales + piece);
+    const float a = rows[base + begin + lane], b = rows[base + begin + 32 + lane];
+    const float max_a = warp_abs_max(a), max_b = warp_abs_max(b);
+    const uint8_t scale = numeric::q8_scale(max_b != max_b || max_b > max_a ? max_b : max_a);
+    entry[begin + lane] = numeric::q8_code(a, scale);
+    entry[begin + 32 + lane] = numeric::q8_code(b, scale);
+    if (lane == 0) entry[entries.at.scales + piece] = scale;
     return;
   }
   write_plain({entry + entries.at.rope, entries.format == ops::EntryFormat::kKvFp8Bf16}, rows, base + entries.nope,
               entries.width - entries.nope);
-  for (int64_t i = entries.at.scales + groups; i < entries.at.end; ++i) entry[i] = 0;
+  for (int64_t i = entries.at.scales + groups + lane; i < entries.at.end; i += 32) entry[i] = 0;
 }
 
 int64_t num_pieces(const ops::EntryLayout& layout) {
@@ -130,9 +157,18 @@ int64_t num_pieces(const ops::EntryLayout& layout) {
 
 }  // namespace
 
+bool rms_norm_supports(const ops::RmsNorm::Desc& desc, std::string& why_not) {
+  constexpr int64_t kMostShared = 48 << 10;
+  if (desc.width * static_cast<int64_t>(sizeof(float)) <= kMostShared - 1024) return true;
+  why_not = "needs rows that fit into a multiprocessor's shared memory, not " + std::to_string(desc.width) + " values";
+  return false;
+}
+
 void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue) {
-  launch("rms_norm", queue, rms_norm_kernel, grid_for(args.num_rows * kLanes, kBlock), kBlock, 0, values_of(args.x),
-         values_of(args.weight), values_of(args.out), desc.width, desc.eps, args.num_rows);
+  const unsigned threads = desc.width <= 512 ? kBlock : 4 * kBlock;
+  launch("rms_norm", queue, rms_norm_kernel, grid_for(args.num_rows, 1), threads,
+         static_cast<size_t>(desc.width) * sizeof(float), values_of(args.x), values_of(args.weight),
+         values_of(args.out), desc.width, desc.eps);
 }
 
 void rope(const ops::Rope::Desc& desc, const ops::Rope::Args& args, device::Queue& queue) {
@@ -149,8 +185,8 @@ void hadamard(const ops::Hadamard::Desc& desc, const ops::Hadamard::Args& args, 
 
 void cache_write(const ops::CacheWrite::Desc& desc, const ops::CacheWrite::Args& args, device::Queue& queue) {
   const int64_t pieces = num_pieces(desc.layout), count = args.num_rows * pieces;
-  launch("cache_write", queue, cache_write_kernel, grid_for(count, kBlock), kBlock, 0, values_of(args.rows), args.slots,
-         args.cache, entries_of(desc.layout), pieces, count);
+  launch("cache_write", queue, cache_write_kernel, grid_for(count * 32, kBlock), kBlock, 0, values_of(args.rows),
+         args.slots, args.cache, entries_of(desc.layout), pieces, count);
 }
 
 }  // namespace tessera::backends::cuda

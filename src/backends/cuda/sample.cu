@@ -147,6 +147,7 @@ __device__ int32_t draw(const Job& job, int64_t count) {
 }
 
 __global__ void __launch_bounds__(kBlock) sample_kernel(Job job) {
+  wait_for_previous();
   apply_bias_and_penalties(job);
   const int32_t top = largest(job);
   int32_t token = top;

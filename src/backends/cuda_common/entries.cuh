@@ -16,29 +16,48 @@ struct Entries {
   int64_t width, nope, bytes;
   ops::KvOffsets at;  // of kKvFp8 entries
 
-  // Value c of an entry.
-  __device__ float value(const uint8_t* entry, int64_t c) const {
-    switch (format) {
-      case ops::EntryFormat::kF32:
-        return reinterpret_cast<const float*>(entry)[c];
-      case ops::EntryFormat::kBf16:
-        return numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(entry)[c]);
-      case ops::EntryFormat::kIndexFp4:
-        return numeric::e2m1_to_float(entry[c / 2] >> (c % 2 * 4) & 15) *
-               numeric::e8m0_to_float(entry[width / 2 + c / ops::kIndexGroup]);
-      case ops::EntryFormat::kKvFp8Bf16:
-      case ops::EntryFormat::kKvFp8F32:
-        break;
+  // Value c of an entry of that format: the kernel is compiled for it, so that its loads can run ahead.
+  template <ops::EntryFormat kFormat>
+  __device__ float value(const uint8_t* entry, int c) const {
+    if constexpr (kFormat == ops::EntryFormat::kF32) {
+      return reinterpret_cast<const float*>(entry)[c];
+    } else if constexpr (kFormat == ops::EntryFormat::kBf16) {
+      return numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(entry)[c]);
+    } else if constexpr (kFormat == ops::EntryFormat::kIndexFp4) {
+      return numeric::e2m1_to_float(entry[c / 2] >> (c % 2 * 4) & 15) *
+             numeric::e8m0_to_float(entry[width / 2 + c / ops::kIndexGroup]);
+    } else {
+      if (c < nope) {
+        return numeric::e4m3_to_float(entry[c]) * numeric::e8m0_to_float(entry[at.scales + c / ops::kKvGroup]);
+      }
+      const uint8_t* rope = entry + at.rope;
+      return kFormat == ops::EntryFormat::kKvFp8F32
+                 ? reinterpret_cast<const float*>(rope)[c - nope]
+                 : numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(rope)[c - nope]);
     }
-    if (c < nope) {
-      return numeric::e4m3_to_float(entry[c]) * numeric::e8m0_to_float(entry[at.scales + c / ops::kKvGroup]);
-    }
-    const uint8_t* rope = entry + at.rope;
-    return format == ops::EntryFormat::kKvFp8F32
-               ? reinterpret_cast<const float*>(rope)[c - nope]
-               : numeric::bf16_to_float(reinterpret_cast<const uint16_t*>(rope)[c - nope]);
   }
 };
+
+// Calls function(constant) with the format as a constant expression: constant.value.
+template <ops::EntryFormat kFormat>
+struct EntryConstant {
+  static constexpr ops::EntryFormat value = kFormat;
+};
+template <class Function>
+void with_entries(ops::EntryFormat format, Function&& function) {
+  switch (format) {
+    case ops::EntryFormat::kF32:
+      return function(EntryConstant<ops::EntryFormat::kF32>());
+    case ops::EntryFormat::kBf16:
+      return function(EntryConstant<ops::EntryFormat::kBf16>());
+    case ops::EntryFormat::kKvFp8Bf16:
+      return function(EntryConstant<ops::EntryFormat::kKvFp8Bf16>());
+    case ops::EntryFormat::kKvFp8F32:
+      return function(EntryConstant<ops::EntryFormat::kKvFp8F32>());
+    case ops::EntryFormat::kIndexFp4:
+      return function(EntryConstant<ops::EntryFormat::kIndexFp4>());
+  }
+}
 
 inline Entries entries_of(const ops::EntryLayout& layout) {
   return {layout.format, layout.width, layout.nope_dim(), layout.entry_bytes(), ops::kv_offsets(layout)};

@@ -29,6 +29,7 @@ __device__ bool is_foreign(const Job& job, int64_t row) {
 
 // One thread block per row, one thread per group of 128 values.
 __global__ void prepare_a8(Job job) {
+  wait_for_previous();
   const int64_t row = blockIdx.x, base = row * job.width;
   if (is_foreign(job, row)) return;
   for (int64_t begin = threadIdx.x * kQ8Group; begin < job.width; begin += kBlock * kQ8Group) {
@@ -63,6 +64,7 @@ __device__ float row_amax(const Job& job, int64_t base) {
 
 // One thread block per row, one thread per block of 16 values.
 __global__ void prepare_a4(Job job) {
+  wait_for_previous();
   const int64_t row = blockIdx.x, base = row * job.width;
   if (is_foreign(job, row)) return;
   float g = 0;

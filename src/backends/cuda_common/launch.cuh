@@ -9,13 +9,31 @@
 
 namespace tessera::backends::cuda_common {
 
+// The first thing that every kernel does. Its blocks may be in place before the kernel before it in the queue has
+// ended (launch() asks for that, which hides a launch's latency); here they wait until its results are there. So
+// nothing of a kernel may come before this call.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // An empty grid is a no-op. `name` is what an error says; an error inside the kernel surfaces in a later call.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
             size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
-  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(queue.stream())>>>(arguments...);
-  device::cuda::check(cudaGetLastError(), name, __FILE__, __LINE__);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(block);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(queue.stream());
+  config.attrs = &overlap;
+  config.numAttrs = queue.overlaps_kernels() ? 1 : 0;
+  device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
 }
 
 // Blocks of `block` threads that cover `count` items.

@@ -15,9 +15,15 @@ cudaStream_t make_stream(int ordinal) {
   return stream;
 }
 
+bool can_overlap(int ordinal) {
+  int major = 0;
+  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal));
+  return major >= 9;
+}
+
 }  // namespace
 
-StreamQueue::StreamQueue(int ordinal) : Queue(static_cast<void*>(make_stream(ordinal))) {}
+StreamQueue::StreamQueue(int ordinal) : Queue(static_cast<void*>(make_stream(ordinal)), can_overlap(ordinal)) {}
 
 StreamQueue::~StreamQueue() {
   cudaStreamDestroy(handle());

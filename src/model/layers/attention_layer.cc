@@ -127,7 +127,8 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
        .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),
        .sink = sink_.as<float>(),
        .out = out,
-       .num_tokens = n},
+       .num_tokens = n,
+       .workspace = context.workspace},
       context.queue);
   context.trace(prefix_, "attention", out);
   out_rope_.run(
