@@ -38,6 +38,7 @@ class HostMemory final : public MemorySpace {
   void release(void* data, size_t) noexcept override { std::free(data); }
   void upload(void* target, const void* host, size_t bytes) override { copy(target, host, bytes); }
   void download(void* host, const void* source, size_t bytes) override { copy(host, source, bytes); }
+  void queue_download(void* host, const void* source, size_t bytes) override { copy(host, source, bytes); }
   void copy(void* target, const void* source, size_t bytes) override {
     if (bytes > 0) std::memcpy(target, source, bytes);
   }

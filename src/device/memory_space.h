@@ -20,6 +20,8 @@ class MemorySpace {
   // Copies in the order of the queue's work. Host memory may be used again on return.
   virtual void upload(void* target, const void* host, size_t bytes) = 0;
   virtual void download(void* host, const void* source, size_t bytes) = 0;
+  // The same, but the bytes are there only after Executor::synchronize(). `host` is staging memory.
+  virtual void queue_download(void* host, const void* source, size_t bytes) = 0;
   virtual void copy(void* target, const void* source, size_t bytes) = 0;  // both lie here
 
   // True: the host's functions may read and write it.

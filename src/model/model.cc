@@ -85,7 +85,10 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   streams_buffer_ = device::Tensor(activation, {max_step_tokens, ops::kHcStreams, config.hidden_size}, memory);
   logits_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size}, memory);
   first_bad_ = device::Tensor(DType::kI32, {max_step_tokens}, memory);
-  if (!memory.is_host()) host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
+  if (!memory.is_host()) {
+    host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
+    host_first_bad_ = device::Tensor(DType::kI32, first_bad_.view().shape, executor_->staging());
+  }
   arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation), memory);
   batch_ = std::make_unique<StepBatch>(
       compression_ratios(pool_->layout()),
@@ -227,13 +230,15 @@ TensorView Model::read_logits() {
   const size_t rows = slices_.logit_rows.size();
   device::MemorySpace& memory = executor_->memory();
   TensorView logits = rows_of(logits_, 0, static_cast<int64_t>(rows));
-  std::vector<int32_t> first_bad(rows);
+  const int32_t* first_bad = first_bad_.as<int32_t>();
   if (!memory.is_host()) {
     const TensorView on_host = rows_of(host_logits_, 0, static_cast<int64_t>(rows));
-    memory.download(on_host.data, logits.data, static_cast<size_t>(logits.num_bytes()));
+    memory.queue_download(on_host.data, logits.data, static_cast<size_t>(logits.num_bytes()));
+    memory.queue_download(host_first_bad_.view().data, first_bad, rows * sizeof(int32_t));
     logits = on_host;
+    first_bad = host_first_bad_.as<int32_t>();
   }
-  memory.download(first_bad.data(), first_bad_.view().data, rows * sizeof(int32_t));
+  executor_->synchronize();
   for (size_t row = 0; row < rows; ++row) {
     if (first_bad[row] < 0) continue;
     const int64_t at = static_cast<int64_t>(row) * config_.vocab_size + first_bad[row];

@@ -82,7 +82,7 @@ class Model final : public Runner {
   device::Buffer workspace_, index_scores_;
   int64_t score_stride_ = 0;
   device::Tensor streams_buffer_, logits_, first_bad_;
-  device::Tensor host_logits_;  // where logits_ is not the host's
+  device::Tensor host_logits_, host_first_bad_;  // where these are not the host's
   device::Arena arena_;
   int64_t num_step_rows_ = 0;  // of the last step()
   Slices slices_;

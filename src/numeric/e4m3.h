@@ -15,14 +15,10 @@ constexpr float kE4m3Max = 448;
 constexpr uint8_t kE4m3Nan = 0x7F;
 
 TESSERA_HOST_DEVICE constexpr float e4m3_to_float(uint8_t code) {
-  const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24;
-  const uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
-  if ((code & 0x7F) == 0x7F) return __builtin_bit_cast(float, sign | 0x7FC00000);
-  if (exponent == 0) {
-    const float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
-    return sign != 0 ? -magnitude : magnitude;
-  }
-  return __builtin_bit_cast(float, sign | (exponent + 120) << 23 | mantissa << 20);
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80) << 24, magnitude = code & 0x7F;
+  if (magnitude == 0x7F) return __builtin_bit_cast(float, sign | 0x7FC00000);
+  // At the end of FP32's exponent and the begin of its mantissa the bits are the value times 2^-120, subnormals too.
+  return __builtin_bit_cast(float, sign | magnitude << 20) * 0x1p120f;
 }
 
 // Nearest, ties to even, saturating to 448 (infinity too); NaN gives 0x7F.

@@ -77,7 +77,7 @@ __device__ Partial attend_part(const Job& job, Shared& shared, int count) {
     const int n = first + c / kLanes;
     const uint8_t* key = shared.keys[min(n, count - 1)];  // the other half of a warp needs this one
     float sum = 0;
-#pragma unroll 8
+#pragma unroll 16
     for (int i = lane; i < job.width; i += kLanes) sum += shared.q[i] * job.entries.value<kFormat>(key, i);
     const float logit = add_lanes(sum) * job.scale;
     if (lane == 0 && n < count) shared.logits[n] = logit;
@@ -88,7 +88,7 @@ __device__ Partial attend_part(const Job& job, Shared& shared, int count) {
   if (c < count) shared.probabilities[c] = exp_rounded(shared.logits[c] - part.max);
   __syncthreads();
   const int channel = min(c, job.width - 1);  // threads beyond the width repeat the last
-#pragma unroll 8
+#pragma unroll 16
   for (int n = 0; n < count; ++n) {
     const float p = shared.probabilities[n];
     part.sum += p;

@@ -10,11 +10,13 @@
 namespace tessera::backends::cuda_common {
 
 // The first thing that every kernel does. Its blocks may be in place before the kernel before it in the queue has
-// ended (launch() asks for that, which hides a launch's latency); here they wait until its results are there. So
-// nothing of a kernel may come before this call.
+// ended (launch() asks for that, which hides a launch's latency); here they wait until that has ended and its results
+// are there, and let the next kernel's blocks take place. So nothing of a kernel may come before this call, and at most
+// one kernel waits while one works.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 

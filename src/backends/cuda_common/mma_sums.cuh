@@ -40,9 +40,17 @@ struct Operands {
   const uint16_t* x[kTiles];  // null: no such token
 };
 
-// sums[tile] += the products of 128 columns from `k` on (k is the lane's own).
+// A token's 32 columns of a block from `k` on.
+__device__ inline uint4 input_share(const uint16_t* x, int64_t width, int64_t k, int i) {
+  if (x == nullptr || k + 8 * i >= width) return {0, 0, 0, 0};
+  return __ldg(reinterpret_cast<const uint4*>(x + k) + i);
+}
+
+// sums[tile] += the products of 128 columns from `k` on (k is the lane's own). `inputs` are those of a single tile,
+// loaded ahead with the weights; more tiles load as they go.
 template <ops::WeightFormat kFormat, int kTiles>
-__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
+__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands,
+                          const uint4 (&inputs)[kShareColumns / 8], int64_t width, int64_t k,
                           float (&sums)[kTiles][4]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
@@ -51,10 +59,7 @@ __device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTil
     share.decode(1, i, w[1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      uint4 v{0, 0, 0, 0};
-      if (operands.x[tile] != nullptr && k + 8 * i < width) {
-        v = __ldg(reinterpret_cast<const uint4*>(operands.x[tile] + k) + i);
-      }
+      const uint4 v = kTiles == 1 ? inputs[i] : input_share(operands.x[tile], width, k, i);
       uint32_t b[4] = {v.x, v.y, v.z, v.w};
       if constexpr (WeightShare<kFormat>::kIsSplit) {
         b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
@@ -77,21 +82,28 @@ __device__ void sum_chunk(const WeightBits& weight, const Operands<kTiles>& oper
 #pragma unroll
   for (int at = 0; at < kChunk / kShareBlock; at += Share::kInFlight) {
     Share shares[Share::kInFlight];
+    uint4 inputs[Share::kInFlight][kShareColumns / 8];
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
       shares[n].template load<kIsWide>(weight.data, weight.scales, weight.width, operands.rows,
                                        first + (at + n) * kShareBlock);
+      if constexpr (kTiles == 1) {
+#pragma unroll
+        for (int i = 0; i < kShareColumns / 8; ++i) {
+          inputs[n][i] = input_share(operands.x[0], weight.width, first + (at + n) * kShareBlock, i);
+        }
+      }
     }
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
       const int64_t k = first + (at + n) * kShareBlock;
       if constexpr (Share::kScaledSum) {
         float parts[kTiles][4] = {};
-        add_block(shares[n], operands, weight.width, k, parts);
+        add_block(shares[n], operands, inputs[n], weight.width, k, parts);
 #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] += parts[i / 4][i % 4] * shares[n].scale(i % 4 / 2);
       } else {
-        add_block(shares[n], operands, weight.width, k, sums);
+        add_block(shares[n], operands, inputs[n], weight.width, k, sums);
       }
     }
   }

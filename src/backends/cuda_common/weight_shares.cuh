@@ -134,7 +134,7 @@ template <>
 struct WeightShare<ops::WeightFormat::kBf16> {
   static constexpr bool kIsSplit = false, kScaledSum = false;
   static constexpr float kFactor = 1;
-  static constexpr int kInFlight = 1;
+  static constexpr int kInFlight = 2;
   uint4 values[2][4];
 
   template <bool kIsWide>

@@ -48,6 +48,7 @@ class GpuMemory final : public MemorySpace {
     move(host, source, bytes);
     queue_.synchronize();
   }
+  void queue_download(void* host, const void* source, size_t bytes) override { move(host, source, bytes); }
   void copy(void* target, const void* source, size_t bytes) override { move(target, source, bytes); }
   bool is_host() const override { return false; }
 
@@ -75,6 +76,7 @@ class PinnedMemory final : public MemorySpace {
   void release(void* data, size_t) noexcept override { cudaFreeHost(data); }
   void upload(void* target, const void* host, size_t bytes) override { host_memory().upload(target, host, bytes); }
   void download(void* host, const void* source, size_t bytes) override { host_memory().download(host, source, bytes); }
+  void queue_download(void* host, const void* source, size_t bytes) override { download(host, source, bytes); }
   void copy(void* target, const void* source, size_t bytes) override { host_memory().copy(target, source, bytes); }
   bool is_host() const override { return true; }
 };
