@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "backends/registry.h"
 #include "base/env.h"
 #include "base/strings.h"
 #include "console.h"
+#include "device/cpu_placement.h"
 #include "device/gpu_diagnosis.h"
 #include "device/machine.h"
 #include "verb.h"
@@ -16,6 +18,40 @@
 namespace tessera::app {
 
 namespace {
+
+// "0-3,8,10": in the given order, runs of neighbours as ranges.
+std::string join_ranges(const std::vector<int>& numbers) {
+  std::string text;
+  for (size_t first = 0, last = 0; first < numbers.size(); first = last + 1) {
+    for (last = first; last + 1 < numbers.size() && numbers[last + 1] == numbers[last] + 1;) ++last;
+    text += fmt::format("{}{}", text.empty() ? "" : ",", numbers[first]);
+    if (last > first) text += fmt::format("-{}", numbers[last]);
+  }
+  return text;
+}
+
+// Nodes, cores, processors, and what a model with the default number of threads would do with them.
+void describe_placement(const device::CpuPlacement& placement, std::string& text, nlohmann::ordered_json& out) {
+  const device::CpuTopology& topology = placement.topology();
+  const device::PinPlan plan = placement.pins(0);
+  out["placement"] = {{"nodes", topology.nodes},
+                      {"cores", topology.num_cores},
+                      {"processors", topology.processors.size()},
+                      {"imagined", topology.is_imagined},
+                      {"pinned", plan.processors},
+                      {"why_not_pinned", plan.why_not},
+                      {"interleaved_nodes", placement.interleaved_nodes()}};
+  const size_t nodes = std::max<size_t>(1, topology.nodes.size());
+  text += fmt::format("placement {}{} node{}, {} core{}, {} processor{}; threads {}; memory {}\n",
+                      topology.is_imagined ? "(HWLOC_SYNTHETIC, not this machine) " : "", nodes, nodes == 1 ? "" : "s",
+                      topology.num_cores, topology.num_cores == 1 ? "" : "s", topology.num_cores,
+                      topology.processors.size(),
+                      plan.processors.empty() ? "not pinned: " + plan.why_not
+                                              : fmt::format("pinned to {}", join_ranges(plan.processors)),
+                      placement.interleaved_nodes().empty()
+                          ? "where it is first touched"
+                          : fmt::format("interleaved over nodes {}", fmt::join(placement.interleaved_nodes(), ",")));
+}
 
 // Versions, GPUs and diagnoses as lines and as fields.
 void describe_gpus(const device::GpuFacts& facts, std::string& text, nlohmann::ordered_json& out) {
@@ -73,6 +109,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
     std::string text =
         fmt::format("cpu       {}\ncores     {}\nmemory    {} available of {}\n", machine.cpu_name, machine.num_cores,
                     format_bytes(machine.memory_available_bytes), format_bytes(machine.memory_total_bytes));
+    describe_placement(device::CpuPlacement(), text, out);
     const device::GpuFacts gpus = device::probe_gpus(env_value("LD_LIBRARY_PATH"));
     for (const ops::Backend* backend : backends::all_backends()) {
       // A GPU's backend is judged by the first GPU.

@@ -114,8 +114,10 @@ void run_layers(model::Model& model, const model::Config& config, const Syntheti
   TESSERA_CHECK(type == DType::kBF16, "synthetic models run in BF16");
   const int64_t values = ops::kHcStreams * config.hidden_size;
   device::Tensor streams(type, {1, ops::kHcStreams, config.hidden_size});
+  const device::CpuPlacement placement;
+  const device::InterleavedMemory interleaved = placement.interleave();
   const device::Buffer pool(static_cast<size_t>(kReadBytes));
-  device::Queue queue(options.load.num_threads);
+  device::Queue queue(options.load.num_threads, placement);
   made.ceilings = measure_ceilings(device::probe_machine(), pool.data(), kReadBytes, queue);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const int64_t ratio = config.compress_ratios[static_cast<size_t>(layer)];

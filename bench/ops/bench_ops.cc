@@ -26,7 +26,8 @@ OpBench::OpBench(const Options& options, const std::function<void(const Report&,
     : options_(options),
       on_row_(on_row),
       machine_(device::probe_machine()),
-      queue_(options.num_threads),
+      interleaved_(placement_.interleave()),
+      queue_(options.num_threads, placement_),
       planner_(backends::all_backends(), machine_, options.forced),
       pool_(kPoolBytes) {
   report_.num_threads = queue_.num_threads();

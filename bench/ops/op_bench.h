@@ -63,6 +63,8 @@ class OpBench {
   const Options& options_;
   const std::function<void(const Report&, const Row&)>& on_row_;
   device::Machine machine_;
+  device::CpuPlacement placement_;
+  device::InterleavedMemory interleaved_;  // everything made here
   device::Queue queue_;
   ops::Planner planner_;
   WeightPool pool_;

@@ -19,6 +19,9 @@ constexpr std::array kVariables = {
     EnvVariable{"TESSERA_BYPASS",
                 "PART[,...]: leave a part of the model out, to bisect; the program says so and exits 7"},
     EnvVariable{"TESSERA_MEMORY_BYTES", "pretend that this many bytes of memory are available"},
+    EnvVariable{"TESSERA_PLACEMENT",
+                "off: neither hold threads on processors nor deal memory out over nodes; on: hold them even where "
+                "others may want the same [auto]"},
     EnvVariable{"LD_LIBRARY_PATH", "folders in which `tessera devices` looks for CUDA libraries of two releases"},
     EnvVariable{"XDG_STATE_HOME", "where `tessera chat` keeps its history [~/.local/state]"},
     EnvVariable{"HOME", "the user's folder"},

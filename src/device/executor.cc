@@ -10,11 +10,12 @@ namespace {
 
 class CpuExecutor final : public Executor {
  public:
-  explicit CpuExecutor(int num_threads) : queue_(num_threads) {}
+  explicit CpuExecutor(int num_threads) : queue_(num_threads, placement_) {}
   Queue& queue() override { return queue_; }
   MemorySpace& memory() override { return host_memory(); }
   MemorySpace& staging() override { return host_memory(); }
   void synchronize() override {}
+  InterleavedMemory interleave() override { return placement_.interleave(); }
   bool can_record() const override { return false; }
 
  private:
@@ -22,6 +23,7 @@ class CpuExecutor final : public Executor {
     fail(ErrorCode::kInternal, "a CPU records nothing");
   }
 
+  CpuPlacement placement_;
   Queue queue_;
 };
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "device/cpu_placement.h"
 #include "device/machine.h"
 #include "device/memory_space.h"
 #include "device/queue.h"
@@ -28,6 +29,8 @@ class Executor {
   virtual MemorySpace& staging() = 0;
   // Waits for all that was queued. Throws kDeviceError where some of it failed.
   virtual void synchronize() = 0;
+  // For while memory() is filled: on a CPU, what the calling thread allocates is spread as its placement says.
+  virtual InterleavedMemory interleave() { return {}; }
 
   // False: calling is as good as recording, and record() is not to be used.
   virtual bool can_record() const = 0;
@@ -42,8 +45,8 @@ class Executor {
   virtual std::unique_ptr<Recording> record_call(void (*call)(void* object), void* object) = 0;
 };
 
-// On machine.gpu, or where there is none on the CPU with `num_threads` (Queue's meaning). Throws kUnsupported for a GPU
-// in a build without CUDA, kDeviceError where the GPU can't be used.
+// On machine.gpu, or where there is none on the CPU with `num_threads` (Queue's meaning), placed as TESSERA_PLACEMENT
+// says. Throws kUnsupported for a GPU in a build without CUDA, kDeviceError where the GPU can't be used.
 std::unique_ptr<Executor> make_executor(const Machine& machine, int num_threads);
 
 }  // namespace tessera::device

@@ -18,6 +18,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/strings.h"
+#include "device/thread_affinity.h"
 
 namespace tessera::device {
 
@@ -88,7 +89,8 @@ CpuFeatures cpu_features() {
 }  // namespace
 
 int usable_cores() {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));  // by affinity
+  const size_t allowed = unpinned_affinity().size();  // 0 where the system does not say
+  const int cores = std::max(1, static_cast<int>(allowed > 0 ? allowed : std::thread::hardware_concurrency()));
   // A container's share of processor time: "200000 100000" is two cores' worth, "max 100000" has no limit.
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   double quota = 0, period = 0;

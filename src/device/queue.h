@@ -4,6 +4,7 @@
 // a stream (device/cuda/stream_queue.h), calls return when their work is queued, and addresses are the GPU's.
 #include <cstdint>
 
+#include "device/cpu_placement.h"
 #include "device/thread_pool.h"
 
 namespace tessera::device {
@@ -12,6 +13,8 @@ class Queue {
  public:
   // num_threads 0: one per core that this process may use (Machine::num_cores).
   explicit Queue(int num_threads = 0);
+  // The same with each thread where `placement` wants it: for work that lasts and has the machine to itself.
+  Queue(int num_threads, const CpuPlacement& placement);
   int num_threads() const { return pool_.num_threads(); }
   // The cudaStream_t of a GPU's queue; null on a CPU.
   void* stream() const { return stream_; }

@@ -33,9 +33,23 @@ void wait_while(const std::atomic<int32_t>& value, int32_t old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads) : ticket_(kClosed) {
+ThreadPool::ThreadPool(int num_threads, std::span<const int> processors) : ticket_(kClosed) {
+  TESSERA_CHECK(processors.empty() || processors.size() == static_cast<size_t>(num_threads),
+                fmt::format("{} processors for {} threads", processors.size(), num_threads));
+  if (!processors.empty()) caller_processor_ = processors.front();
   try {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+    for (int i = 1; i < num_threads; ++i) {
+      std::vector<int> affinity;
+      if (!processors.empty()) {
+        affinity = {processors[static_cast<size_t>(i)]};
+      } else if (ThreadPin::is_caller_pinned()) {
+        affinity = unpinned_affinity();  // not the one processor of the thread that starts them
+      }
+      workers_.emplace_back([this, affinity] {
+        if (!affinity.empty()) set_affinity(affinity);
+        work();
+      });
+    }
   } catch (const std::system_error& error) {
     const size_t started = workers_.size();
     end();
@@ -55,7 +69,15 @@ void ThreadPool::end() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+void ThreadPool::hold_caller() {
+  if (caller_processor_ < 0 || held_caller_ == std::this_thread::get_id()) return;
+  caller_pin_.reset();  // a caller of before
+  caller_pin_ = ThreadPin::pin_caller(caller_processor_);
+  held_caller_ = std::this_thread::get_id();
+}
+
 void ThreadPool::run(int64_t count, int64_t num_parts, const RangeFunction& function) {
+  hold_caller();
   const uint64_t loop = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
   ticket_.store(loop << 32 | kClosed, std::memory_order_relaxed);
   // Released, so that who sees a new field also sees the closed ticket.

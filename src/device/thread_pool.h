@@ -8,9 +8,12 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "device/thread_affinity.h"
 
 namespace tessera::device {
 
@@ -34,8 +37,9 @@ class RangeFunction {
 class ThreadPool {
  public:
   // Starts num_threads - 1 threads: the caller of run() is the other one. Throws kResourceExhausted where the system
-  // gives fewer.
-  explicit ThreadPool(int num_threads);
+  // gives fewer. `processors` is empty, or has one for each thread, on which it is held: the started ones until the
+  // pool ends, and from its first run() until then the caller too, who had the choice before and gets it back.
+  explicit ThreadPool(int num_threads, std::span<const int> processors = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -49,6 +53,7 @@ class ThreadPool {
  private:
   void end();             // stops and joins the workers
   void work();            // what a worker thread does until the pool ends
+  void hold_caller();     // on the first processor, where that was asked for
   void claim_and_call();  // parts of the open loop, until none is unclaimed
   void call_part(const RangeFunction& function, int64_t begin, int64_t end);
 
@@ -65,6 +70,9 @@ class ThreadPool {
   std::mutex error_lock_;
   std::exception_ptr first_error_;
   std::vector<std::thread> workers_;
+  int caller_processor_ = -1;  // -1: not to be held
+  std::thread::id held_caller_;
+  std::shared_ptr<ThreadPin> caller_pin_;
 };
 
 }  // namespace tessera::device

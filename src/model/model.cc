@@ -46,6 +46,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
              int64_t num_draft_layers, int64_t max_step_tokens, std::unique_ptr<device::Executor> executor,
              const Bypass& bypass)
     : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), executor_(std::move(executor)) {
+  const device::InterleavedMemory interleaved = executor_->interleave();
   device::MemorySpace& memory = executor_->memory();
   PlacedWeights placed(weights, memory);
   LayerBuilder builder{
@@ -119,11 +120,13 @@ std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
     fail(ErrorCode::kInvalidArgument,
          fmt::format("a sequence of {} tokens: this model takes at most {}", capacity, config_.max_positions));
   }
+  const device::InterleavedMemory interleaved = executor_->interleave();
   reserve_scores(capacity);
   return std::make_unique<SequenceCaches>(*pool_, capacity);
 }
 
 std::unique_ptr<SequenceState> Model::restore(std::span<const uint8_t> bytes) {
+  const device::InterleavedMemory interleaved = executor_->interleave();
   auto state = SequenceCaches::restore(*pool_, config_.max_positions, bytes);
   reserve_scores(state->capacity());
   return state;
