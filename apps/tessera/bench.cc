@@ -77,6 +77,7 @@ nlohmann::ordered_json json_of(const std::string& shape, const bench::SyntheticM
                                 {"make_seconds", made.make_seconds},
                                 {"pack_seconds", made.pack_seconds},
                                 {"packed_bytes", made.packed_bytes},
+                                {"peak_bytes", made.peak_bytes},
                                 {"read_gbs", made.ceilings.read_gbs},
                                 {"read_one_thread_gbs", made.ceilings.read_one_gbs},
                                 {"one_token_in_a_layer", nlohmann::ordered_json::array()}};
@@ -122,7 +123,7 @@ class Bench final : public Verb {
     add_device_flag(*model_, model_options_.device);
     for (CLI::App* verb : {ops_, model_}) {
       verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; model: also f32");
-      verb->add_option("--threads", num_threads_, "Threads (default: one per core)");
+      verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
   }

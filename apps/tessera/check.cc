@@ -119,7 +119,7 @@ class Check final : public Verb {
     command_->add_option("--cache", cache_, "--deep: and these caches with exact ones: fp8 or exact")
         ->check(CLI::IsMember({"fp8", "exact"}))
         ->capture_default_str();
-    command_->add_option("--threads", options_.num_threads, "Threads [one per core]")->check(CLI::Range(1, 4096));
+    command_->add_option("--threads", options_.num_threads, "Threads [one per processor]")->check(CLI::Range(1, 4096));
     command_->add_flag("--quiet", is_quiet_, "No progress");
     command_->footer(
         "\nExits with 7 where something is wrong. docs/doctor.md lists what is found and how. --deep runs on what\n"

@@ -75,7 +75,7 @@ Examples:
   auto* resume = c.add_flag("--resume", resumes_, "Continue what was interrupted in OUT; gives the same bytes");
   c.add_flag("--force", forces_, "Replace the checkpoint in OUT, once the new one is whole")->excludes(resume);
   c.add_flag("--trial", is_trial_, "Read and measure everything, write nothing");
-  c.add_option("--threads", threads_, "Threads [one per core]; the output does not depend on it")
+  c.add_option("--threads", threads_, "Threads [one per processor]; the output does not depend on it")
       ->check(CLI::Range(0, 4096));
   c.add_flag("--json", is_json_, "Print the report as JSON instead of text");
   c.add_flag("--quiet", is_quiet_, "No summary and no progress");

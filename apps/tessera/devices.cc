@@ -30,6 +30,10 @@ std::string join_ranges(const std::vector<int>& numbers) {
   return text;
 }
 
+const char* plural(size_t count) {
+  return count == 1 ? "" : "s";
+}
+
 // Nodes, cores, processors, and what a model with the default number of threads would do with them.
 void describe_placement(const device::CpuPlacement& placement, std::string& text, nlohmann::ordered_json& out) {
   const device::CpuTopology& topology = placement.topology();
@@ -43,9 +47,9 @@ void describe_placement(const device::CpuPlacement& placement, std::string& text
                       {"interleaved_nodes", placement.interleaved_nodes()}};
   const size_t nodes = std::max<size_t>(1, topology.nodes.size());
   text += fmt::format("placement {}{} node{}, {} core{}, {} processor{}; threads {}; memory {}\n",
-                      topology.is_imagined ? "(HWLOC_SYNTHETIC, not this machine) " : "", nodes, nodes == 1 ? "" : "s",
-                      topology.num_cores, topology.num_cores == 1 ? "" : "s", topology.num_cores,
-                      topology.processors.size(),
+                      topology.is_imagined ? "(HWLOC_SYNTHETIC, not this machine) " : "", nodes, plural(nodes),
+                      topology.num_cores, plural(static_cast<size_t>(topology.num_cores)), topology.processors.size(),
+                      plural(topology.processors.size()),
                       plan.processors.empty() ? "not pinned: " + plan.why_not
                                               : fmt::format("pinned to {}", join_ranges(plan.processors)),
                       placement.interleaved_nodes().empty()

@@ -49,7 +49,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
                 "Round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model")
       ->group("Model");
   add_device_flag(command, flags.device);
-  command.add_option("--threads", flags.threads, "Threads [one per core]; results do not depend on it")->group("Model");
+  command.add_option("--threads", flags.threads, "Threads [one per processor]; results do not depend on it")
+      ->group("Model");
 }
 
 model::LoadOptions load_options(const ModelFlags& flags) {

@@ -17,7 +17,7 @@ struct ModelFlags {
   std::string model;  // empty: the bundled one
   std::string mode = "a16", cache = "fp8";
   bool allows_inexact = false;
-  int threads = 0;  // 0: one per core
+  int threads = 0;  // 0: one per processor
   std::string device = "cpu";
 };
 

@@ -167,6 +167,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
   made.make_seconds = seconds_now() - start;
   made.pack_seconds = weights.pack_seconds();
   made.packed_bytes = weights.packed_bytes();
+  made.peak_bytes = device::peak_memory_bytes();
   run_layers(model, config, weights, options, made);
   if (observer.on_made) observer.on_made(made);
   // States are filled at whole windows of every compressor.

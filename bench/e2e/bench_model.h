@@ -44,6 +44,7 @@ struct SyntheticModel {
   double make_seconds = 0;  // making and packing the weights
   double pack_seconds = 0;  // of that, packing
   int64_t packed_bytes = 0;
+  uint64_t peak_bytes = 0;  // of physical memory in this process, when all weights were made and packed
   Ceilings ceilings;
   std::vector<LayerRow> layers;
 };

@@ -21,7 +21,7 @@ struct Options {
   bool allow_inexact = false;  // round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing them
   Existing existing = Existing::kRefuse;
   bool is_trial = false;  // read and measure everything, write nothing
-  int num_threads = 0;    // 0: one per core
+  int num_threads = 0;    // 0: one per processor
   std::string version;    // of the program, for config.json's producer
 };
 

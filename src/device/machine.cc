@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <thread>
@@ -24,14 +25,11 @@ namespace tessera::device {
 
 namespace {
 
-// The value in KiB of a line "Name:   123 kB" of /proc/meminfo, in bytes.
-uint64_t meminfo_bytes(const std::string& name) {
-  std::ifstream file("/proc/meminfo");
-  std::string key, unit;
-  uint64_t value = 0;
-  while (file >> key >> value) {
-    std::getline(file, unit);
-    if (key == name + ":") return value * 1024;
+// The value of a line "Name:   123 kB" of /proc/meminfo or /proc/self/status, in bytes.
+uint64_t proc_bytes(const char* path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name + ":")) return std::strtoull(line.c_str() + name.size() + 1, nullptr, 10) * 1024;
   }
   return 0;
 }
@@ -98,12 +96,16 @@ int usable_cores() {
   return std::clamp(static_cast<int>(std::ceil(quota / period)), 1, cores);
 }
 
+uint64_t peak_memory_bytes() {
+  return proc_bytes("/proc/self/status", "VmHWM");
+}
+
 Machine probe_machine() {
   Machine machine;
   machine.cpu_name = cpu_model_name();
   machine.num_cores = usable_cores();
-  machine.memory_total_bytes = meminfo_bytes("MemTotal");
-  uint64_t available = meminfo_bytes("MemAvailable");
+  machine.memory_total_bytes = proc_bytes("/proc/meminfo", "MemTotal");
+  uint64_t available = proc_bytes("/proc/meminfo", "MemAvailable");
   // Control group v2 as seen from inside a container; usage counts against the limit.
   if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
     const uint64_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);

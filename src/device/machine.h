@@ -33,6 +33,9 @@ struct Machine {
 // Cores that this process may use: those of its affinity, at most its control group's share; at least 1.
 int usable_cores();
 
+// The most physical memory that this process has held so far, in bytes; 0 where the system does not say.
+uint64_t peak_memory_bytes();
+
 // Asks the kernel for AMX tiles where the processor has them: a permission of the whole process, inherited by threads.
 Machine probe_machine();
 

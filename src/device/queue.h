@@ -11,7 +11,7 @@ namespace tessera::device {
 
 class Queue {
  public:
-  // num_threads 0: one per core that this process may use (Machine::num_cores).
+  // num_threads 0: one per processor that this process may use (Machine::num_cores).
   explicit Queue(int num_threads = 0);
   // The same with each thread where `placement` wants it: for work that lasts and has the machine to itself.
   Queue(int num_threads, const CpuPlacement& placement);

@@ -19,7 +19,7 @@ namespace tessera::model {
 
 struct LoadOptions {
   ops::Precision precision;
-  int num_threads = 0;  // 0: one per core
+  int num_threads = 0;  // 0: one per processor
   int64_t max_step_tokens = 64;
   int64_t sequence_tokens = 0;  // counted into the memory that must fit, besides the weights
   int64_t extra_bytes = 0;      // that the caller will take besides; counted too

@@ -198,6 +198,23 @@ class Cli(ProgramTest):
         self.assertTrue(devices['backends'][-1]['available'])
         self.assertIn(b'verified: run on hardware', run('devices').stdout)
 
+    def test_devices_says_where_threads_and_memory_go(self):
+        two_nodes = 'pack:2 [numa(memory=1GB)] core:2 pu:2'
+        line = next(line for line in run('devices', HWLOC_SYNTHETIC=two_nodes).stdout.decode().splitlines()
+                    if line.startswith('placement'))
+        self.assertIn('2 nodes, 4 cores, 8 processors; threads pinned to 0,4,2,6,1,5,3,7', line)
+        self.assertIn('interleaved over nodes 0,1', line)
+        self.assertIn('not this machine', line)
+        off = json.loads(run('devices', '--json', TESSERA_PLACEMENT='off').stdout)['placement']
+        self.assertEqual(off['pinned'], [])
+        self.assertIn('TESSERA_PLACEMENT', off['why_not_pinned'])
+        self.check_error(run('generate', 'a', TESSERA_PLACEMENT='maybe'), 2, 'TESSERA_PLACEMENT')
+        # Neither an imagined machine nor any choice changes an answer.
+        for choice in ({'HWLOC_SYNTHETIC': two_nodes}, {'TESSERA_PLACEMENT': 'on'}, {'TESSERA_PLACEMENT': 'off'}):
+            for threads in ('1', '2', '3'):
+                answer = run('generate', '--quiet', '--threads', threads, 'Spell mire.', **choice)
+                self.assertEqual(answer.stdout, b'm i r e\n', (choice, threads, answer.stderr))
+
     def test_backends_are_chosen_and_restricted(self):
         devices = json.loads(run('devices', '--json', TESSERA_BACKENDS='ref').stdout)
         self.assertEqual([b['name'] for b in devices['backends'] if b['available']], ['ref'])
