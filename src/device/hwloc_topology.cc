@@ -3,14 +3,33 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "base/env.h"
 #include "base/error.h"
 #include "base/strings.h"
 
 namespace tessera::device {
 
+namespace {
+
+// Whether /sys tells of cores, as it does not in a bare chroot: hwloc would say so on stderr.
+bool has_cpu_files() {
+  std::error_code ignored;
+  for (const char* folder : {"/sys/bus/cpu/devices/cpu0/topology/", "/sys/devices/system/cpu/cpu0/topology/"}) {
+    for (const char* name : {"package_cpus", "core_cpus", "core_siblings", "thread_siblings"}) {
+      if (std::filesystem::exists(std::string(folder) + name, ignored)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 HwlocTopology load_hwloc_topology(const std::string& synthetic) {
+  if (synthetic.empty() && !env_value("HWLOC_SYNTHETIC") && !has_cpu_files()) return nullptr;
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return nullptr;
   HwlocTopology topology(raw);
