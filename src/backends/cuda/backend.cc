@@ -35,9 +35,9 @@ constexpr Variant<Op> simple(void (*run)(const typename Op::Desc&, const typenam
 constexpr Variant<Embedding> kEmbedding[] = {simple<Embedding>(cuda::embedding)};
 constexpr Variant<RmsNorm> kRmsNorm[] = {simple<RmsNorm>(cuda::rms_norm, cuda::rms_norm_supports)};
 constexpr Variant<Rope> kRope[] = {simple<Rope>(cuda::rope, rope_reference_supports)};
-constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports)};
+constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports, cuda::mhc_workspace)};
 constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};
-constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports)};
+constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports, cuda::mhc_workspace)};
 constexpr Variant<Linear> kLinear[] = {{"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
                                        simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {

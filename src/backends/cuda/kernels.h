@@ -13,6 +13,7 @@ void embedding(const ops::Embedding::Desc& desc, const ops::Embedding::Args& arg
 bool rms_norm_supports(const ops::RmsNorm::Desc& desc, std::string& why_not);
 void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue);
 void rope(const ops::Rope::Desc& desc, const ops::Rope::Args& args, device::Queue& queue);
+int64_t mhc_workspace(const ops::MhcDesc& desc, int64_t max_tokens);
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue);
 void mhc_post(const ops::MhcDesc& desc, const ops::MhcPost::Args& args, device::Queue& queue);
 void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// mhc_pre and mhc_head: a thread block per token, half a warp per row of fn and one for the sum of squares.
+// mhc_pre and mhc_head, two kernels each: a thread block per row of fn and one for the sum of squares, all of whose
+// threads bring products and half a warp of which adds them in the order of the contract; then a thread block per
+// token.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
@@ -11,13 +13,13 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kS = ops::kHcStreams;
-constexpr int kBlock = 416;  // 26 halves of warps: 24 rows of fn, the sum of squares, and one without work
-static_assert(kBlock / kLanes > ops::kHcCoefficients);
+constexpr int kBlock = 256, kTile = 2048;  // products that are in shared memory at once
 
 struct Job {
   Values x;             // [tokens, 4, hidden]
   const int32_t* rows;  // which tokens; null: all
   const float *fn, *base, *scale;
+  float* sums;         // [rows, kCoefficients + 1], the workspace
   Values y;            // [rows, hidden]
   float *post, *comb;  // null: the head
   int64_t hidden;
@@ -55,29 +57,42 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   return c;
 }
 
+// Grid: rows of fn, and behind them the streams themselves, by tokens.
+__global__ void __launch_bounds__(kBlock) sum_products(Job job) {
+  __shared__ float s_products[kTile];
+  wait_for_previous();
+  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y];
+  const int64_t width = kS * job.hidden, base = t * width;
+  const bool is_row = blockIdx.x + 1 < gridDim.x;
+  const float* fn = job.fn + blockIdx.x * width;
+  float sum = 0;
+  for (int64_t begin = 0; begin < width; begin += kTile) {
+    const int count = static_cast<int>(min(int64_t{kTile}, width - begin));
+    for (int i = threadIdx.x; i < count; i += kBlock) {
+      const float value = job.x[base + begin + i];
+      s_products[i] = (is_row ? fn[begin + i] : value) * value;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+#pragma unroll 16
+      for (int i = threadIdx.x % kLanes; i < count; i += kLanes) sum += s_products[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x >= 32) return;
+  sum = add_lanes(sum);
+  if (threadIdx.x == 0) job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+}
+
+// Grid: tokens.
 template <int kCoefficients>
 __global__ void __launch_bounds__(kBlock) mix(Job job) {
+  __shared__ float s_m[kCoefficients + 1], s_pre[kS];
   wait_for_previous();
-  __shared__ float s_m[kBlock / kLanes], s_pre[kS];
   const int64_t row = blockIdx.x, t = job.rows == nullptr ? row : job.rows[row];
   const int64_t width = kS * job.hidden, base = t * width;
-  const int lane = threadIdx.x % kLanes, part = threadIdx.x / kLanes;
-  // Row `part` of fn; from kCoefficients on, the streams themselves: the sum of squares.
-  const bool is_row = part < kCoefficients;
-  static_assert(kCoefficients % 2 == 0);
-  if (part <= kCoefficients + 1) {  // the other half of the last one's warp comes along
-    float sum = 0;
-    if (is_row) {
-      const float* fn = job.fn + part * width;
-#pragma unroll 16
-      for (int64_t i = lane; i < width; i += kLanes) sum += fn[i] * job.x[base + i];
-    } else {
-#pragma unroll 16
-      for (int64_t i = lane; i < width; i += kLanes) sum += job.x[base + i] * job.x[base + i];
-    }
-    sum = add_lanes(sum);
-    if (lane == 0) s_m[part] = sum;
-  }
+  const int lane = threadIdx.x % kLanes;
+  if (threadIdx.x <= kCoefficients) s_m[threadIdx.x] = job.sums[row * (kCoefficients + 1) + threadIdx.x];
   __syncthreads();
   const float rr = 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(width) + job.norm_eps);
   if (threadIdx.x < 32) {
@@ -98,19 +113,40 @@ __global__ void __launch_bounds__(kBlock) mix(Job job) {
   }
 }
 
+template <int kCoefficients>
+void run(const char* name, const Job& job, int64_t num_rows, device::Queue& queue) {
+  launch(name, queue, sum_products, dim3(kCoefficients + 1, static_cast<unsigned>(num_rows)), kBlock, 0, job);
+  launch(name, queue, mix<kCoefficients>, grid_for(num_rows, 1), kBlock, 0, job);
+}
+
 }  // namespace
 
+int64_t mhc_workspace(const ops::MhcDesc&, int64_t max_tokens) {
+  return max_tokens * (ops::kHcCoefficients + 1) * static_cast<int64_t>(sizeof(float));
+}
+
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue) {
-  const Job job{values_of(args.x), nullptr,      args.fn,   args.base,   args.scale,
-                values_of(args.y), args.post,    args.comb, desc.hidden, desc.sinkhorn_iterations,
-                desc.hc_eps,       desc.norm_eps};
-  launch("mhc_pre", queue, mix<ops::kHcCoefficients>, grid_for(args.num_tokens, 1), kBlock, 0, job);
+  const Job job{values_of(args.x),
+                nullptr,
+                args.fn,
+                args.base,
+                args.scale,
+                static_cast<float*>(args.workspace),
+                values_of(args.y),
+                args.post,
+                args.comb,
+                desc.hidden,
+                desc.sinkhorn_iterations,
+                desc.hc_eps,
+                desc.norm_eps};
+  run<ops::kHcCoefficients>("mhc_pre", job, args.num_tokens, queue);
 }
 
 void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue) {
-  const Job job{values_of(args.x), args.rows, args.fn,     args.base, args.scale,  values_of(args.h),
-                nullptr,           nullptr,   desc.hidden, 0,         desc.hc_eps, desc.norm_eps};
-  launch("mhc_head", queue, mix<kS>, grid_for(args.num_rows, 1), kBlock, 0, job);
+  const Job job{values_of(args.x), args.rows, args.fn, args.base,   args.scale, static_cast<float*>(args.workspace),
+                values_of(args.h), nullptr,   nullptr, desc.hidden, 0,          desc.hc_eps,
+                desc.norm_eps};
+  run<kS>("mhc_head", job, args.num_rows, queue);
 }
 
 }  // namespace tessera::backends::cuda

@@ -68,33 +68,49 @@ struct Job {
   bool is_bf16;
 };
 
+// Sums of `count` before each thread's, over the block; each warp first, then the warps.
+__device__ int2 sums_before(int2 count) {
+  __shared__ int2 s_warps[kGroupThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 sum = count;
+  for (int step = 1; step < 32; step *= 2) {
+    const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
+    if (lane >= step) sum.x += x, sum.y += y;
+  }
+  __syncthreads();  // the last call's sums have been read
+  if (lane == 31) s_warps[warp] = sum;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum.x += s_warps[w].x, sum.y += s_warps[w].y;
+  return {sum.x - count.x, sum.y - count.y};
+}
+
 // One thread block; a thread counts, then lists, the slots of an expert. Whole numbers in a fixed order.
-__global__ void group_by_expert(Job job) {
+__global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
+  __shared__ int2 s_end;  // slots and tiles of the experts so far
   wait_for_previous();
   const Scratch& s = job.scratch;
-  for (int64_t e = threadIdx.x; e < job.num_local; e += blockDim.x) {
+  if (threadIdx.x == 0) s_end = {0, 0}, s.begins[0] = 0, s.tile_begins[0] = 0;
+  __syncthreads();
+  for (int64_t first_expert = 0; first_expert < job.num_local; first_expert += kGroupThreads) {
+    const int64_t e = first_expert + threadIdx.x;
+    const bool is_expert = e < job.num_local;
     int32_t count = 0;
-    for (int64_t slot = 0; slot < job.num_slots; ++slot) count += job.experts[slot] == job.first_expert + e;
-    s.begins[e + 1] = count;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    s.begins[0] = 0, s.tile_begins[0] = 0;
-    for (int64_t e = 0; e < job.num_local; ++e) {
-      s.tile_begins[e + 1] = s.tile_begins[e] + ceil_div<int32_t>(s.begins[e + 1], kTokenTile);
-      s.begins[e + 1] += s.begins[e];
+    for (int64_t slot = 0; is_expert && slot < job.num_slots; ++slot) {
+      count += job.experts[slot] == job.first_expert + e;
     }
-  }
-  __syncthreads();
-  for (int64_t e = threadIdx.x; e < job.num_local; e += blockDim.x) {
-    int32_t at = s.begins[e];
-    if (at == s.begins[e + 1]) continue;
-    for (int64_t slot = 0; slot < job.num_slots; ++slot) {
+    const int32_t num_tiles = ceil_div<int32_t>(count, kTokenTile);
+    const int2 before = sums_before({count, num_tiles}), end = s_end;
+    int32_t at = end.x + before.x, tile = end.y + before.y;
+    if (is_expert) s.begins[e + 1] = at + count, s.tile_begins[e + 1] = tile + num_tiles;
+    for (int32_t left = count; left > 0; left -= kTokenTile, ++tile) {
+      s.tiles[tile] = {static_cast<int32_t>(e), at + count - left, min(left, kTokenTile)};
+    }
+    for (int64_t slot = 0; count > 0 && slot < job.num_slots; ++slot) {
       if (job.experts[slot] == job.first_expert + e) s.slots[at++] = static_cast<int32_t>(slot);
     }
-    for (int32_t tile = s.tile_begins[e], first = s.begins[e]; first < at; ++tile, first += kTokenTile) {
-      s.tiles[tile] = {static_cast<int32_t>(e), first, min(at - first, kTokenTile)};
-    }
+    __syncthreads();  // everybody has read s_end
+    if (threadIdx.x == kGroupThreads - 1) s_end = {end.x + before.x + count, end.y + before.y + num_tiles};
+    __syncthreads();
   }
 }
 

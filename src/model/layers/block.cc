@@ -50,7 +50,8 @@ void OutputHead::run(const StepContext& context, const LinearLayer& projection, 
                .base = mixer_.base.as<float>(),
                .scale = mixer_.scale.as<float>(),
                .h = h,
-               .num_rows = num_rows},
+               .num_rows = num_rows,
+               .workspace = context.workspace},
               context.queue);
   context.trace(prefix_, "hc_head", h);
   norm_.run(context, h, h, num_rows);

@@ -36,7 +36,8 @@ TensorView HyperConnection::read(const StepContext& context, const TensorView& s
             .y = y,
             .post = coefficients.post,
             .comb = coefficients.comb,
-            .num_tokens = n},
+            .num_tokens = n,
+            .workspace = context.workspace},
            context.queue);
   context.trace(prefix_, ".read", y);
   context.trace(prefix_, ".post", post);

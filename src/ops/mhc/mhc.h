@@ -42,6 +42,7 @@ struct MhcPre {
     float* post = nullptr;         // [tokens, 4]
     float* comb = nullptr;         // [tokens, 4, 4]: C[j][k]
     int64_t num_tokens = 0;
+    void* workspace = nullptr;
   };
 };
 
@@ -69,6 +70,7 @@ struct MhcHead {
     const float* scale = nullptr;   // [1]
     TensorView h;                   // [num_rows, hidden] activation
     int64_t num_rows = 0;
+    void* workspace = nullptr;
   };
 };
 
