@@ -21,14 +21,15 @@ using ops::WeightFormat;
 
 constexpr backends::cpu_common::PanelKernels kKernels = {.input = DType::kBF16,
                                                          .in_multiple = 32,
-                                                         .job_rows = 48,
+                                                         .job_rows = 64,
                                                          .nvfp4 = backends::amx_emulated::nvfp4,
                                                          .fp8 = backends::amx_emulated::fp8,
                                                          .bf16 = backends::amx_emulated::bf16,
                                                          .f32 = nullptr,
                                                          .store = backends::avx512::store,
                                                          .gate = backends::avx512::gate,
-                                                         .row_padding = 64};
+                                                         .job_panels = 8,
+                                                         .takes_tiles = true};
 constexpr ops::Variant<ops::Linear> kLinear = backends::cpu_common::linear_variant<kKernels>("emulated");
 constexpr ops::Variant<ops::MoeExperts> kMoe = backends::cpu_common::moe_variant<kKernels>("emulated");
 
@@ -147,17 +148,15 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
   }
 }
 
-TEST_F(AmxEmulationTest, PaddedRowsOfManyTokensGiveTheBitsOfFew) {
+TEST_F(AmxEmulationTest, TiledRowsOfManyTokensGiveTheBitsOfFew) {
   if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
-  constexpr int64_t kMost = 70, kIn = 1024, kOut = 48;
+  constexpr int64_t kMost = 107, kIn = 1024, kOut = 208;
   for (const int64_t groups : {1, 3}) {
-    for (const auto mode : {ops::InputMode::kA16, ops::InputMode::kA8}) {
-      const ops::Linear::Desc desc{.in = kIn,
-                                   .out = kOut,
-                                   .groups = groups,
-                                   .format = WeightFormat::kNvfp4,
-                                   .input = mode,
-                                   .output = DType::kF32};
+    for (const auto& [format, mode] :
+         {std::pair{WeightFormat::kNvfp4, ops::InputMode::kA16}, std::pair{WeightFormat::kNvfp4, ops::InputMode::kA8},
+          std::pair{WeightFormat::kFp8Block, ops::InputMode::kA16}}) {
+      const ops::Linear::Desc desc{
+          .in = kIn, .out = kOut, .groups = groups, .format = format, .input = mode, .output = DType::kF32};
       const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, groups * kOut, kIn);
       const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
       const device::Tensor x =
@@ -165,7 +164,7 @@ TEST_F(AmxEmulationTest, PaddedRowsOfManyTokensGiveTheBitsOfFew) {
       const std::vector<float> all = testing::run_linear(kLinear, desc, x, packed.view, 0, kMost, 1);
       EXPECT_TRUE(testing::is_close(all, testing::run_linear(testing::kScalarLinear, desc, x, weight.view, 0, kMost, 1),
                                     testing::kF32Bound));
-      for (const int64_t count : {1, 4, 31, 32, 49}) {
+      for (const int64_t count : {1, 3, 4, 31, 32, 49, 65}) {
         const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
         const int64_t width = groups * kOut;
         EXPECT_TRUE(testing::same_bits(
@@ -177,9 +176,9 @@ TEST_F(AmxEmulationTest, PaddedRowsOfManyTokensGiveTheBitsOfFew) {
   }
 }
 
-TEST_F(AmxEmulationTest, ExpertsWithPaddedRowsGiveTheBitsOfOneToken) {
+TEST_F(AmxEmulationTest, ExpertsWithTiledRowsGiveTheBitsOfOneToken) {
   if (!device::probe_machine().cpu.avx512) GTEST_SKIP() << "needs AVX-512 with VBMI";
-  constexpr int64_t kTokens = 40, kWidth = 1024, kExperts = 3;
+  constexpr int64_t kTokens = 120, kWidth = 512, kExperts = 5;
   for (const auto mode : {ops::InputMode::kA16, ops::InputMode::kA8}) {
     const ops::MoeExperts::Desc desc{.hidden = kWidth,
                                      .inner = kWidth,
@@ -200,7 +199,9 @@ TEST_F(AmxEmulationTest, ExpertsWithPaddedRowsGiveTheBitsOfOneToken) {
     std::vector<int32_t> ids;
     std::vector<float> routing;
     for (int64_t t = 0; t < kTokens; ++t) {
-      ids.push_back(rng_.below(4) == 0 ? 2 : 1), routing.push_back(rng_.uniform());
+      const uint64_t pick = rng_.below(20);
+      ids.push_back(t % 50 == 7 ? 3 : pick < 1 ? 0 : pick < 3 ? 4 : pick < 7 ? 2 : 1);
+      routing.push_back(rng_.uniform());
     }
     const auto run = [&](int64_t first, int64_t count) {
       const device::Buffer workspace = testing::workspace_for(kMoe, desc, count);
@@ -221,7 +222,7 @@ TEST_F(AmxEmulationTest, ExpertsWithPaddedRowsGiveTheBitsOfOneToken) {
       return out.floats();
     };
     const std::vector<float> all = run(0, kTokens);
-    for (const int64_t count : {1, 2, 33}) {
+    for (const int64_t count : {1, 2, 31, 33}) {
       const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kTokens - count + 1)));
       EXPECT_TRUE(testing::same_bits(run(first, count), std::span(all).subspan(static_cast<size_t>(first * kWidth),
                                                                                static_cast<size_t>(count * kWidth))))

@@ -18,8 +18,8 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
-// 128 rows of 4096 inputs are 1 MiB: the second-level cache (2 MiB) keeps them for the next panels, and decoding for so
-// many hides behind their products.
+// Decoding for 128 rows hides behind their products. x comes from behind the second-level cache once for 16 panels: of
+// a chunk of inputs 64 KiB, beside 128 KiB of sums.
 constexpr cpu_common::PanelKernels kTileKernels = {.input = DType::kBF16,
                                                    .in_multiple = 32,
                                                    .job_rows = 128,
@@ -29,8 +29,10 @@ constexpr cpu_common::PanelKernels kTileKernels = {.input = DType::kBF16,
                                                    .f32 = nullptr,
                                                    .store = amx::store,
                                                    .gate = amx::gate,
-                                                   .row_padding = 64};
-static_assert(kTileKernels.job_rows <= cpu_common::kJobRows);
+                                                   .job_panels = 16,
+                                                   .takes_tiles = true};
+static_assert(kTileKernels.job_rows <= cpu_common::kJobRows && kTileKernels.job_panels <= cpu_common::kJobPanels);
+static_assert(kTileKernels.job_rows % (2 * cpu_common::kTileBlock) == 0);
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kTileKernels>("tiles")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKernels>("tiles")};

@@ -5,7 +5,7 @@
 //
 // What bounds it: decoding. NVFP4, per block of 16 x 16: 2 loads, 6 shifts, 8 permutations, 16 instructions that split
 // pairs, 16 products with scales, 3 for the scales, and per row of x 16 multiply-adds and one addition: 66 at one row,
-// 117 at four. Order: as the tile instruction (Intel SDM, TDPBF16PS): per 32 inputs a chain of even and one of odd
+// 100 at three. Order: as the tile instruction (Intel SDM, TDPBF16PS): per 32 inputs a chain of even and one of odd
 // inputs, each from +0, K ascending; their sum is added to C. It takes denormal inputs as zeros of their sign and
 // flushes denormal results, whatever MXCSR says; here MXCSR says so. Multiplying by FP8 scales is outside of that, as
 // it is for tiles.
@@ -15,7 +15,7 @@ namespace tessera::backends::amx {
 
 namespace {
 
-constexpr int64_t kMostFewRows = 4;
+constexpr int64_t kMostFewRows = 3;
 // Values of x that are in the first-level cache as FP32, over all rows.
 constexpr int64_t kFewValues = 4096;
 
@@ -36,10 +36,11 @@ class FlushDenormals {
 // Inputs [begin, end) of T rows as FP32, [(end - begin) / 16][T][16].
 template <int T>
 void widen_rows(const PanelJob& job, int64_t begin, int64_t end, float* x) {
-  const char* rows = static_cast<const char*>(job.rows);
+  const XRows rows = x_rows(job, 0, T);
   for (int64_t k = begin; k < end; k += kPanelBlock) {
+    const char* at = rows.data + k / kTileInputs * rows.step + k % kTileInputs * 2;
     for (int t = 0; t < T; ++t, x += kPanelBlock) {
-      const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows + t * job.row_stride + k * 2));
+      const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + t * rows.stride));
       _mm512_store_si512(x, _mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
     }
   }
@@ -57,7 +58,7 @@ __attribute__((noinline)) void few_products(const Panel& panel0, const Panel& pa
 #pragma GCC unroll 2
   for (int p = 0; p < 2; ++p) {
     block[p] = panels[p]->data + begin / kPanelBlock * panels[p]->stride * F::kBlockBytes;
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int t = 0; t < T; ++t) {
       sum[p][t] = F::kHasGroupScales || begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(c[p] + t * kPanelRows);
     }
@@ -66,7 +67,7 @@ __attribute__((noinline)) void few_products(const Panel& panel0, const Panel& pa
     __m512 even[2][T], odd[2][T];
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
       for (int t = 0; t < T; ++t) even[p][t] = odd[p][t] = _mm512_setzero_ps();
     }
 #pragma GCC unroll 2
@@ -82,7 +83,7 @@ __attribute__((noinline)) void few_products(const Panel& panel0, const Panel& pa
 #pragma GCC unroll 2
         for (int p = 0; p < 2; ++p) {
           const InputPair w = F::inputs(block[p], i, scales[p]);
-#pragma GCC unroll 4
+#pragma GCC unroll 3
           for (int t = 0; t < T; ++t) {
             even[p][t] = _mm512_fmadd_ps(w.even, _mm512_set1_ps(x[t * kPanelBlock + 2 * i]), even[p][t]);
             odd[p][t] = _mm512_fmadd_ps(w.odd, _mm512_set1_ps(x[t * kPanelBlock + 2 * i + 1]), odd[p][t]);
@@ -95,7 +96,7 @@ __attribute__((noinline)) void few_products(const Panel& panel0, const Panel& pa
     const bool ends_group = F::kHasGroupScales && (k % kGroup == 0 || k == end);
 #pragma GCC unroll 2
     for (int p = 0; p < 2; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
       for (int t = 0; t < T; ++t) {
         sum[p][t] = _mm512_add_ps(sum[p][t], _mm512_add_ps(even[p][t], odd[p][t]));
         if (!ends_group) continue;
@@ -108,7 +109,7 @@ __attribute__((noinline)) void few_products(const Panel& panel0, const Panel& pa
   if (F::kHasGroupScales) return;
 #pragma GCC unroll 2
   for (int p = 0; p < 2; ++p) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int t = 0; t < T; ++t) _mm512_store_ps(c[p] + t * kPanelRows, sum[p][t]);
   }
 }
@@ -154,8 +155,7 @@ template <class F>
 void sum_few_rows(const PanelJob& job) {
   if (job.num_rows == 1) return sum_few<F, 1>(job);
   if (job.num_rows == 2) return sum_few<F, 2>(job);
-  if (job.num_rows == 3) return sum_few<F, 3>(job);
-  return sum_few<F, 4>(job);
+  return sum_few<F, 3>(job);
 }
 
 }  // namespace

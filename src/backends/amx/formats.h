@@ -100,6 +100,19 @@ struct Bf16 {
   }
 };
 
+// Rows of x of a job from `first`, `count` of them (a block of tiles), by 32 inputs: bytes between rows and between
+// steps of inputs.
+struct XRows {
+  const char* data;
+  int64_t stride, step;
+};
+
+inline XRows x_rows(const PanelJob& job, int64_t first, int64_t count) {
+  const char* data = static_cast<const char*>(job.rows) + first * job.row_stride;
+  constexpr int64_t kBytes = kTileInputs * 2;
+  return job.is_tiled ? XRows{data, kBytes, count * kBytes} : XRows{data, job.row_stride, kBytes};
+}
+
 inline float group_scale(const Panel& panel, int64_t k) {
   return static_cast<const float*>(panel.scales)[k / kGroup];
 }

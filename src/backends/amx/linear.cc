@@ -2,8 +2,8 @@
 // Panel sums by tiles: C[row of x][row of the weight] += A[row of x][32 inputs] B[16 input pairs][row of the weight].
 // A panel's decoded block pairs are B as they lie; rows of x are A as they lie.
 //
-// What bounds it: at few rows decoding (few_rows.h has up to four); from about a hundred the products: each decoded
-// weight serves up to 256 rows of x.
+// What bounds it: at few rows decoding (few_rows.h has up to three); from about a hundred the products: each decoded
+// weight serves up to 128 rows of x, and rows of x, in tiles, 16 panels.
 // Order of a sum: per 32 inputs the tile instruction adds even and odd products in two chains and their sum to C, K
 // ascending; FP8 weights begin a new C every 128 inputs, which is multiplied by the scale and added. few_rows.h
 // computes the same bits.
@@ -94,37 +94,52 @@ inline void store_sums(const Sums& sums) {
   _tile_stored(3, sums.panels[1] + kTileRows * kPanelRows, 64);
 }
 
+// What of x is fetched into the second-level cache meanwhile: bytes [begin, end) behind each step's.
+struct Ahead {
+  int64_t begin, end;
+};
+
 // `count` B tiles of both panels against x; a step of the decoder for each.
 template <class F>
-void multiply(const char* x, int64_t stride, bool has_lower, const uint8_t* b0, const uint8_t* b1, int64_t count,
+void multiply(XRows x, bool has_lower, const uint8_t* b0, const uint8_t* b1, int64_t count, const Ahead& ahead,
               Decoder<F>& next) {
-  const char* lower = x + kTileRows * stride;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i, x.data += x.step) {
     _tile_loadd(6, b0 + i * kTileBytes, 64);
     _tile_loadd(7, b1 + i * kTileBytes, 64);
-    _tile_loadd(4, x + i * 2 * kTileInputs, stride);
+    _tile_loadd(4, x.data, x.stride);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (has_lower) {
-      _tile_loadd(5, lower + i * 2 * kTileInputs, stride);
+      _tile_loadd(5, x.data + kTileRows * x.stride, x.stride);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    for (int64_t byte = ahead.begin; byte < ahead.end; byte += 64) _mm_prefetch(x.data + byte, _MM_HINT_T1);
     next.step();
   }
+}
+
+// Tiles of the next inputs, which follow those of this chunk: each pair of panels fetches its share of every tile.
+inline Ahead ahead_of(const PanelJob& job, const Chunk& chunk, int64_t rows, int64_t step) {
+  if (!job.is_tiled || chunk.end + kChunk > job.cols) return {0, 0};
+  const int64_t pairs = ceil_div(job.num_panels, int64_t{2}), pair = chunk.panels[0] / 2;
+  const int64_t behind = chunk.num_tiles() * step;
+  return {behind + pair * rows / pairs * 64, behind + (pair + 1) * rows / pairs * 64};
 }
 
 // A decoded chunk against rows [row, row + rows) of x.
 template <class F>
 void run_rows(const PanelJob& job, const Chunk& chunk, const uint8_t* tiles, int64_t row, int64_t rows,
               Decoder<F>& next) {
-  const char* x = static_cast<const char*>(job.rows) + row * job.row_stride + chunk.begin * 2;
+  XRows x = x_rows(job, row, rows);
+  x.data += chunk.begin / kTileInputs * x.step;
+  const Ahead ahead = ahead_of(job, chunk, rows, x.step);
   const uint8_t *b0 = tiles, *b1 = tiles + (chunk.num_panels() - 1) * kChunkBytes;
   Sums sums{{}, rows > kTileRows};
   for (int p = 0; p < 2; ++p) sums.panels[p] = job.sums + (chunk.panels[p] * kSumRows + row) * kPanelRows;
   if (!F::kHasGroupScales) {
     chunk.begin == 0 ? zero_sums() : load_sums(sums);
-    multiply<F>(x, job.row_stride, sums.has_lower, b0, b1, chunk.num_tiles(), next);
+    multiply<F>(x, sums.has_lower, b0, b1, chunk.num_tiles(), ahead, next);
     store_sums(sums);
     return;
   }
@@ -133,7 +148,8 @@ void run_rows(const PanelJob& job, const Chunk& chunk, const uint8_t* tiles, int
     const int64_t size = k + kGroup < chunk.end ? kGroup : chunk.end - k;
     const int64_t at = (k - chunk.begin) / kTileInputs * kTileBytes;
     zero_sums();
-    multiply<F>(x + (k - chunk.begin) * 2, job.row_stride, sums.has_lower, b0 + at, b1 + at, size / kTileInputs, next);
+    multiply<F>(x, sums.has_lower, b0 + at, b1 + at, size / kTileInputs, ahead, next);
+    x.data += size / kTileInputs * x.step;
     store_sums({{part[0], part[1]}, sums.has_lower});
     fence();
     for (int64_t p = 0; p < chunk.num_panels(); ++p) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cpu_common/input_rows.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "numeric/bf16.h"
@@ -25,8 +26,9 @@ PanelKernel PanelKernels::of(WeightFormat format) const {
   return nullptr;
 }
 
-int64_t padded_row_bytes(const PanelKernels& kernels, int64_t row_bytes) {
-  return row_bytes % 2048 == 0 ? row_bytes + kernels.row_padding : row_bytes;
+bool uses_tiles(const PanelKernels& kernels, int64_t num_tokens) {
+  constexpr int64_t kManyTokens = 32;
+  return kernels.takes_tiles && num_tokens >= kManyTokens;
 }
 
 float prepare_row(InputMode mode, const uint16_t* x, int64_t width, float bound, DType to, void* out) {
@@ -41,6 +43,23 @@ float prepare_row(InputMode mode, const uint16_t* x, int64_t width, float bound,
   if (to == DType::kBF16) {
     uint16_t* words = static_cast<uint16_t*>(out);
     for (int64_t k = 0; k < width; ++k) words[k] = numeric::bf16_from_float(values[k]);
+  }
+  return factor;
+}
+
+float prepare_tiled_row(InputMode mode, const uint16_t* x, int64_t width, float bound, int64_t row, int64_t num_rows,
+                        char* tiles) {
+  uint16_t prepared[ops::kMaxLinearIn];
+  float factor = 1;
+  if (mode != InputMode::kA16) {
+    factor = prepare_row(mode, x, width, bound, DType::kBF16, prepared);
+    x = prepared;
+  }
+  const int64_t first = row / kTileBlock * kTileBlock, rows = std::min(kTileBlock, num_rows - first);
+  constexpr size_t kBytes = kTileSteps * 2;
+  char* to = tiles + first * width * 2 + (row - first) * static_cast<int64_t>(kBytes);
+  for (int64_t k = 0; k < width; k += kTileSteps, to += rows * static_cast<int64_t>(kBytes)) {
+    std::memcpy(to, x + k, kBytes);
   }
   return factor;
 }

@@ -18,8 +18,8 @@ namespace tessera::backends::cpu_common {
 
 constexpr int64_t kPanelRows = 16;
 constexpr int64_t kPanelBlock = 16;  // inputs
-// Panels and rows of x that one call of a kernel handles at most; a backend may prefer fewer rows.
-constexpr int64_t kJobPanels = 4, kJobRows = 256;
+// Panels and rows of x that one call of a kernel handles at most; a backend may prefer fewer.
+constexpr int64_t kJobPanels = 16, kJobRows = 128;
 // NVFP4 kernels multiply by E4M3 scale / 256 (an FP16 conversion), which the factor of a sum makes good.
 constexpr float kNvfp4ScaleUnit = 256;
 
@@ -29,13 +29,19 @@ struct Panel {
   int64_t stride;      // blocks from one to the next, and NVFP4 scales likewise: 2, or 1 for a panel that lies alone
 };
 
+// x in tiles, as AMX loads them: [block of 32 rows][32 inputs after another][row][32], BF16; the last block has the
+// rows that are left, and a block takes the room of its rows. A tile is consecutive cache lines, and what follows it is
+// the next tile of a sum.
+constexpr int64_t kTileBlock = 32, kTileSteps = 32;  // rows, inputs
+
 // sums[panel][row][16] = x . w without factors; up to 8 slots behind the last row may be written.
 struct PanelJob {
   Panel panels[kJobPanels];
   int64_t num_panels;
   int64_t cols;        // a multiple of 16
   const void* rows;    // x, BF16 or FP32 as the kernel wants
-  int64_t row_stride;  // bytes
+  int64_t row_stride;  // bytes; in tiles: of a row, 2 * cols
+  bool is_tiled;       // x is in tiles; rows begin with a block
   int64_t num_rows;    // 1 to kJobRows
   float* sums;         // 64-byte aligned; room for [num_panels][kSumRows][16]
 };
