@@ -109,30 +109,82 @@ struct Tiles : cpu_common::Bf16Pairs {
     fence();
   }
 
-  // probabilities [pair of keys][head] to rows [head][pair of keys], with zeros up to a multiple of 16 pairs, whose
-  // number it returns.
-  static int64_t rows_of_probabilities(uint32_t* probabilities, int64_t heads, int64_t count, uint32_t* rows) {
-    const int64_t pairs = (count + 1) / 2, steps = (pairs + kUnits - 1) / kUnits * kUnits;
-    __builtin_memset(probabilities + pairs * heads, 0, static_cast<unsigned long>((steps - pairs) * heads) * 4);
-    for (int64_t step = 0; step < steps; step += kUnits) {
-      for (int64_t h = 0; h < heads; h += kTileRows)
-        transpose_units(probabilities + step * heads + h, heads, rows + h * kPairs + step, kPairs);
+  // logits[key][head] of 16 keys by tiles of heads x keys, so that q is A as it lies; keys are transposed. Products
+  // commute: the bits of `logits`.
+  static void logits_of_step(const uint16_t* q, int64_t num_heads, int64_t width, const uint32_t* keys, float* logits) {
+    constexpr int64_t kTiles = cpu_common::kAttentionHeads / kTileRows;
+    alignas(64) uint32_t b[cpu_common::kAttentionWidth / 2 * kUnits];
+    alignas(64) uint16_t last[kTileRows * cpu_common::kAttentionWidth] = {};  // heads that do not fill a tile
+    alignas(64) float sums[kTileRows * kUnits];
+    const int64_t heads = (num_heads + kTileRows - 1) / kTileRows * kTileRows, tiles = heads / kTileRows;
+    // In the order of addresses, which tile loads are not.
+    for (int64_t i = 0; i < num_heads * width; i += kTileInputs) _mm_prefetch(q + i, _MM_HINT_T1);
+    for (int64_t i = 0; i < width / 2; i += kUnits) {
+      transpose_units(keys + i / kSteps * kAttentionKeys * kSteps + i % kSteps, kSteps, b + i * kUnits, kUnits);
     }
-    return steps;
+    const uint16_t* a[kTiles] = {};
+    for (int64_t i = 0; i < tiles; ++i) a[i] = q + i * kTileRows * width;
+    if (heads > num_heads) {
+      const unsigned long rows = static_cast<unsigned long>(num_heads % kTileRows);
+      __builtin_memcpy(last, a[tiles - 1], rows * static_cast<unsigned long>(width) * 2);
+      a[tiles - 1] = last;
+    }
+    fence();
+    zero_sums();
+    for (int64_t i = 0; i < width; i += kTileInputs) {
+      _tile_loadd(6, b + i / 2 * kUnits, kUnits * 4);
+      _tile_loadd(4, a[0] + i, width * 2);
+      _tile_dpbf16ps(0, 4, 6);
+      if (tiles > 1) {
+        _tile_loadd(5, a[1] + i, width * 2);
+        _tile_dpbf16ps(1, 5, 6);
+      }
+      if (tiles > 2) {
+        _tile_loadd(4, a[2] + i, width * 2);
+        _tile_dpbf16ps(2, 4, 6);
+      }
+      if (tiles > 3) {
+        _tile_loadd(5, a[3] + i, width * 2);
+        _tile_dpbf16ps(3, 5, 6);
+      }
+    }
+    for (int64_t i = 0; i < tiles; ++i) {
+      if (i == 0) _tile_stored(0, sums, kUnits * 4);
+      if (i == 1) _tile_stored(1, sums, kUnits * 4);
+      if (i == 2) _tile_stored(2, sums, kUnits * 4);
+      if (i == 3) _tile_stored(3, sums, kUnits * 4);
+      fence();
+      transpose_units(reinterpret_cast<const uint32_t*>(sums), kUnits,
+                      reinterpret_cast<uint32_t*>(logits + i * kTileRows), heads);
+      fence();
+    }
   }
 
-  // put(head, value, sums of 16 values) for all heads; values [chunk][pair of keys][64].
-  template <class Put>
-  static void output(const uint32_t* rows, int64_t heads, const uint32_t* values, int64_t steps, int64_t chunks,
-                     const Put& put) {
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      for (int64_t i = 0; i < kAttentionChunk; i += 2 * kUnits) {
-        const uint32_t* from = values + chunk * kPairs * kAttentionChunk + i;
-        const int64_t value = chunk * kAttentionChunk + i;
-        int64_t h = 0;
-        for (; h + 2 * kTileRows <= heads; h += 2 * kTileRows) output_of<true>(rows, from, steps, h, value, put);
-        if (h < heads) output_of<false>(rows, from, steps, h, value, put);
+  // probabilities [pair of keys][head] of heads [begin, end) to rows [head][pair of keys], with zeros up to a multiple
+  // of 16 pairs.
+  static void rows_of_probabilities(uint32_t* probabilities, int64_t heads, int64_t begin, int64_t end, int64_t count,
+                                    uint32_t* rows) {
+    const int64_t pairs = (count + 1) / 2, steps = steps_of(count);
+    for (int64_t h = begin; h < end; h += kTileRows) {
+      for (int64_t pair = pairs; pair < steps; ++pair) {
+        _mm512_storeu_si512(probabilities + pair * heads + h, _mm512_setzero_si512());
       }
+      for (int64_t step = 0; step < steps; step += kUnits)
+        transpose_units(probabilities + step * heads + h, heads, rows + h * kPairs + step, kPairs);
+    }
+  }
+  static int64_t steps_of(int64_t count) { return ((count + 1) / 2 + kUnits - 1) / kUnits * kUnits; }
+
+  // put(head, value, sums of 16 values) for all heads and values [begin, end); values [chunk][pair of keys][64].
+  template <class Put>
+  static void output(const uint32_t* rows, int64_t heads, const uint32_t* values, int64_t count, int64_t begin,
+                     int64_t end, const Put& put) {
+    for (int64_t value = begin; value < end; value += 2 * kUnits) {
+      const uint32_t* from = values + value / kAttentionChunk * kPairs * kAttentionChunk + value % kAttentionChunk;
+      int64_t h = 0;
+      for (; h + 2 * kTileRows <= heads; h += 2 * kTileRows)
+        output_of<true>(rows, from, steps_of(count), h, value, put);
+      if (h < heads) output_of<false>(rows, from, steps_of(count), h, value, put);
     }
   }
 };

@@ -8,6 +8,7 @@
 //   decode(panel, data, block, out): the same as BF16 pairs, half of a B tile.
 #include <immintrin.h>
 
+#include "backends/amx/tiles.h"
 #include "backends/cpu_common/avx512_decode.h"
 
 namespace tessera::backends::amx {
@@ -20,7 +21,6 @@ using cpu_common::kSumRows;
 using cpu_common::Panel;
 using cpu_common::PanelJob;
 
-constexpr int64_t kTileInputs = 32;
 constexpr int64_t kGroup = 128;  // inputs per FP8 scale
 constexpr int64_t kPrefetchBytes = 2048;
 constexpr int kPairsOfBlock = kPanelBlock / 2;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kTileRows = 16, kTileBytes = 1024;
 constexpr int64_t kUnits = 16;  // of 4 bytes, of a row
+constexpr int64_t kTileInputs = 2 * kUnits;
 
 // Tiles 0 to 3 are sums, C by (A, B); 4, 5: A; 6, 7: B.
 struct alignas(64) TileConfig {

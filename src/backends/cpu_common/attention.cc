@@ -33,8 +33,8 @@ namespace {
 
 // Up to so many tokens are computed step by step (AttentionKernels), so many parts at a time, where there are more
 // threads than whole vectors of heads keep busy without decoding keys too often.
-constexpr int64_t kFewTokens = 8, kParts = kAttentionJoined, kManyThreads = 5;
-constexpr int64_t kVector = 16;  // heads that kernels take together
+constexpr int64_t kFewTokens = 8, kParts = 16, kManyThreads = 5;
+constexpr int64_t kVector = kAttentionStep;  // heads that kernels take together
 
 // Heads [head, head_end) of token t.
 AttentionJob job_of(const Attention::Desc& desc, const Attention::Args& args, int64_t t, int64_t head,
@@ -59,10 +59,10 @@ AttentionJob job_of(const Attention::Desc& desc, const Attention::Args& args, in
   return job;
 }
 
-// The workspace: sums of each token so far, sums of each part, and decoded keys.
+// The workspace: sums of each token so far, twice, as some threads read those that others renew; and each part's state.
 struct Scratch {
-  AttentionSums tokens[kFewTokens], parts[kParts];
-  char* decoded[kParts];
+  AttentionSums tokens[kFewTokens][2];
+  AttentionPartState parts[kParts];
 };
 
 int64_t layout_scratch(const Attention::Desc& desc, char* base, Scratch& s) {
@@ -72,22 +72,21 @@ int64_t layout_scratch(const Attention::Desc& desc, char* base, Scratch& s) {
     used += round_up<int64_t>(bytes, 128);
     return at;
   };
-  const auto take_sums = [&] {
-    const auto floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
-    return AttentionSums{floats(desc.heads), floats(desc.heads), floats(desc.heads * desc.head_dim)};
-  };
-  for (AttentionSums& sums : s.tokens) sums = take_sums();
-  for (AttentionSums& sums : s.parts) sums = take_sums();
-  for (char*& keys : s.decoded) keys = take(kAttentionDecodedBytes);
+  const auto floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
+  for (AttentionSums(&sums)[2] : s.tokens) {
+    sums[0] = {floats(desc.heads), floats(desc.heads), floats(desc.heads * desc.head_dim)};
+    sums[1] = {floats(desc.heads), floats(desc.heads), sums[0].output};
+  }
+  for (AttentionPartState& part : s.parts) {
+    part.decoded = take(kAttentionDecodedBytes);
+    part.softmax = take(ceil_div(desc.heads, kAttentionHeads) * kAttentionSoftmaxBytes);
+  }
   return used;
 }
 
-AttentionSums from_head(const Attention::Desc& desc, const AttentionSums& sums, int64_t head) {
-  return {sums.max + head, sums.sum + head, sums.output + head * desc.head_dim};
-}
-
-// Tokens one after another, cut into parts, of which a few are computed at a time: keys are decoded once, by all
-// threads, and so are heads of all parts.
+// Tokens one after another, cut into parts, of which a few are computed at a time, in three steps that all threads
+// share (AttentionKernels): by keys, by heads, by values. What goes from thread to thread is logits, probabilities and
+// values: each thread reads the keys it decodes, not all.
 class FewTokens {
  public:
   FewTokens(const AttentionKernels& kernels, const Attention::Desc& desc, const Attention::Args& args,
@@ -106,7 +105,8 @@ class FewTokens {
         const bool is_window = i < window_parts;
         const int64_t first = (is_window ? i : i - window_parts) * kAttentionKeys;
         const int64_t left = (is_window ? job.window_count : job.num_entries) - first;
-        parts_[num_parts_++] = {t, {is_window, first, std::min(left, kAttentionKeys)}, i == 0, i + 1 == all};
+        scratch_.parts[num_parts_].keys = {is_window, first, std::min(left, kAttentionKeys)};
+        tokens_[num_parts_++] = {t, i == 0, i + 1 == all};
         if (num_parts_ == kParts) flush();
       }
     }
@@ -116,46 +116,43 @@ class FewTokens {
  private:
   struct Part {
     int64_t t;
-    AttentionPart keys;
     bool is_first, is_last;  // of the token
   };
+
+  AttentionJob job_of_token(int64_t t) const { return job_of(desc_, args_, t, 0, desc_.heads); }
 
   void flush() {
     if (num_parts_ == 0) return;
     constexpr int64_t kSteps = kAttentionKeys / kAttentionStep;
-    const int64_t bytes = num_parts_ * kAttentionKeys * desc_.head_dim * 2;
-    share(queue_, num_parts_ * kSteps, bytes, [&](int64_t i) {
+    const int64_t products = num_parts_ * kAttentionKeys * desc_.heads * desc_.head_dim;
+    share(queue_, num_parts_ * kSteps, products / 16, [&](int64_t i) {
       const int64_t p = i / kSteps, begin = i % kSteps * kAttentionStep;
-      const AttentionPart& keys = parts_[p].keys;
-      if (begin >= round_up(keys.count, 2 * kAttentionStep)) return;
-      kernels_.decode(job_of(desc_, args_, parts_[p].t, 0, desc_.heads), keys, begin, begin + kAttentionStep,
-                      scratch_.decoded[p]);
+      const AttentionPartState& part = scratch_.parts[p];
+      if (begin >= round_up(part.keys.count, 2 * kAttentionStep)) return;
+      kernels_.logits(job_of_token(tokens_[p].t), part, begin);
     });
-    // Of as many heads as leave every thread a piece: wider ones load a key for more products.
-    int64_t width = kAttentionHeads;
-    while (width > kVector && num_parts_ * ceil_div(desc_.heads, width) < queue_.num_threads()) width /= 2;
-    const int64_t pieces = ceil_div(desc_.heads, width);
-    const int64_t products = num_parts_ * kAttentionKeys * desc_.heads * desc_.head_dim * 2;
-    share(queue_, num_parts_ * pieces, products / 16, [&](int64_t i) {
-      const int64_t p = i / pieces, head = i % pieces * width, head_end = std::min(desc_.heads, head + width);
-      kernels_.sums(job_of(desc_, args_, parts_[p].t, head, head_end), parts_[p].keys.count, scratch_.decoded[p],
-                    from_head(desc_, scratch_.parts[p], head));
+    const int64_t vectors = ceil_div(desc_.heads, kVector);
+    share(queue_, num_parts_ * vectors, num_parts_ * kAttentionKeys * desc_.heads * 16, [&](int64_t i) {
+      const int64_t p = i / vectors;
+      kernels_.softmax(job_of_token(tokens_[p].t), scratch_.parts[p], i % vectors * kVector);
     });
     // Which parts are each token's.
     int64_t begins[kParts + 1], num_tokens = 0;
     for (int64_t p = 0; p < num_parts_; ++p) {
-      if (p == 0 || parts_[p].t != parts_[p - 1].t) begins[num_tokens++] = p;
+      if (p == 0 || tokens_[p].t != tokens_[p - 1].t) begins[num_tokens++] = p;
     }
     begins[num_tokens] = num_parts_;
-    share(queue_, num_tokens * desc_.heads, num_parts_ * desc_.heads * desc_.head_dim * 4, [&](int64_t i) {
-      const int64_t begin = begins[i / desc_.heads], end = begins[i / desc_.heads + 1], head = i % desc_.heads;
-      const int64_t t = parts_[begin].t;
-      AttentionSums sums[kParts];
-      for (int64_t p = begin; p < end; ++p) sums[p - begin] = from_head(desc_, scratch_.parts[p], head);
-      kernels_.join(job_of(desc_, args_, t, head, head + 1), sums, end - begin,
-                    from_head(desc_, scratch_.tokens[t], head), parts_[begin].is_first, parts_[end - 1].is_last);
+    const int64_t columns = desc_.head_dim / kernels_.columns;
+    const int64_t pieces = ceil_div(desc_.heads, kAttentionHeads) * columns;
+    share(queue_, num_tokens * pieces, products / 16, [&](int64_t i) {
+      const int64_t begin = begins[i / pieces], end = begins[i / pieces + 1], t = tokens_[begin].t;
+      const AttentionSums* sums = scratch_.tokens[t];
+      kernels_.output(job_of_token(t), scratch_.parts + begin, end - begin, i % pieces / columns * kAttentionHeads,
+                      i % columns * kernels_.columns, tokens_[begin].is_first ? nullptr : &sums[num_flushes_ % 2],
+                      tokens_[end - 1].is_last ? nullptr : &sums[(num_flushes_ + 1) % 2]);
     });
     num_parts_ = 0;
+    ++num_flushes_;
   }
 
   const AttentionKernels& kernels_;
@@ -163,8 +160,8 @@ class FewTokens {
   const Attention::Args& args_;
   device::Queue& queue_;
   Scratch scratch_{};
-  Part parts_[kParts];
-  int64_t num_parts_ = 0;
+  Part tokens_[kParts];
+  int64_t num_parts_ = 0, num_flushes_ = 0;
 };
 
 }  // namespace

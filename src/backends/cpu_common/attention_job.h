@@ -32,27 +32,36 @@ struct AttentionPart {
   int64_t first, count;
 };
 
-// What a part's keys, or all parts before, give: for each head a maximum, a sum of probabilities, and their product
-// with the keys, [heads][width].
+// What the parts before give: for each head a maximum, a sum of probabilities, and their product with the keys,
+// [heads][width].
 struct AttentionSums {
   float *max, *sum, *output;
 };
 
+// A part on its way through the steps. `softmax`: one for every 64 heads.
+struct AttentionPartState {
+  AttentionPart keys;
+  void *decoded, *softmax;
+};
+
 // One instruction set's kernels. `whole` computes a job. The others are its steps, for as many threads as like to take
-// part in one token: decode every part, then sums of every part, then join. They give the bits of `whole`.
+// part in one token: each after all of the one before. They give the bits of `whole`.
 struct AttentionKernels {
   void (*whole)(const AttentionJob& job);
-  // Keys [begin, end) of a part to where `sums` reads them; multiples of kAttentionStep, keys behind the last are
-  // zeros. Every step of a part must be decoded, up to a count of keys that is a multiple of 2 * kAttentionStep.
-  void (*decode)(const AttentionJob& job, const AttentionPart& part, int64_t begin, int64_t end, void* decoded);
-  void (*sums)(const AttentionJob& job, int64_t count, const void* decoded, const AttentionSums& sums);
-  // Parts in order onto the sums `before`; the first begins them, the last ends in job.out. One head.
-  void (*join)(const AttentionJob& job, const AttentionSums* parts, int64_t num_parts, const AttentionSums& before,
-               bool is_first, bool is_last);
+  // Decodes kAttentionStep keys of a part from key `begin` on, and multiplies them with all heads. Every step of a part
+  // must be taken, up to a count of keys that is a multiple of 2 * kAttentionStep.
+  void (*logits)(const AttentionJob& job, const AttentionPartState& part, int64_t begin);
+  // The probabilities of a part for kAttentionStep heads from `head` on.
+  void (*softmax)(const AttentionJob& job, const AttentionPartState& part, int64_t head);
+  // `columns` values of up to 64 heads from `head` on: parts in order onto the sums `before` (null: none), which ends
+  // in job.out (`after` null) or in the sums `after`. Both may have one `output`.
+  void (*output)(const AttentionJob& job, const AttentionPartState* parts, int64_t num_parts, int64_t head,
+                 int64_t column, const AttentionSums* before, const AttentionSums* after);
+  int64_t columns;
 };
 constexpr int64_t kAttentionStep = 16;
-constexpr int64_t kAttentionJoined = 16;  // parts of a call of `join` at most
-// Of decoded keys; 64-byte aligned.
+// Of a part's decoded keys, and of the softmax of 64 heads; 64-byte aligned.
 constexpr int64_t kAttentionDecodedBytes = kAttentionWidth * kAttentionKeys * 4 + 64;
+constexpr int64_t kAttentionSoftmaxBytes = kAttentionHeads * (kAttentionKeys * 10 + 8);
 
 }  // namespace tessera::backends::cpu_common

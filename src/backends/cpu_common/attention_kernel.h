@@ -26,15 +26,20 @@ struct DecodedKeys {
   alignas(64) uint32_t values[Math::kPair == 1 ? 1 : kChunks * kAttentionKeys / 2 * kAttentionChunk];
 };
 
+// A part's softmax for up to 64 heads; `heads` of them, whole vectors, are a row.
 template <class Math>
-struct AttentionScratch {
-  static constexpr int64_t kSteps = DecodedKeys<Math>::kSteps, kChunks = DecodedKeys<Math>::kChunks;
-  alignas(64) uint32_t q[kChunks * kSteps * kAttentionHeads];            // [chunk][step][head]
+struct PartSoftmax {
   alignas(64) float logits[kAttentionKeys * kAttentionHeads];            // [key][head]
   alignas(64) uint32_t probabilities[kAttentionKeys * kAttentionHeads];  // [kPair keys][head]
   // The same as rows of tiles, [head][kPair keys].
-  alignas(64) uint32_t rows[Math::kHasTiles ? kAttentionHeads * kAttentionKeys / 2 : 1];
-  alignas(64) float max[kAttentionHeads], sum[kAttentionHeads];  // of a part
+  alignas(64) uint32_t rows[Math::kHasTiles ? kAttentionHeads * kAttentionKeys / 2 : 16];
+  alignas(64) float max[kAttentionHeads], sum[kAttentionHeads];
+};
+
+template <class Math>
+struct AttentionScratch {
+  static constexpr int64_t kSteps = DecodedKeys<Math>::kSteps, kChunks = DecodedKeys<Math>::kChunks;
+  alignas(64) uint32_t q[kChunks * kSteps * kAttentionHeads];  // [chunk][step][head]
   alignas(64) float keep[kAttentionHeads], add[kAttentionHeads];
   int64_t chunks, heads;  // of this job; heads: whole vectors
 };
@@ -132,53 +137,56 @@ void add_logits(const AttentionScratch<Math>& s, const uint32_t* q, const uint32
 }
 
 template <class Math, int kVecs>
-void logits_of_vectors(AttentionScratch<Math>& s, const DecodedKeys<Math>& decoded, int64_t count, int64_t head) {
+void logits_of_vectors(const AttentionScratch<Math>& s, const DecodedKeys<Math>& decoded, int64_t begin, int64_t end,
+                       int64_t head, float* logits) {
   constexpr int64_t kSteps = AttentionScratch<Math>::kSteps;
   for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
     const uint32_t* q = s.q + chunk * kSteps * s.heads + head;
     const uint32_t* keys = decoded.keys + chunk * kAttentionKeys * kSteps;
-    float* logits = s.logits + head;
     constexpr int kNum = kVecs == Math::kHeadVecs ? Math::kKeys : 8;
-    int64_t n = 0;
-    for (; n + kNum <= count; n += kNum)
-      add_logits<Math, kVecs, kNum>(s, q, keys + n * kSteps, logits + n * s.heads, chunk == 0);
-    for (; n + 2 <= count; n += 2)
-      add_logits<Math, kVecs, 2>(s, q, keys + n * kSteps, logits + n * s.heads, chunk == 0);
-    if (n < count) add_logits<Math, kVecs, 1>(s, q, keys + n * kSteps, logits + n * s.heads, chunk == 0);
+    int64_t n = begin;
+    for (; n + kNum <= end; n += kNum)
+      add_logits<Math, kVecs, kNum>(s, q, keys + n * kSteps, logits + n * s.heads + head, chunk == 0);
+    for (; n + 2 <= end; n += 2)
+      add_logits<Math, kVecs, 2>(s, q, keys + n * kSteps, logits + n * s.heads + head, chunk == 0);
+    if (n < end) add_logits<Math, kVecs, 1>(s, q, keys + n * kSteps, logits + n * s.heads + head, chunk == 0);
   }
 }
 
-// Probabilities of a part, its maximum and sum.
+// Probabilities of a part, its maximum and sum, for heads [begin, end) of rows of `heads`.
 template <class Math>
-void softmax(const AttentionJob& job, AttentionScratch<Math>& s, int64_t count) {
+void softmax(float scale, PartSoftmax<Math>& part, int64_t heads, int64_t begin, int64_t end, int64_t count) {
   using Vec = typename Math::Vec;
-  for (int64_t h = 0; h < s.heads; h += Math::kLanes) {
+  for (int64_t h = begin; h < end; h += Math::kLanes) {
     Vec max = Math::all(kLowest), sum = Math::all(0);
     for (int64_t n = 0; n < count; ++n) {
-      float* at = s.logits + n * s.heads + h;
-      const Vec logit = Math::mul(Math::load(at), Math::all(job.scale));
+      float* at = part.logits + n * heads + h;
+      const Vec logit = Math::mul(Math::load(at), Math::all(scale));
       Math::store(at, logit);
       max = Math::max(logit, max);  // passes over a NaN, which reaches the sum below
     }
     for (int64_t n = 0; n < count; n += Math::kPair) {
       Vec p[2] = {Math::all(0), Math::all(0)};
       for (int64_t i = 0; i < Math::kPair && n + i < count; ++i) {
-        p[i] = exponential<Math>(Math::sub(Math::load(s.logits + (n + i) * s.heads + h), max));
+        p[i] = exponential<Math>(Math::sub(Math::load(part.logits + (n + i) * heads + h), max));
         sum = Math::add(sum, p[i]);
       }
-      Math::store_units(s.probabilities + n / Math::kPair * s.heads + h, Math::pack(p[0], p[1]));
+      Math::store_units(part.probabilities + n / Math::kPair * heads + h, Math::pack(p[0], p[1]));
     }
-    Math::store(s.max + h, max);
-    Math::store(s.sum + h, sum);
+    Math::store(part.max + h, max);
+    Math::store(part.sum + h, sum);
+  }
+  if constexpr (Math::kHasTiles) {
+    Math::rows_of_probabilities(part.probabilities, heads, begin, end, count, part.rows);
   }
 }
 
 // Joins the part's maxima and sums to those before.
 template <class Math>
-void join_sums(AttentionScratch<Math>& s, float* max, float* sum) {
+void join_sums(AttentionScratch<Math>& s, const PartSoftmax<Math>& part, float* max, float* sum) {
   for (int64_t h = 0; h < s.heads; h += Math::kLanes) {
-    const JoinFactors<Math> f =
-        join_factors<Math>(Math::load(max + h), Math::load(sum + h), Math::load(s.max + h), Math::load(s.sum + h));
+    const JoinFactors<Math> f = join_factors<Math>(Math::load(max + h), Math::load(sum + h), Math::load(part.max + h),
+                                                   Math::load(part.sum + h));
     Math::store(max + h, f.max);
     Math::store(sum + h, f.sum);
     Math::store(s.keep + h, f.keep);
@@ -186,19 +194,16 @@ void join_sums(AttentionScratch<Math>& s, float* max, float* sum) {
   }
 }
 
-// Where a part's output goes: onto that of the parts before, or alone.
-template <class Math, bool kJoins>
+// A part's output onto that of the parts before.
+template <class Math>
 inline void put_output(const AttentionScratch<Math>& s, int64_t h, float* at, typename Math::Vec part) {
-  if constexpr (kJoins) {
-    part = Math::add(Math::mul(Math::load(at), Math::all(s.keep[h])), Math::mul(part, Math::all(s.add[h])));
-  }
-  Math::store(at, part);
+  Math::store(at, Math::add(Math::mul(Math::load(at), Math::all(s.keep[h])), Math::mul(part, Math::all(s.add[h]))));
 }
 
 // p v for kRows heads and kDimVecs vectors of the width.
-template <class Math, int kRows, bool kJoins>
-void add_values(const AttentionScratch<Math>& s, const uint32_t* values, int64_t steps, int64_t h, float* output,
-                int64_t stride) {
+template <class Math, int kRows>
+void add_values(const AttentionScratch<Math>& s, const uint32_t* probabilities, const uint32_t* values, int64_t steps,
+                int64_t h, float* output, int64_t stride) {
   using Vec = typename Math::Vec;
   constexpr int kVecs = Math::kDimVecs;
   Vec sum[kRows][kVecs];
@@ -207,7 +212,7 @@ void add_values(const AttentionScratch<Math>& s, const uint32_t* values, int64_t
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) sum[r][v] = Math::all(0);
   }
-  const uint32_t* p = s.probabilities + h;
+  const uint32_t* p = probabilities + h;
   for (int64_t step = 0; step < steps; ++step) {
     typename Math::Units row[kVecs];
 #pragma GCC unroll 4
@@ -223,55 +228,57 @@ void add_values(const AttentionScratch<Math>& s, const uint32_t* values, int64_t
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVecs; ++v) {
-      put_output<Math, kJoins>(s, h + r, output + (h + r) * stride + v * Math::kLanes, sum[r][v]);
+      put_output<Math>(s, h + r, output + (h + r) * stride + v * Math::kLanes, sum[r][v]);
+    }
+  }
+}
+
+// Of keys [begin, end).
+template <class Math>
+void vector_logits(const AttentionScratch<Math>& s, const DecodedKeys<Math>& decoded, int64_t begin, int64_t end,
+                   float* logits) {
+  constexpr int64_t kTile = Math::kHeadVecs * Math::kLanes;
+  int64_t h = 0;
+  for (; h + kTile <= s.heads; h += kTile) logits_of_vectors<Math, Math::kHeadVecs>(s, decoded, begin, end, h, logits);
+  for (; h + 2 * Math::kLanes <= s.heads; h += 2 * Math::kLanes)
+    logits_of_vectors<Math, 2>(s, decoded, begin, end, h, logits);
+  if (h < s.heads) logits_of_vectors<Math, 1>(s, decoded, begin, end, h, logits);
+}
+
+// Joins values [begin, end) of a part to output[head][stride], which is of value `begin` on.
+template <class Math>
+void add_part(const AttentionScratch<Math>& s, const PartSoftmax<Math>& part, const DecodedKeys<Math>& decoded,
+              int64_t num_heads, int64_t count, int64_t begin, int64_t end, float* output, int64_t stride) {
+  if constexpr (Math::kHasTiles) {
+    Math::output(part.rows, s.heads, decoded.values, count, begin, end,
+                 [&](int64_t h, int64_t at, typename Math::Vec sum) {
+                   if (h < num_heads) put_output<Math>(s, h, output + h * stride + at - begin, sum);
+                 });
+  } else {
+    const int64_t steps = (count + Math::kPair - 1) / Math::kPair;
+    for (int64_t i = begin; i < end; i += Math::kDimVecs * Math::kLanes) {
+      const uint32_t* values = (Math::kPair == 1 ? decoded.keys : decoded.values) +
+                               i / kAttentionChunk * (kAttentionKeys / Math::kPair) * kAttentionChunk +
+                               i % kAttentionChunk;
+      float* to = output + i - begin;
+      int64_t r = 0;
+      for (; r + Math::kRows <= num_heads; r += Math::kRows)
+        add_values<Math, Math::kRows>(s, part.probabilities, values, steps, r, to, stride);
+      for (; r + 2 <= num_heads; r += 2) add_values<Math, 2>(s, part.probabilities, values, steps, r, to, stride);
+      if (r < num_heads) add_values<Math, 1>(s, part.probabilities, values, steps, r, to, stride);
     }
   }
 }
 
 template <class Math>
-void part_logits(AttentionScratch<Math>& s, const DecodedKeys<Math>& decoded, int64_t count) {
-  if constexpr (Math::kHasTiles) {
-    Math::logits(s.q, s.heads, s.chunks, decoded.keys, count, s.logits);
-  } else {
-    constexpr int64_t kTile = Math::kHeadVecs * Math::kLanes;
-    int64_t h = 0;
-    for (; h + kTile <= s.heads; h += kTile) logits_of_vectors<Math, Math::kHeadVecs>(s, decoded, count, h);
-    for (; h + 2 * Math::kLanes <= s.heads; h += 2 * Math::kLanes) logits_of_vectors<Math, 2>(s, decoded, count, h);
-    if (h < s.heads) logits_of_vectors<Math, 1>(s, decoded, count, h);
-  }
-}
-
-// Of the part whose probabilities are in `s`: [heads][width].
-template <class Math, bool kJoins>
-void part_output(const AttentionJob& job, AttentionScratch<Math>& s, const DecodedKeys<Math>& decoded, int64_t count,
-                 float* to) {
-  if constexpr (Math::kHasTiles) {
-    const int64_t steps = Math::rows_of_probabilities(s.probabilities, s.heads, count, s.rows);
-    Math::output(s.rows, s.heads, decoded.values, steps, s.chunks, [&](int64_t h, int64_t at, typename Math::Vec sum) {
-      if (h < job.num_heads) put_output<Math, kJoins>(s, h, to + h * job.width + at, sum);
-    });
-  } else {
-    const int64_t steps = (count + Math::kPair - 1) / Math::kPair;
-    for (int64_t chunk = 0; chunk < s.chunks; ++chunk) {
-      const uint32_t* values =
-          (Math::kPair == 1 ? decoded.keys : decoded.values) + chunk * (kAttentionKeys / Math::kPair) * kAttentionChunk;
-      for (int64_t i = 0; i < kAttentionChunk; i += Math::kDimVecs * Math::kLanes) {
-        float* output = to + chunk * kAttentionChunk + i;
-        int64_t r = 0;
-        for (; r + Math::kRows <= job.num_heads; r += Math::kRows)
-          add_values<Math, Math::kRows, kJoins>(s, values + i, steps, r, output, job.width);
-        for (; r + 2 <= job.num_heads; r += 2) add_values<Math, 2, kJoins>(s, values + i, steps, r, output, job.width);
-        if (r < job.num_heads) add_values<Math, 1, kJoins>(s, values + i, steps, r, output, job.width);
-      }
-    }
-  }
+int64_t whole_vectors(int64_t heads) {
+  return (heads + Math::kLanes - 1) / Math::kLanes * Math::kLanes;
 }
 
 template <class Math>
 void begin_heads(const AttentionJob& job, AttentionScratch<Math>& s) {
   s.chunks = job.width / kAttentionChunk;
-  s.heads = (job.num_heads + Math::kLanes - 1) / Math::kLanes * Math::kLanes;
-  pack_queries(job, s);
+  s.heads = whole_vectors<Math>(job.num_heads);
 }
 
 // The sink: one more term of the denominator, without a value.
@@ -288,14 +295,28 @@ struct Quotient {
   }
 };
 
+// What is behind the last part: values of up to 64 heads as rounded, output[head][stride] of value `begin` on.
+template <class Math>
+void end_heads(const AttentionJob& job, const float* max, const float* sum, const float* output, int64_t stride,
+               int64_t begin, int64_t end) {
+  for (int64_t h = 0; h < job.num_heads; ++h) {
+    const Quotient<Math> quotient(max[h], sum[h], job.sink[h]);
+    for (int64_t c = begin; c < end; c += Math::kLanes) {
+      quotient.store(job.out + h * job.width + c, Math::load(output + h * stride + c - begin));
+    }
+  }
+}
+
 template <class Math>
 void attend(const AttentionJob& job) {
   [[maybe_unused]] const typename Math::Session session;
   alignas(64) DecodedKeys<Math> decoded;
   AttentionScratch<Math> s;
+  PartSoftmax<Math> softmaxes;
   alignas(64) float output[kAttentionHeads * kAttentionWidth];
   alignas(64) float max[kAttentionHeads], sum[kAttentionHeads];
   begin_heads(job, s);
+  pack_queries(job, s);
   for (int64_t h = 0; h < s.heads; ++h) max[h] = kLowest, sum[h] = 0;
   __builtin_memset(output, 0, static_cast<unsigned long>(job.num_heads * job.width) * 4);
   for (int side = 0; side < 2; ++side) {
@@ -305,65 +326,99 @@ void attend(const AttentionJob& job) {
       const int64_t left = keys - first, count = left < kAttentionKeys ? left : kAttentionKeys;
       constexpr int64_t kPadding = 2 * kAttentionStep;
       decode_part(job, {is_window, first, count}, 0, (count + kPadding - 1) / kPadding * kPadding, decoded);
-      part_logits(s, decoded, count);
-      softmax(job, s, count);
-      join_sums(s, max, sum);
-      part_output<Math, true>(job, s, decoded, count, output);
+      if constexpr (Math::kHasTiles) {
+        Math::logits(s.q, s.heads, s.chunks, decoded.keys, count, softmaxes.logits);
+      } else {
+        vector_logits(s, decoded, 0, count, softmaxes.logits);
+      }
+      softmax(job.scale, softmaxes, s.heads, 0, s.heads, count);
+      join_sums(s, softmaxes, max, sum);
+      add_part(s, softmaxes, decoded, job.num_heads, count, 0, job.width, output, job.width);
     }
   }
-  for (int64_t h = 0; h < job.num_heads; ++h) {
-    const Quotient<Math> quotient(max[h], sum[h], job.sink[h]);
-    for (int64_t c = h * job.width; c < (h + 1) * job.width; c += Math::kLanes) {
-      quotient.store(job.out + c, Math::load(output + c));
-    }
-  }
+  end_heads<Math>(job, max, sum, output, job.width, 0, job.width);
+}
+
+// Up to 64 heads of a job.
+inline AttentionJob heads_from(const AttentionJob& job, int64_t head) {
+  AttentionJob some = job;
+  some.q += head * job.width, some.out += head * job.width, some.sink += head;
+  some.num_heads = job.num_heads - head < kAttentionHeads ? job.num_heads - head : kAttentionHeads;
+  return some;
 }
 
 template <class Math>
-void decode_keys(const AttentionJob& job, const AttentionPart& part, int64_t begin, int64_t end, void* decoded) {
+PartSoftmax<Math>& softmax_of(const AttentionPartState& part, int64_t head) {
+  static_assert(sizeof(PartSoftmax<Math>) <= kAttentionSoftmaxBytes);
+  char* all = static_cast<char*>(part.softmax) + head / kAttentionHeads * kAttentionSoftmaxBytes;
+  return *reinterpret_cast<PartSoftmax<Math>*>(all);
+}
+
+template <class Math>
+void step_logits(const AttentionJob& job, const AttentionPartState& part, int64_t begin) {
   static_assert(sizeof(DecodedKeys<Math>) <= kAttentionDecodedBytes);
-  decode_part(job, part, begin, end, *static_cast<DecodedKeys<Math>*>(decoded));
-}
-
-template <class Math>
-void part_sums(const AttentionJob& job, int64_t count, const void* decoded, const AttentionSums& sums) {
   [[maybe_unused]] const typename Math::Session session;
-  const auto& keys = *static_cast<const DecodedKeys<Math>*>(decoded);
-  AttentionScratch<Math> s;
-  begin_heads(job, s);
-  part_logits(s, keys, count);
-  softmax(job, s, count);
-  part_output<Math, false>(job, s, keys, count, sums.output);
-  for (int64_t h = 0; h < job.num_heads; ++h) sums.max[h] = s.max[h], sums.sum[h] = s.sum[h];
+  auto& decoded = *static_cast<DecodedKeys<Math>*>(part.decoded);
+  decode_part(job, part.keys, begin, begin + kAttentionStep, decoded);
+  const int64_t end = begin + kAttentionStep < part.keys.count ? begin + kAttentionStep : part.keys.count;
+  if (begin >= end) return;
+  for (int64_t head = 0; head < job.num_heads; head += kAttentionHeads) {
+    const AttentionJob some = heads_from(job, head);
+    float* logits = softmax_of<Math>(part, head).logits;
+    if constexpr (Math::kHasTiles) {
+      Math::logits_of_step(some.q, some.num_heads, some.width, decoded.keys + begin * DecodedKeys<Math>::kSteps,
+                           logits + begin * whole_vectors<Math>(some.num_heads));
+    } else {
+      AttentionScratch<Math> s;
+      begin_heads(some, s);
+      pack_queries(some, s);
+      vector_logits(s, decoded, begin, end, logits);
+    }
+  }
 }
 
 template <class Math>
-void join_parts(const AttentionJob& job, const AttentionSums* parts, int64_t num_parts, const AttentionSums& before,
-                bool is_first, bool is_last) {
-  using Vec = typename Math::Vec;
-  Vec keep[kAttentionJoined], add[kAttentionJoined];
-  Vec max = Math::all(is_first ? kLowest : *before.max), sum = Math::all(is_first ? 0 : *before.sum);
-  for (int64_t i = 0; i < num_parts; ++i) {
-    const JoinFactors<Math> f = join_factors<Math>(max, sum, Math::all(*parts[i].max), Math::all(*parts[i].sum));
-    max = f.max, sum = f.sum, keep[i] = f.keep, add[i] = f.add;
+void step_softmax(const AttentionJob& job, const AttentionPartState& part, int64_t head) {
+  const int64_t group = head / kAttentionHeads * kAttentionHeads, begin = head - group;
+  const int64_t heads = whole_vectors<Math>(heads_from(job, group).num_heads);
+  const int64_t end = begin + kAttentionStep < heads ? begin + kAttentionStep : heads;
+  softmax(job.scale, softmax_of<Math>(part, head), heads, begin, end, part.keys.count);
+}
+
+template <class Math>
+void step_output(const AttentionJob& job, const AttentionPartState* parts, int64_t num_parts, int64_t head,
+                 int64_t column, const AttentionSums* before, const AttentionSums* after) {
+  constexpr int64_t kColumns = Math::kHasTiles ? kAttentionChunk / 2 : kAttentionChunk;
+  constexpr unsigned long kRowBytes = kColumns * 4;
+  [[maybe_unused]] const typename Math::Session session;
+  const AttentionJob some = heads_from(job, head);
+  AttentionScratch<Math> s;
+  begin_heads(some, s);
+  alignas(64) float output[kAttentionHeads * kColumns] = {};
+  alignas(64) float max[kAttentionHeads], sum[kAttentionHeads];
+  for (int64_t h = 0; h < s.heads; ++h) {
+    const bool has = before != nullptr && h < some.num_heads;
+    max[h] = has ? before->max[head + h] : kLowest;
+    sum[h] = has ? before->sum[head + h] : 0;
+    if (has) __builtin_memcpy(output + h * kColumns, before->output + (head + h) * job.width + column, kRowBytes);
   }
-  alignas(64) float lanes[2][Math::kLanes];
-  Math::store(lanes[0], max);
-  Math::store(lanes[1], sum);
-  *before.max = lanes[0][0], *before.sum = lanes[1][0];
-  const Quotient<Math> quotient(lanes[0][0], lanes[1][0], *job.sink);
-  for (int64_t c = 0; c < job.width; c += Math::kLanes) {
-    Vec output = is_first ? Math::all(0) : Math::load(before.output + c);
-    for (int64_t i = 0; i < num_parts; ++i) {
-      output = Math::add(Math::mul(output, keep[i]), Math::mul(Math::load(parts[i].output + c), add[i]));
-    }
-    is_last ? quotient.store(job.out + c, output) : Math::store(before.output + c, output);
+  for (int64_t i = 0; i < num_parts; ++i) {
+    const PartSoftmax<Math>& part = softmax_of<Math>(parts[i], head);
+    join_sums(s, part, max, sum);
+    add_part(s, part, *static_cast<const DecodedKeys<Math>*>(parts[i].decoded), some.num_heads, parts[i].keys.count,
+             column, column + kColumns, output, kColumns);
+  }
+  if (after == nullptr) return end_heads<Math>(some, max, sum, output, kColumns, column, column + kColumns);
+  for (int64_t h = 0; h < some.num_heads; ++h) {
+    __builtin_memcpy(after->output + (head + h) * job.width + column, output + h * kColumns, kRowBytes);
+    if (column == 0) after->max[head + h] = max[h], after->sum[head + h] = sum[h];
   }
 }
 
 template <class Math>
 constexpr AttentionKernels attention_kernels() {
-  return {attend<Math>, decode_keys<Math>, part_sums<Math>, join_parts<Math>};
+  return {attend<Math>, step_logits<Math>, step_softmax<Math>, step_output<Math>,
+          Math::kHasTiles ? kAttentionChunk / 2 : kAttentionChunk};
 }
 
 }  // namespace
