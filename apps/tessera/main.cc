@@ -104,6 +104,7 @@ int run(int argc, char** argv) {
   verbs.push_back(add_inspect(app));
   verbs.push_back(add_check(app));
   verbs.push_back(add_devices(app));
+  verbs.push_back(add_verify(app));
   verbs.push_back(add_bench(app));
   verbs.push_back(add_completion(app));
   verbs.push_back(add_man(app));

@@ -7,11 +7,11 @@
 #include <span>
 #include <vector>
 
+#include "verify/compare.h"
+
 namespace tessera::testing {
 
-// ||a - b|| / ||b|| in double; NaN where either holds one. Vectors of an RMS below 2^-110 count as
-// of that RMS.
-double relative_error(std::span<const float> a, std::span<const float> b);
+using verify::relative_error;
 
 // Passes only where the relative error is at most `bound`; names the worst element.
 ::testing::AssertionResult is_close(std::span<const float> found, std::span<const float> expected, double bound);

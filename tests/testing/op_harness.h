@@ -10,15 +10,19 @@
 #include <vector>
 
 #include "backends/registry.h"
-#include "ops/packed_layout.h"
 #include "testing/compare.h"
 #include "testing/fills.h"
-#include "testing/op_arrays.h"
+#include "testing/gpu_stage.h"
+#include "verify/run_staged.h"
+#include "verify/variant_weight.h"
 
 namespace tessera::testing {
 
 // How close a variant's output must be to the reference's (docs/contracts/numerics.md, section 5).
-constexpr double kBf16Bound = 4e-3, kF32Bound = 1e-5;
+using verify::kBf16Bound;
+using verify::kF32Bound;
+using verify::VariantWeight;
+using verify::weight_for;
 
 // The GPU's variant that run_on_gpu() calls.
 template <class Op>
@@ -30,21 +34,9 @@ const ops::Variant<Op>*& staged_variant() {
 // What for_each_variant puts in the place of a GPU's run(): takes arrays in host memory, and any queue.
 template <class Op>
 void run_on_gpu(const typename Op::Desc& desc, const typename Op::Args& args, device::Queue&) {
-  const ops::Variant<Op>& variant = *staged_variant<Op>();
-  typename Op::Args mine = args;
-  GpuStage stage;
-  add_arrays(stage, desc, mine);
-  device::Buffer scratch;
-  if constexpr (requires { mine.workspace; }) {
-    int64_t num_tokens = 1;
-    if constexpr (requires { mine.num_tokens; }) num_tokens = mine.num_tokens;
-    if constexpr (requires { mine.num_rows; }) num_tokens = mine.num_rows;
-    const int64_t bytes = variant.workspace_bytes == nullptr ? 0 : variant.workspace_bytes(desc, num_tokens);
-    scratch = device::Buffer(static_cast<size_t>(bytes));  // tests of ops whose other variants need none bring none
-    mine.workspace = scratch.data();
-    stage.add(mine.workspace, bytes, Access::kScratch);
+  for (const std::string& fault : verify::run_staged(gpu_stage_memory(), *staged_variant<Op>(), desc, args)) {
+    ADD_FAILURE() << fault;
   }
-  stage.run([&](device::Queue& queue) { variant.run(desc, mine, queue); });
 }
 
 // Whether the variant, as for_each_variant passes it, computes on a GPU.
@@ -96,27 +88,6 @@ template <class Op>
 device::Buffer workspace_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, int64_t max_tokens) {
   return device::Buffer(
       variant.workspace_bytes == nullptr ? 0 : static_cast<size_t>(variant.workspace_bytes(desc, max_tokens)));
-}
-
-// A weight as a variant wants it: packed where it asks for that.
-struct VariantWeight {
-  device::Buffer data, scales;
-  ops::WeightView view;
-};
-
-template <class Op>
-VariantWeight weight_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const ops::WeightView& view) {
-  VariantWeight weight;
-  weight.view = view;
-  const ops::PackedLayout* layout = variant.packed_layout == nullptr ? nullptr : variant.packed_layout(desc);
-  if (layout == nullptr) return weight;
-  weight.data = device::Buffer(static_cast<size_t>(layout->data_bytes(view)));
-  weight.scales = device::Buffer(static_cast<size_t>(layout->scale_bytes(view)));
-  weight.view.data = weight.data.data();
-  weight.view.block_scales = weight.scales.data();
-  device::Queue queue;
-  layout->pack(view, weight.view, queue);
-  return weight;
 }
 
 // y = W x for rows [first, first + count) of x, into poisoned memory.

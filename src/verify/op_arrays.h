@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which arrays an op's Args hold, how long they are and what happens to them: what a stage (gpu_stage.h) copies. One
+// Which arrays an op's Args hold, how long they are and what happens to them: what a stage (verify/stage.h) copies. One
 // function per op; lengths that Args don't say follow from the indices in them.
 #include <algorithm>
 
-#include "testing/gpu_stage.h"
+#include "verify/stage.h"
 
-namespace tessera::testing {
+namespace tessera::verify {
 
 // The largest of `count` values, and 0.
 template <class T>
@@ -16,25 +16,25 @@ int64_t largest_of(const T* values, int64_t count) {
   return largest;
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Embedding::Desc&, ops::Embedding::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Embedding::Desc&, ops::Embedding::Args& args) {
   stage.add(args.weight, Access::kInput);
   stage.add(args.ids, args.num_tokens * 4, Access::kInput);
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::RmsNorm::Desc&, ops::RmsNorm::Args& args) {
+inline void add_arrays(Stage& stage, const ops::RmsNorm::Desc&, ops::RmsNorm::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.weight, Access::kInput);
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Rope::Desc& desc, ops::Rope::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Rope::Desc& desc, ops::Rope::Args& args) {
   stage.add(args.x, Access::kOutput);
   stage.add(args.positions, args.num_tokens * 8, Access::kInput);
   stage.add(args.frequencies, desc.rope_dim / 2 * 4, Access::kInput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcPre::Args& args) {
+inline void add_arrays(Stage& stage, const ops::MhcDesc& desc, ops::MhcPre::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.fn, ops::kHcCoefficients * 4 * desc.hidden * 4, Access::kInput);
   stage.add(args.base, ops::kHcCoefficients * 4, Access::kInput);
@@ -44,7 +44,7 @@ inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcPre::A
   stage.add(args.comb, args.num_tokens * 16 * 4, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::MhcDesc&, ops::MhcPost::Args& args) {
+inline void add_arrays(Stage& stage, const ops::MhcDesc&, ops::MhcPost::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.o, Access::kInput);
   stage.add(args.post, args.num_tokens * 4 * 4, Access::kInput);
@@ -52,7 +52,7 @@ inline void add_arrays(GpuStage& stage, const ops::MhcDesc&, ops::MhcPost::Args&
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcHead::Args& args) {
+inline void add_arrays(Stage& stage, const ops::MhcDesc& desc, ops::MhcHead::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.rows, args.num_rows * 4, Access::kInput);
   stage.add(args.fn, 4 * 4 * desc.hidden * 4, Access::kInput);
@@ -61,13 +61,13 @@ inline void add_arrays(GpuStage& stage, const ops::MhcDesc& desc, ops::MhcHead::
   stage.add(args.h, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Linear::Desc&, ops::Linear::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Linear::Desc&, ops::Linear::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.weight);
   stage.add(args.y, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::MoeExperts::Desc& desc, ops::MoeExperts::Args& args) {
+inline void add_arrays(Stage& stage, const ops::MoeExperts::Desc& desc, ops::MoeExperts::Args& args) {
   stage.add(args.x, Access::kInput);
   stage.add(args.experts, args.num_tokens * desc.top_k * 4, Access::kInput);
   stage.add(args.routing, args.num_tokens * desc.top_k * 4, Access::kInput);
@@ -75,19 +75,19 @@ inline void add_arrays(GpuStage& stage, const ops::MoeExperts::Desc& desc, ops::
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::SwiGlu::Desc&, ops::SwiGlu::Args& args) {
+inline void add_arrays(Stage& stage, const ops::SwiGlu::Desc&, ops::SwiGlu::Args& args) {
   stage.add(args.gate, Access::kInput);
   stage.add(args.up, Access::kInput);
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::MoeCombine::Desc&, ops::MoeCombine::Args& args) {
+inline void add_arrays(Stage& stage, const ops::MoeCombine::Desc&, ops::MoeCombine::Args& args) {
   stage.add(args.routed, Access::kInput);
   stage.add(args.shared, Access::kInput);
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Router::Desc& desc, ops::Router::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Router::Desc& desc, ops::Router::Args& args) {
   const int64_t rows = desc.is_hashed ? largest_of(args.token_ids, args.num_tokens) + 1 : 0;
   stage.add(args.logits, args.num_tokens * desc.num_experts * 4, Access::kInput);
   stage.add(args.bias, desc.num_experts * 4, Access::kInput);
@@ -97,18 +97,18 @@ inline void add_arrays(GpuStage& stage, const ops::Router::Desc& desc, ops::Rout
   stage.add(args.weights, args.num_tokens * desc.top_k * 4, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::CacheWrite::Desc& desc, ops::CacheWrite::Args& args) {
+inline void add_arrays(Stage& stage, const ops::CacheWrite::Desc& desc, ops::CacheWrite::Args& args) {
   const int64_t entries = args.num_rows == 0 ? 0 : largest_of(args.slots, args.num_rows) + 1;
   stage.add(args.rows, Access::kInput);
   stage.add(args.slots, args.num_rows * 8, Access::kInput);
   stage.add(args.cache, args.num_rows, entries * desc.layout.entry_bytes(), Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Hadamard::Desc&, ops::Hadamard::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Hadamard::Desc&, ops::Hadamard::Args& args) {
   stage.add(args.x, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::CompressorPool::Desc& desc, ops::CompressorPool::Args& args) {
+inline void add_arrays(Stage& stage, const ops::CompressorPool::Desc& desc, ops::CompressorPool::Args& args) {
   const int64_t row_bytes = desc.row_width() * 4;
   int64_t num_rows = 0, num_places = 0;
   for (int64_t i = 0; i < args.num_slices; ++i) {
@@ -123,7 +123,7 @@ inline void add_arrays(GpuStage& stage, const ops::CompressorPool::Desc& desc, o
   stage.add(args.entries, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::IndexScores::Desc& desc, ops::IndexScores::Args& args) {
+inline void add_arrays(Stage& stage, const ops::IndexScores::Desc& desc, ops::IndexScores::Args& args) {
   stage.add(args.queries, Access::kInput);
   stage.add(args.weights, Access::kInput);
   stage.add(args.keys, args.num_tokens, largest_of(args.counts, args.num_tokens) * desc.keys.entry_bytes(),
@@ -132,13 +132,13 @@ inline void add_arrays(GpuStage& stage, const ops::IndexScores::Desc& desc, ops:
   stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::TopK::Desc& desc, ops::TopK::Args& args) {
+inline void add_arrays(Stage& stage, const ops::TopK::Desc& desc, ops::TopK::Args& args) {
   stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kInput);
   stage.add(args.counts, args.num_tokens * 4, Access::kInput);
   stage.add(args.selected, args.num_tokens * desc.k * 4, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Attention::Desc& desc, ops::Attention::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Attention::Desc& desc, ops::Attention::Args& args) {
   const int64_t entry_bytes = desc.layout.entry_bytes(), indices = args.num_tokens * args.selected_stride;
   int64_t num_entries = 0;
   if (args.entry_cache.exists()) {
@@ -155,18 +155,18 @@ inline void add_arrays(GpuStage& stage, const ops::Attention::Desc& desc, ops::A
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::StreamAdd::Desc&, ops::StreamAdd::Args& args) {
+inline void add_arrays(Stage& stage, const ops::StreamAdd::Desc&, ops::StreamAdd::Args& args) {
   stage.add(args.z, Access::kInput);
   stage.add(args.e, Access::kInput);
   stage.add(args.out, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::FiniteCheck::Desc& desc, ops::FiniteCheck::Args& args) {
+inline void add_arrays(Stage& stage, const ops::FiniteCheck::Desc& desc, ops::FiniteCheck::Args& args) {
   stage.add(args.values, args.num_rows * desc.width * 4, Access::kInput);
   stage.add(args.first_bad, args.num_rows * 4, Access::kOutput);
 }
 
-inline void add_arrays(GpuStage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {
+inline void add_arrays(Stage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {
   stage.add(args.logits, desc.vocab * 4, Access::kOutput);
   stage.add(args.counts, desc.vocab * 4, Access::kInput);
   stage.add(args.bias_ids, args.num_bias * 4, Access::kInput);
@@ -174,4 +174,4 @@ inline void add_arrays(GpuStage& stage, const ops::Sample::Desc& desc, ops::Samp
   stage.add(args.token, 4, Access::kOutput);
 }
 
-}  // namespace tessera::testing
+}  // namespace tessera::verify

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One call of an op, with its arrays in host memory: made from a spec and random numbers, run by every variant.
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/rng.h"
+#include "device/buffer.h"
+#include "ops/cache_entry.h"
+#include "ops/variant.h"
+#include "ops/weight_view.h"
+#include "verify/compare.h"
+
+namespace tessera::verify {
+
+enum class Fill : uint8_t {
+  kNormal,
+  kMixed,     // heavy tails, zero rows, equal values, one value per block, denormals (verify/fills.h)
+  kZero,      // of both signs
+  kDenormal,  // subnormal in FP32 and in BF16
+};
+
+// What to make a call of.
+template <class Op>
+struct Spec {
+  typename Op::Desc desc;
+  int64_t num_tokens = 1;
+  Fill fill = Fill::kNormal;
+  int64_t context = 0;  // tokens before these, or entries in a cache: what the op reads
+  const char* label = "small";
+};
+
+// An array that an op writes.
+struct Output {
+  std::string name;
+  TensorView view;  // host memory
+  Rule rule;
+  double bound;                        // of the relative error; 0 with kBits
+  bool is_compared = true;             // false: scratch that the contract says nothing about
+  std::vector<unsigned char> initial;  // poison, or what the op updates
+
+  void restore() const {
+    if (!initial.empty()) std::memcpy(view.data, initial.data(), initial.size());
+  }
+};
+
+// Owns the arrays of a call, in host memory, at addresses that stay.
+class Arrays {
+ public:
+  template <class T>
+  T* array(const std::vector<T>& values) {
+    return static_cast<T*>(bytes(values.data(), values.size() * sizeof(T)));
+  }
+  // The values rounded to `dtype`.
+  TensorView tensor(const std::vector<float>& values, DType dtype, const Shape& shape);
+  ops::WeightView weight(Rng& rng, ops::WeightFormat format, int64_t rows, int64_t cols);
+  // A cache of `count` encoded random vectors.
+  uint8_t* entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count);
+
+  // Poisoned memory that the op writes; `bound` 0 takes the contract's for the dtype.
+  TensorView output(const char* name, DType dtype, const Shape& shape, Rule rule, double bound = 0);
+  template <class T>
+  T* output(const char* name, DType dtype, const Shape& shape, Rule rule, double bound = 0) {
+    return output(name, dtype, shape, rule, bound).template as<T>();
+  }
+  // What `view` holds is read and replaced.
+  void updates(const char* name, const TensorView& view, Rule rule, double bound = 0);
+  // The same for what is not compared.
+  void clobbers(const char* name, const TensorView& view);
+
+  std::span<const Output> outputs() const { return outputs_; }
+
+ private:
+  void* bytes(const void* values, size_t count);
+
+  std::deque<device::Buffer> buffers_;
+  std::vector<Output> outputs_;
+};
+
+template <class Op>
+struct Case {
+  typename Op::Args args;
+  Arrays arrays;
+};
+
+// [rows, cols] values of that kind.
+std::vector<float> filled(Rng& rng, Fill fill, int64_t rows, int64_t cols);
+
+}  // namespace tessera::verify

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How close a variant's output must be to the reference's (docs/contracts/numerics.md, section 5).
+#include <span>
+#include <string>
+
+#include "tensor/tensor_view.h"
+
+namespace tessera::verify {
+
+constexpr double kBf16Bound = 4e-3, kF32Bound = 1e-5;
+
+// ||a - b|| / ||b|| in double; NaN where either holds one. Vectors of an RMS below 2^-110 count as
+// of that RMS.
+double relative_error(std::span<const float> a, std::span<const float> b);
+
+enum class Rule {
+  kBits,    // every byte equal
+  kNorm,    // relative_error() over all values
+  kValues,  // that, and for BF16 each value by |a - b| <= 2^-7 |b| + 4e-3 RMS of its row (the last dimension)
+};
+
+struct Difference {
+  double error = 0;  // relative; with kBits 0 or infinite
+  std::string what;  // empty: within `bound`
+};
+
+// Values that have the same bits in both do not differ, whatever they are: what the reference left alone, and infinite
+// states. `found` and `expected` have the same dtype (F32 or BF16, except with kBits) and shape.
+Difference compare(const TensorView& found, const TensorView& expected, Rule rule, double bound);
+
+}  // namespace tessera::verify

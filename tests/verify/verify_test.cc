@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `tessera verify` runs: sound variants pass, and a wrong one of any kind is found and named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+
+#include "backends/registry.h"
+#include "base/error.h"
+#include "device/buffer.h"
+#include "ops/reference_rows.h"
+#include "verify/compare.h"
+#include "verify/verify.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+class VerifyTest : public ::testing::Test {
+ protected:
+  VerifyTest() : seed_(std::random_device{}()), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  verify::Report run(std::span<const ops::Backend* const> backends) {
+    return verify::verify(backends, device::probe_machine(), {.seed = seed_, .is_quick = true, .num_threads = 2},
+                          nullptr);
+  }
+  uint64_t seed_;
+  ::testing::ScopedTrace trace_;
+};
+
+const ops::Backend& reference_backend() {
+  return *backends::all_backends().back();
+}
+
+TEST_F(VerifyTest, EveryOpOfThisMachineAgrees) {
+  const verify::Report report = run(backends::all_backends());
+  std::set<std::string> names;
+  for (const verify::Row& row : report.rows) {
+    names.insert(row.op);
+    EXPECT_GT(row.num_cases, 0) << row.op;
+    for (const verify::Failure& failure : row.failures)
+      ADD_FAILURE() << row.op << " " << row.variant << " " << failure.shape << ": " << failure.what;
+  }
+  EXPECT_EQ(names.size(), std::tuple_size_v<decltype(ops::AllVariants{}.lists)>);
+  EXPECT_TRUE(report.is_sound());
+}
+
+// Variants that do what the reference does, and then something wrong.
+template <class Op>
+constexpr ops::Variant<Op> planted(const char* name,
+                                   void (*run)(const typename Op::Desc&, const typename Op::Args&, device::Queue&)) {
+  return {name, [](const typename Op::Desc&, std::string&) { return true; }, nullptr, nullptr, run};
+}
+
+// One value of one output, and only where a row is long: others agree.
+constexpr ops::Variant<ops::RmsNorm> kOneValueOff[] = {planted<ops::RmsNorm>(
+    "one_value_off", [](const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue) {
+      ops::rms_norm_reference(desc, args, queue);
+      if (desc.width < 100 || args.num_rows < 17) return;
+      float value;
+      ops::load_floats(args.out, 16 * desc.width + 99, 1, &value);
+      value = value * 1.01f + 1e-3f;
+      ops::store_floats(args.out, 16 * desc.width + 99, 1, &value);
+    })};
+constexpr ops::Variant<ops::SwiGlu> kLeavesTheLastRow[] = {planted<ops::SwiGlu>(
+    "leaves_the_last_row", [](const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device::Queue& queue) {
+      ops::SwiGlu::Args fewer = args;
+      --fewer.num_tokens;
+      ops::swiglu_reference(desc, fewer, queue);
+    })};
+constexpr ops::Variant<ops::Router> kSwapsExperts[] = {planted<ops::Router>(
+    "swaps_experts", [](const ops::Router::Desc& desc, const ops::Router::Args& args, device::Queue& queue) {
+      ops::router_reference(desc, args, queue);
+      std::swap(args.experts[0], args.experts[1]);
+    })};
+constexpr ops::Variant<ops::Embedding> kWritesBehind[] = {planted<ops::Embedding>(
+    "writes_behind", [](const ops::Embedding::Desc& desc, const ops::Embedding::Args& args, device::Queue& queue) {
+      ops::embedding_reference(desc, args, queue);
+      args.out.as<uint8_t>()[args.out.num_bytes()] = 0;
+    })};
+constexpr ops::Variant<ops::MoeCombine> kWritesAnInput[] = {planted<ops::MoeCombine>(
+    "writes_an_input", [](const ops::MoeCombine::Desc& desc, const ops::MoeCombine::Args& args, device::Queue& queue) {
+      ops::moe_combine_reference(desc, args, queue);
+      args.shared.as<uint8_t>()[0] ^= 1;
+    })};
+constexpr ops::Variant<ops::StreamAdd> kThrows[] = {
+    planted<ops::StreamAdd>("throws", [](const ops::StreamAdd::Desc&, const ops::StreamAdd::Args&, device::Queue&) {
+      fail(ErrorCode::kInternal, "a planted error");
+    })};
+constexpr ops::Backend kPlanted = {
+    "planted", [](const device::Machine&, std::string&) { return true; }, ops::Verification::kCompiledOnly,
+    ops::make_variants(kOneValueOff, kLeavesTheLastRow, kSwapsExperts, kWritesBehind, kWritesAnInput, kThrows)};
+
+TEST_F(VerifyTest, WrongVariantsAreFoundAndNamed) {
+  const ops::Backend* const backends[] = {&kPlanted, &reference_backend()};
+  const verify::Report report = run(backends);
+  EXPECT_FALSE(report.is_sound());
+  const std::pair<std::string, std::string> wanted[] = {
+      {"planted.one_value_off", "out: element"},
+      {"planted.leaves_the_last_row", "expected"},
+      {"planted.swaps_experts", "experts: element 0 has other bits"},
+      {"planted.writes_behind", "wrote outside its arrays"},
+      {"planted.writes_an_input", "wrote into an input"},
+      {"planted.throws", "a planted error"},
+  };
+  size_t found = 0;
+  for (const verify::Row& row : report.rows) {
+    const auto entry =
+        std::find_if(std::begin(wanted), std::end(wanted), [&](const auto& pair) { return pair.first == row.variant; });
+    if (entry == std::end(wanted)) {
+      EXPECT_EQ(row.num_failed, 0) << row.op << " " << row.variant << ": " << row.failures.front().what;
+      continue;
+    }
+    ++found;
+    ASSERT_FALSE(row.failures.empty()) << row.variant;
+    EXPECT_THAT(row.failures.front().what, HasSubstr(entry->second)) << row.variant;
+    EXPECT_THAT(row.failures.front().shape, HasSubstr("token")) << row.variant;
+    if (row.variant == "planted.one_value_off") {
+      EXPECT_LT(row.num_failed, row.num_cases) << "short rows agree";
+    }
+  }
+  EXPECT_EQ(found, std::size(wanted));
+}
+
+TEST_F(VerifyTest, ASeedRepeatsARun) {
+  const ops::Backend* const backends[] = {&kPlanted, &reference_backend()};
+  const verify::Report once = run(backends), again = run(backends);
+  ASSERT_EQ(once.rows.size(), again.rows.size());
+  for (size_t i = 0; i < once.rows.size(); ++i) {
+    ASSERT_EQ(once.rows[i].failures.size(), again.rows[i].failures.size());
+    for (size_t j = 0; j < once.rows[i].failures.size(); ++j)
+      EXPECT_EQ(once.rows[i].failures[j].what, again.rows[i].failures[j].what);
+  }
+}
+
+TEST(Compare, JudgesValuesByTheirRowAndTheWhole) {
+  std::vector<float> expected(200, 1000.0f), found(expected);
+  for (size_t i = 100; i < 200; ++i) expected[i] = found[i] = 1;
+  const auto compare = [&](verify::Rule rule, double bound) {
+    device::Tensor a(DType::kBF16, {2, 100}), b(DType::kBF16, {2, 100});
+    ops::store_floats(a, 0, 200, found.data());
+    ops::store_floats(b, 0, 200, expected.data());
+    return verify::compare(a, b, rule, bound);
+  };
+  EXPECT_EQ(compare(verify::Rule::kBits, 0).what, "");
+  found[150] = 1.02f;  // nothing beside the loud row, but too far for a value of its own row
+  EXPECT_EQ(compare(verify::Rule::kNorm, verify::kBf16Bound).what, "");
+  EXPECT_THAT(compare(verify::Rule::kValues, verify::kBf16Bound).what, HasSubstr("value 150"));
+  EXPECT_THAT(compare(verify::Rule::kBits, 0).what, HasSubstr("element 150"));
+  found[150] = std::nanf("");
+  EXPECT_THAT(compare(verify::Rule::kNorm, verify::kBf16Bound).what, HasSubstr("value 150 is nan"));
+  expected[150] = std::nanf("");
+  EXPECT_EQ(compare(verify::Rule::kNorm, verify::kBf16Bound).what, "") << "the reference left it alone too";
+  found[0] = 1020;
+  EXPECT_EQ(compare(verify::Rule::kNorm, verify::kBf16Bound).what, "");
+  found[1] = found[2] = found[3] = 1100;
+  EXPECT_THAT(compare(verify::Rule::kNorm, verify::kBf16Bound).what, HasSubstr("worst at"));
+}
+
+}  // namespace
+}  // namespace tessera
