@@ -32,6 +32,9 @@ class Executor {
   // For while memory() is filled: on a CPU, what the calling thread allocates is spread as its placement says.
   virtual InterleavedMemory interleave() { return {}; }
 
+  // Before a thread's first call after another executor's: what it queues goes to this one's device.
+  virtual void make_current() {}
+
   // False: calling is as good as recording, and record() is not to be used.
   virtual bool can_record() const = 0;
   // Calls work(), which queues; what it queues is recorded and not run. Throws kDeviceError, naming the call, where it

@@ -13,7 +13,8 @@ namespace tessera::device {
 // then `why_not` says so. Never throws for what the driver does.
 std::optional<GpuDevice> find_gpu(int ordinal, std::string& why_not);
 
-// Throws kUnsupported in a build without CUDA, kDeviceError where the GPU can't be used.
-std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu);
+// On a stream of its own, or on `stream`, a cudaStream_t of that GPU that outlives it. Throws kUnsupported in a build
+// without CUDA, kDeviceError where the GPU can't be used.
+std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu, void* stream = nullptr);
 
 }  // namespace tessera::device

@@ -10,7 +10,7 @@ std::optional<GpuDevice> find_gpu(int, std::string& why_not) {
   return std::nullopt;
 }
 
-std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu) {
+std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu, void*) {
   fail(ErrorCode::kUnsupported, gpu.name + ": this program was built without CUDA (cmake --preset cuda)");
 }
 

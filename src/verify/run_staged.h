@@ -22,6 +22,7 @@ std::vector<std::string> run_staged(StageMemory& memory, const ops::Variant<Op>&
   if constexpr (requires { mine.workspace; }) {
     int64_t num_tokens = 1;
     if constexpr (requires { mine.num_tokens; }) num_tokens = mine.num_tokens;
+    if constexpr (requires { mine.num_rows; }) num_tokens = mine.num_rows;
     const int64_t bytes = variant.workspace_bytes == nullptr ? 0 : variant.workspace_bytes(desc, num_tokens);
     workspace = device::Buffer(static_cast<size_t>(bytes));
     mine.workspace = workspace.data();

@@ -94,7 +94,10 @@ class GraphRecording final : public Recording {
 
 class GpuExecutor final : public Executor {
  public:
-  explicit GpuExecutor(int ordinal) : queue_(ordinal), memory_(queue_, ordinal) {}
+  explicit GpuExecutor(int ordinal) : ordinal_(ordinal), queue_(ordinal), memory_(queue_, ordinal) {}
+  GpuExecutor(int ordinal, cudaStream_t borrowed)
+      : ordinal_(ordinal), queue_(ordinal, borrowed), memory_(queue_, ordinal) {}
+  void make_current() override { TESSERA_CUDA_CHECK(cudaSetDevice(ordinal_)); }
   Queue& queue() override { return queue_; }
   MemorySpace& memory() override { return memory_; }
   MemorySpace& staging() override { return pinned_; }
@@ -106,6 +109,7 @@ class GpuExecutor final : public Executor {
     return std::make_unique<GraphRecording>(queue_, call, object);
   }
 
+  int ordinal_;
   StreamQueue queue_;
   GpuMemory memory_;
   PinnedMemory pinned_;
@@ -140,8 +144,9 @@ std::optional<GpuDevice> find_gpu(int ordinal, std::string& why_not) {
   return GpuDevice{properties.name, properties.major, properties.minor, total, ordinal, free};
 }
 
-std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu) {
-  return std::make_unique<cuda::GpuExecutor>(gpu.ordinal);
+std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu, void* stream) {
+  if (stream == nullptr) return std::make_unique<cuda::GpuExecutor>(gpu.ordinal);
+  return std::make_unique<cuda::GpuExecutor>(gpu.ordinal, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace tessera::device

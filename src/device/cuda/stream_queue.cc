@@ -23,10 +23,16 @@ bool can_overlap(int ordinal) {
 
 }  // namespace
 
-StreamQueue::StreamQueue(int ordinal) : Queue(static_cast<void*>(make_stream(ordinal)), can_overlap(ordinal)) {}
+StreamQueue::StreamQueue(int ordinal)
+    : Queue(static_cast<void*>(make_stream(ordinal)), can_overlap(ordinal)), is_owned_(true) {}
+
+StreamQueue::StreamQueue(int ordinal, cudaStream_t borrowed)
+    : Queue(static_cast<void*>(borrowed), can_overlap(ordinal)), is_owned_(false) {
+  TESSERA_CUDA_CHECK(cudaSetDevice(ordinal));
+}
 
 StreamQueue::~StreamQueue() {
-  cudaStreamDestroy(handle());
+  if (is_owned_) cudaStreamDestroy(handle());
 }
 
 void StreamQueue::synchronize() const {

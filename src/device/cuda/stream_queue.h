@@ -11,6 +11,8 @@ class StreamQueue final : public Queue {
  public:
   // A stream of the `ordinal`-th GPU, which becomes the calling thread's current one. Throws kDeviceError.
   explicit StreamQueue(int ordinal = 0);
+  // A stream of that GPU which somebody else made, and destroys after this.
+  StreamQueue(int ordinal, cudaStream_t borrowed);
   ~StreamQueue();
   StreamQueue(const StreamQueue&) = delete;
   StreamQueue& operator=(const StreamQueue&) = delete;
@@ -18,6 +20,9 @@ class StreamQueue final : public Queue {
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream()); }
   // Waits for all that was queued; throws kDeviceError where some of it failed.
   void synchronize() const;
+
+ private:
+  bool is_owned_;
 };
 
 // A point of a queue.
