@@ -259,7 +259,8 @@ Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
     if (is_selected) one.args.selected = one.arrays.array(selected);
   }
   one.args.num_entries = one.arrays.array(counts);
-  one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.heads, desc.head_dim}, Rule::kValues);
+  one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.heads, desc.head_dim},
+                                   is_mixed ? Rule::kRows : Rule::kValues);
   one.args.num_tokens = tokens;
   return one;
 }

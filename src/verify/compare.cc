@@ -57,6 +57,14 @@ int64_t first_outlier(std::span<const float> a, std::span<const float> b, int64_
   return -1;
 }
 
+// The first row whose relative error alone is more than `bound`; -1: none.
+int64_t first_bad_row(std::span<const float> a, std::span<const float> b, size_t width, double bound) {
+  for (size_t at = 0; at < b.size(); at += width) {
+    if (!(relative_error(a.subspan(at, width), b.subspan(at, width)) <= bound)) return static_cast<int64_t>(at / width);
+  }
+  return -1;
+}
+
 }  // namespace
 
 double relative_error(std::span<const float> a, std::span<const float> b) {
@@ -89,8 +97,14 @@ Difference compare(const TensorView& found, const TensorView& expected, Rule rul
                                   bound, worst, a[worst], b[worst]);
     return difference;
   }
+  const int64_t width = expected.shape[expected.shape.rank() - 1];
+  if (rule == Rule::kRows) {
+    const int64_t row = first_bad_row(a, b, static_cast<size_t>(width), 2 * bound);
+    if (row >= 0) difference.what = fmt::format("row {} is further off than {:.2g}", row, 2 * bound);
+    return difference;
+  }
   if (rule != Rule::kValues || expected.dtype != DType::kBF16) return difference;
-  const int64_t outlier = first_outlier(a, b, expected.shape[expected.shape.rank() - 1]);
+  const int64_t outlier = first_outlier(a, b, width);
   if (outlier >= 0) {
     difference.what = fmt::format("value {} is {}, expected {}: further off than 2^-7 of it and 4e-3 of its row's RMS",
                                   outlier, a[static_cast<size_t>(outlier)], b[static_cast<size_t>(outlier)]);

@@ -155,7 +155,7 @@ Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
   // A rounding of the inner values that falls the other way moves an output by one step of a quantised format.
   const bool is_quantised = desc.input == InputMode::kA8 || desc.input == InputMode::kA4;
   one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.top_k, desc.hidden},
-                                   is_quantised ? Rule::kNorm : Rule::kValues, is_quantised ? 0.03 : 0);
+                                   is_quantised ? Rule::kNorm : Rule::kRows, is_quantised ? 0.03 : 0);
   one.args.num_tokens = tokens;
   return one;
 }

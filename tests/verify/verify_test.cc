@@ -148,8 +148,12 @@ TEST(Compare, JudgesValuesByTheirRowAndTheWhole) {
   EXPECT_EQ(compare(verify::Rule::kBits, 0).what, "");
   found[150] = 1.02f;  // nothing beside the loud row, but too far for a value of its own row
   EXPECT_EQ(compare(verify::Rule::kNorm, verify::kBf16Bound).what, "");
+  EXPECT_EQ(compare(verify::Rule::kRows, verify::kBf16Bound).what, "");
   EXPECT_THAT(compare(verify::Rule::kValues, verify::kBf16Bound).what, HasSubstr("value 150"));
   EXPECT_THAT(compare(verify::Rule::kBits, 0).what, HasSubstr("element 150"));
+  found[151] = found[152] = found[153] = found[154] = found[155] = found[156] = found[157] = found[158] = 1.05f;
+  EXPECT_EQ(compare(verify::Rule::kNorm, verify::kBf16Bound).what, "");
+  EXPECT_THAT(compare(verify::Rule::kRows, verify::kBf16Bound).what, HasSubstr("row 1"));
   found[150] = std::nanf("");
   EXPECT_THAT(compare(verify::Rule::kNorm, verify::kBf16Bound).what, HasSubstr("value 150 is nan"));
   expected[150] = std::nanf("");
