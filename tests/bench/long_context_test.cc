@@ -23,8 +23,8 @@ constexpr uint64_t kSeed = 11;
 // Logits of a few tokens one by one from `position` on, in f32 with FP8 caches: nothing but caches is rounded, so a
 // choice hangs on the last bits only where scores are as good as equal.
 std::vector<float> logits_at(int64_t position, const device::Machine& machine) {
-  const model::Config config = bench::with_layers(bench::published_config("small"), 3);
-  EXPECT_EQ(config.compress_ratios, (std::vector<int64_t>{0, 4, 128}));
+  const model::Config config = bench::with_layers(bench::published_config("small"), 4);
+  EXPECT_EQ(config.compress_ratios, (std::vector<int64_t>{0, 4, 128, 4}));
   bench::SyntheticWeights weights(config, kSeed, 2);
   ops::Planner planner(backends::all_backends(), machine);
   constexpr int64_t kTokens = 3;
