@@ -111,18 +111,21 @@ class Bench final : public Verb {
         ->add_option("--synthetic", model_options_.synthetic,
                      "Random NVFP4 weights, made in memory, in the shape of flash or pro (small: a few megabytes)")
         ->excludes(directory);
-    model_->add_option("--layers", model_options_.num_layers,
-                       "Layers of a synthetic model [as many as fit into memory]");
-    model_->add_option("--contexts", contexts_, "Prompt lengths, comma-separated [512,4096; synthetic: 512,4096,32768]")
+    model_
+        ->add_option("--layers", model_options_.num_layers, "Layers of a synthetic model [as many as fit into memory]")
+        ->needs("--synthetic");
+    model_
+        ->add_option("--contexts", contexts_,
+                     "Prompt lengths, comma-separated [512 and 4096, or the most; synthetic: 512,4096,32768]")
         ->delimiter(',');
-    model_->add_option("--decode", model_options_.decode_tokens, "Tokens made after each prompt");
-    model_->add_option("--repeats", model_options_.repeats, "Runs; the median is shown");
+    model_->add_option("--decode", model_options_.decode_tokens, "Tokens made after each prompt [64]");
+    model_->add_option("--repeats", model_options_.repeats, "Runs; the median is shown [5]");
     model_->add_option(
         "--step-tokens", step_tokens_,
         "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
     add_device_flag(*model_, model_options_.device);
     for (CLI::App* verb : {ops_, model_}) {
-      verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; model: also f32");
+      verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; f32 for a real model [a16]");
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
@@ -141,6 +144,9 @@ class Bench final : public Verb {
       options_.num_threads = num_threads_;
       options_.forced = forced;
       for (const int64_t tokens : options_.tokens) check("--tokens", tokens, 1, 65536);
+      if (!(options_.seconds >= 0 && options_.seconds <= 3600)) {
+        fail(ErrorCode::kInvalidArgument, fmt::format("--seconds: expected 0 to 3600, found {}", options_.seconds));
+      }
       return run_ops();
     }
     model_options_.load.precision.input = *mode;
@@ -155,8 +161,7 @@ class Bench final : public Verb {
     if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;
     check("--step-tokens", step_tokens_, 1, 4096);
     model_options_.load.max_step_tokens = step_tokens_;
-    if (contexts_.empty())
-      contexts_ = is_synthetic ? std::vector<int64_t>{512, 4096, 32768} : std::vector<int64_t>{512, 4096};
+    if (contexts_.empty() && is_synthetic) contexts_ = {512, 4096, 32768};
     for (const int64_t context : contexts_) check("--contexts", context, 1, 1 << 20);
     model_options_.contexts = contexts_;
     check("--decode", model_options_.decode_tokens, 1, 1 << 20);
@@ -218,7 +223,11 @@ class Bench final : public Verb {
     }
     const bench::ModelReport report = bench::run_model(model_options_, observer);
     if (!is_json_) return kExitOk;
-    nlohmann::ordered_json out = {{"cpu", device::probe_machine().cpu_name}, {"mode", mode_}};
+    const device::Machine machine = device::probe_machine();
+    nlohmann::ordered_json out = {{"cpu", machine.cpu_name},
+                                  {"device", model_options_.device},
+                                  {"threads", num_threads_ > 0 ? num_threads_ : machine.num_cores},
+                                  {"mode", mode_}};
     if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
     out["rows"] = nlohmann::ordered_json::array();
     for (const bench::ModelRow& row : report.rows) {

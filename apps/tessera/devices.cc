@@ -13,6 +13,7 @@
 #include "device/cpu_placement.h"
 #include "device/gpu_diagnosis.h"
 #include "device/machine.h"
+#include "ops/planner.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -105,6 +106,9 @@ memory, CUDA 12 libraries beside CUDA 13.)");
 
   int run() override {
     const device::Machine machine = device::probe_machine();
+    // Throws for names that no backend or op has, as every verb would.
+    const ops::Planner planner(backends::all_backends(), machine,
+                               ops::parse_forced(env_value("TESSERA_FORCE").value_or("")));
     nlohmann::ordered_json out = {{"cpu", machine.cpu_name},
                                   {"cores", machine.num_cores},
                                   {"memory_total_bytes", machine.memory_total_bytes},

@@ -66,9 +66,23 @@ template <class Filled>
 std::vector<ModelRow> run_contexts(model::Runner& runner, const ModelOptions& options, const ModelObserver& observer,
                                    const Filled& filled) {
   std::vector<ModelRow> rows;
-  for (const int64_t context : options.contexts) {
+  const int64_t most = runner.facts().max_positions - options.decode_tokens;
+  std::vector<int64_t> contexts = options.contexts;
+  if (contexts.empty()) {
+    contexts = {std::clamp<int64_t>(most, 1, 512), std::clamp<int64_t>(most, 1, 4096)};
+    contexts.erase(std::unique(contexts.begin(), contexts.end()), contexts.end());
+  }
+  for (const int64_t context : contexts) {
+    if (context > most) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format(
+               "contexts: expected at most {}, the {} positions of this model without the {} tokens of --decode, "
+               "found {}",
+               std::max<int64_t>(most, 0), runner.facts().max_positions, options.decode_tokens, context));
+    }
+  }
+  for (const int64_t context : contexts) {
     const int64_t capacity = context + options.decode_tokens;
-    if (capacity > runner.facts().max_positions) continue;
     ModelRow row{context, filled(context), {}, {}};
     const std::vector<int32_t> ids = random_ids(context, context - row.filled, runner.facts().vocab_size);
     for (int64_t i = -1; i < options.repeats; ++i) {

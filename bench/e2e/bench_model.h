@@ -18,9 +18,9 @@ struct ModelOptions {
   int64_t num_layers = 0;  // of a synthetic model; 0: as many as fit into nine tenths of the memory that is available
   uint64_t seed = 1;       // of synthetic weights
   model::LoadOptions load;
-  std::string device = "cpu";  // device::machine_of
-  std::vector<int64_t> contexts = {512, 4096};
-  int64_t decode_tokens = 64;  // greedy, after each prefill
+  std::string device = "cpu";     // device::machine_of
+  std::vector<int64_t> contexts;  // empty (not with `synthetic`): 512 and 4,096, or as many as the model takes
+  int64_t decode_tokens = 64;     // greedy, after each prefill
   int64_t repeats = 5;
 };
 

@@ -68,7 +68,14 @@ std::vector<std::pair<std::string, std::string>> parse_forced(const std::string&
       fail(ErrorCode::kInvalidArgument,
            fmt::format("TESSERA_FORCE: expected OP=VARIANT, found \"{}\"", printable(item, 60)));
     }
-    forced.emplace_back(item.substr(0, equals), item.substr(equals + 1));
+    const std::string op(item.substr(0, equals)), variant(item.substr(equals + 1));
+    for (const auto& [other, first] : forced) {
+      if (other == op) {
+        fail(ErrorCode::kInvalidArgument, fmt::format("TESSERA_FORCE: expected one variant of {}, found {} and {}",
+                                                      printable(op, 40), printable(first, 40), printable(variant, 40)));
+      }
+    }
+    forced.emplace_back(op, variant);
   }
   return forced;
 }

@@ -34,7 +34,7 @@ struct PlanLine {
 };
 
 // "op=backend" or "op=backend.variant", comma-separated: only these may be bound for these ops.
-// Throws kInvalidArgument for malformed text.
+// Throws kInvalidArgument for malformed text and for an op named twice.
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text);
 
 class Planner {

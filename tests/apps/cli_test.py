@@ -232,6 +232,10 @@ class Cli(ProgramTest):
         model = json.loads(run('bench', 'model', '--json', '--contexts', '8', '--decode', '2', '--repeats', '1').stdout)
         self.assertEqual([row['context'] for row in model['rows']], [8])
         self.check_error(run('bench', 'ops', '--tokens', '0'), 2, '--tokens')
+        self.check_error(run('bench', 'ops', '--seconds', '-1'), 2, '--seconds')
+        self.check_error(run('bench', 'ops', '--seconds', 'nan'), 2, '--seconds')
+        self.check_error(run('bench', 'model', '--contexts', '8,100000'), 2, 'contexts')
+        self.check_error(run('bench', 'model', '--layers', '3'), 2, '--synthetic')
         self.check_error(run('bench', 'ops', '--mode', 'f32'), 2, '--mode')
         self.check_error(run('bench', 'ops', '--only', 'no such row'), 2, 'no such row')
 

@@ -114,7 +114,8 @@ TEST(Planner, RefusalsAreListed) {
 }
 
 TEST(Planner, MisspeltForceIsAnError) {
-  for (const char* text : {"rms_norm=none", "rmsnorm=plain", "rms_norm=gone", "rms_norm", "=x", "rms_norm="}) {
+  for (const char* text : {"rms_norm=none", "rmsnorm=plain", "rms_norm=gone", "rms_norm", "=x",
+                           "rms_norm=", "rms_norm=plain,rms_norm=fast"}) {
     EXPECT_NE(message_of([&] { Planner(kList, {}, parse_forced(text)); }), "") << text;
   }
 }
