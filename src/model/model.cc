@@ -177,7 +177,9 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
 
 int64_t Model::recorded_rows() const {
   const size_t num_rows = slices_.token_ids.size();
-  const bool is_decode = num_rows > 0 && num_rows == slices_.rows.size() && num_rows == slices_.logit_rows.size();
+  const bool is_decode =
+      num_rows > 0 && num_rows == slices_.logit_rows.size() &&
+      std::all_of(slices_.rows.begin(), slices_.rows.end(), [](const SliceRows& slice) { return slice.num_rows == 1; });
   if (!executor_->can_record() || tracer_ != nullptr || !is_decode) return 0;
   return std::min(static_cast<int64_t>(std::bit_ceil(num_rows)), max_step_tokens_);
 }
