@@ -16,7 +16,6 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr const char* kSingleName = "model.safetensors";
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr uint64_t kMaxIndexBytes = 256'000'000;
 
 std::string join(const std::string& directory, const std::string& name) {

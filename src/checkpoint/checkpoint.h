@@ -10,6 +10,8 @@
 
 namespace tessera::checkpoint {
 
+inline constexpr const char* kIndexName = "model.safetensors.index.json";  // names the shard of every tensor
+
 // A tensor and the shard that holds it.
 struct LocatedTensor {
   const TensorEntry* entry = nullptr;

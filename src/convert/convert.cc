@@ -73,7 +73,7 @@ void write_index(const std::string& out, const Plan& plan) {
   }
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", plan.output_bytes}}},
                                         {"weight_map", std::move(map)}};
-  write_whole(join(out, "model.safetensors.index.json"), index.dump(1) + "\n");
+  write_whole(join(out, checkpoint::kIndexName), index.dump(1) + "\n");
 }
 
 // The tokenizer, generation_config.json, licence and the like: regular files at the top of the folder that are neither
@@ -172,14 +172,21 @@ class Conversion {
       hashes.insert(hashes.end(), finished_[s]->hashes.begin(), finished_[s]->hashes.end());
     }
     folder.publish(plan_.shards);
-    write_index(out_, plan_);
     copy_small_files(in_, out_, log_);
     checkpoint::write_hashes(out_, hashes);
     const FamilyStatistics families = sum();
     write_whole(join(out_, kReportJsonName), report_json(families));
     write_whole(join(out_, kReportSvgName), report_svg(families));
     write_whole(join(out_, "hf_quant_config.json"), configs_.hf_quant_config);
-    write_whole(join(out_, "config.json"), configs_.config);
+    // What other programs know a checkpoint by comes last, and both files or neither.
+    write_index(out_, plan_);
+    try {
+      write_whole(join(out_, "config.json"), configs_.config);
+    } catch (...) {
+      std::error_code ignored;
+      fs::remove(join(out_, checkpoint::kIndexName), ignored);
+      throw;
+    }
     folder.remove();
   }
 
