@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed.
+// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; up to 8 tokens
+// they stream through shared memory (weight_ring.cuh), more load them into registers tile by tile. The sums are the
+// same.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/values.cuh"
+#include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -51,9 +54,42 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   }
 }
 
+// Grid: as the shape says; tiles of 16 rows, group by group.
+template <ops::WeightFormat kFormat>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job job, StreamShape shape, int num_tiles) {
+  extern __shared__ __align__(16) char s_stages[];
+  const unsigned tiles_per_group = (static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows;
+  const auto group_of = [&](int tile) { return static_cast<unsigned>(tile) / tiles_per_group; };
+  const auto first_row_of = [&](int tile) {  // in its group
+    return static_cast<int64_t>(static_cast<unsigned>(tile) % tiles_per_group * kTileRows);
+  };
+  auto tile_at = [&](int tile, int) {
+    const int64_t before = group_of(tile) * job.out;
+    return TileWeights{job.data, job.scales, before + first_row_of(tile), before + job.out};
+  };
+  WeightRing<kFormat, 1, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
+  wait_for_previous();
+  const int token = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const auto inputs_of = [&](int tile) {
+    return token < job.num_tokens ? job.x + (token * job.groups + group_of(tile)) * job.in : nullptr;
+  };
+  stream_tiles<kFormat, 1>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[1]) {
+    const int64_t row = first_row_of(tile) + row_of_sum(at), t = token_of_sum(at);
+    if (row >= job.out || t >= job.num_tokens) return;
+    job.y.store((t * job.groups + group_of(tile)) * job.out + row,
+                sums[0] * WeightShare<kFormat>::kFactor * job.tensor_scale);
+  });
+}
+
 template <ops::WeightFormat kFormat>
 void launch_for(const Job& job, device::Queue& queue) {
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
+  if (job.num_tokens <= kTileTokens && can_stream(job.in)) {
+    const StreamShape shape = stream_shape(job.in, row_tiles);
+    launch("linear_stream", queue, linear_stream_kernel<kFormat>, dim3(shape.blocks(row_tiles)), shape.threads(),
+           shape.shared_bytes<kFormat>(), job, shape, static_cast<int>(row_tiles));
+    return;
+  }
   const auto start = [&](auto kernel, int64_t tokens) {
     const dim3 grid(row_tiles, static_cast<unsigned>(ceil_div(job.num_tokens, tokens)));
     launch("linear_mma", queue, kernel, grid, threads_for(job.in), 0, job);

@@ -13,7 +13,8 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kS = ops::kHcStreams;
-constexpr int kBlock = 256, kTile = 2048;  // products that are in shared memory at once
+constexpr int kBlock = 512, kTile = 8192;  // products that are in shared memory at once
+constexpr int kMixBlock = 128, kMixChannels = 4 * kMixBlock;
 
 struct Job {
   Values x;             // [tokens, 4, hidden]
@@ -57,23 +58,45 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   return c;
 }
 
+// Four values of a stream, at a multiple of four.
+__device__ float4 load4(const Values& x, int64_t i) {
+  if (!x.is_bf16) return *reinterpret_cast<const float4*>(static_cast<const float*>(x.data) + i);
+  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + i);
+  return {__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xFFFF0000), __uint_as_float(words.y << 16),
+          __uint_as_float(words.y & 0xFFFF0000)};
+}
+
 // Grid: rows of fn, and behind them the streams themselves, by tokens.
 __global__ void __launch_bounds__(kBlock) sum_products(Job job) {
-  __shared__ float s_products[kTile];
+  __shared__ __align__(16) float s_products[kTile];
+  constexpr int kLoads = kTile / (4 * kBlock);
   wait_for_previous();
   const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y];
   const int64_t width = kS * job.hidden, base = t * width;
   const bool is_row = blockIdx.x + 1 < gridDim.x;
   const float* fn = job.fn + blockIdx.x * width;
+  float4 values[kLoads], factors[kLoads];
+  const auto load = [&](int64_t begin) {
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int64_t i = begin + 4 * (n * kBlock + static_cast<int64_t>(threadIdx.x));
+      if (i >= width) continue;
+      values[n] = load4(job.x, base + i);
+      factors[n] = is_row ? *reinterpret_cast<const float4*>(fn + i) : values[n];
+    }
+  };
   float sum = 0;
+  load(0);
   for (int64_t begin = 0; begin < width; begin += kTile) {
-    const int count = static_cast<int>(min(int64_t{kTile}, width - begin));
-    for (int i = threadIdx.x; i < count; i += kBlock) {
-      const float value = job.x[base + begin + i];
-      s_products[i] = (is_row ? fn[begin + i] : value) * value;
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const float4 a = values[n], b = factors[n];
+      reinterpret_cast<float4*>(s_products)[n * kBlock + threadIdx.x] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
     }
     __syncthreads();
+    load(begin + kTile);  // on its way while half a warp adds
     if (threadIdx.x < 32) {
+      const int count = static_cast<int>(min(int64_t{kTile}, width - begin));
 #pragma unroll 16
       for (int i = threadIdx.x % kLanes; i < count; i += kLanes) sum += s_products[i];
     }
@@ -84,31 +107,47 @@ __global__ void __launch_bounds__(kBlock) sum_products(Job job) {
   if (threadIdx.x == 0) job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
 }
 
-// Grid: tokens.
+// Grid: tokens by pieces of kMixChannels; where there are coefficients of the layer's output, they are a piece of their
+// own.
 template <int kCoefficients>
-__global__ void __launch_bounds__(kBlock) mix(Job job) {
+__global__ void __launch_bounds__(kMixBlock) mix(Job job) {
   __shared__ float s_m[kCoefficients + 1], s_pre[kS];
   wait_for_previous();
   const int64_t row = blockIdx.x, t = job.rows == nullptr ? row : job.rows[row];
   const int64_t width = kS * job.hidden, base = t * width;
-  const int lane = threadIdx.x % kLanes;
+  const int64_t first = blockIdx.y * int64_t{kMixChannels} + threadIdx.x;
+  constexpr int kEach = kMixChannels / kMixBlock;
+  float values[kEach][kS];
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kMixBlock;
+    if (i >= job.hidden) break;
+#pragma unroll
+    for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
+  }
   if (threadIdx.x <= kCoefficients) s_m[threadIdx.x] = job.sums[row * (kCoefficients + 1) + threadIdx.x];
   __syncthreads();
   const float rr = 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(width) + job.norm_eps);
-  if (threadIdx.x < 32) {
-    const auto logit = [&](int c, float scale) { return s_m[c] * rr * scale + job.base[c]; };
-    const int j = lane % kS;
-    if (threadIdx.x < kS) s_pre[j] = sigmoid(logit(j, job.scale[0])) + job.hc_eps;
+  const auto logit = [&](int c, float scale) { return s_m[c] * rr * scale + job.base[c]; };
+  if (blockIdx.y * int64_t{kMixChannels} >= job.hidden) {
     if constexpr (kCoefficients > kS) {
+      if (threadIdx.x >= 32) return;
+      const int lane = threadIdx.x % kLanes, j = lane % kS;
       if (threadIdx.x < kS) job.post[row * kS + j] = 2 * sigmoid(logit(kS + j, job.scale[1]));
       const float c = sinkhorn(logit(2 * kS + lane, job.scale[2]), lane, job.iterations, job.hc_eps);
       if (threadIdx.x < kLanes) job.comb[row * kS * kS + lane] = c;
     }
+    return;
   }
+  if (threadIdx.x < kS) s_pre[threadIdx.x] = sigmoid(logit(threadIdx.x, job.scale[0])) + job.hc_eps;
   __syncthreads();
-  for (int64_t i = threadIdx.x; i < job.hidden; i += kBlock) {
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kMixBlock;
+    if (i >= job.hidden) break;
     float y = 0;
-    for (int j = 0; j < kS; ++j) y += s_pre[j] * job.x[base + j * job.hidden + i];
+#pragma unroll
+    for (int j = 0; j < kS; ++j) y += s_pre[j] * values[n][j];
     job.y.store(row * job.hidden + i, y);
   }
 }
@@ -116,7 +155,9 @@ __global__ void __launch_bounds__(kBlock) mix(Job job) {
 template <int kCoefficients>
 void run(const char* name, const Job& job, int64_t num_rows, device::Queue& queue) {
   launch(name, queue, sum_products, dim3(kCoefficients + 1, static_cast<unsigned>(num_rows)), kBlock, 0, job);
-  launch(name, queue, mix<kCoefficients>, grid_for(num_rows, 1), kBlock, 0, job);
+  const int64_t pieces = ceil_div<int64_t>(job.hidden, kMixChannels) + (kCoefficients > kS ? 1 : 0);
+  launch(name, queue, mix<kCoefficients>, dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(pieces)),
+         kMixBlock, 0, job);
 }
 
 }  // namespace

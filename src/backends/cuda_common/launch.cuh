@@ -25,6 +25,11 @@ template <class... Parameters, class... Arguments>
 void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
             size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
+  constexpr size_t kSharedForAll = 48 << 10;  // more has to be asked for
+  if (shared_bytes > kSharedForAll) {
+    TESSERA_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -36,6 +41,14 @@ void launch(const char* name, const device::Queue& queue, void (*kernel)(Paramet
   config.attrs = &overlap;
   config.numAttrs = queue.overlaps_kernels() ? 1 : 0;
   device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
+}
+
+// Of the current GPU.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  TESSERA_CUDA_CHECK(cudaGetDevice(&device));
+  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
 }
 
 // Blocks of `block` threads that cover `count` items.

@@ -59,14 +59,10 @@ __device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTil
     share.decode(1, i, w[1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 v = kTiles == 1 ? inputs[i] : input_share(operands.x[tile], width, k, i);
-      uint32_t b[4] = {v.x, v.y, v.z, v.w};
-      if constexpr (WeightShare<kFormat>::kIsSplit) {
-        b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
-        b[2] = __byte_perm(v.y, v.w, 0x5410), b[3] = __byte_perm(v.y, v.w, 0x7632);
-      }
-      ptx::mma_bf16(sums[tile], w[0][0], w[1][0], w[0][1], w[1][1], b[0], b[1]);
-      ptx::mma_bf16(sums[tile], w[0][2], w[1][2], w[0][3], w[1][3], b[2], b[3]);
+      uint4 v = kTiles == 1 ? inputs[i] : input_share(operands.x[tile], width, k, i);
+      if constexpr (WeightShare<kFormat>::kIsSplit) v = split_pairs(v);
+      ptx::mma_bf16(sums[tile], w[0][0], w[1][0], w[0][1], w[1][1], v.x, v.y);
+      ptx::mma_bf16(sums[tile], w[0][2], w[1][2], w[0][3], w[1][3], v.z, v.w);
     }
   }
 }

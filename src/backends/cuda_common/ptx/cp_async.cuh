@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Copies from global to shared memory that a thread does not wait for (sm_80 and later), in groups that complete in
+// order. Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group".
+#include <cstdint>
+
+namespace tessera::backends::cuda_common::ptx {
+
+// kBytes 8 or 16, both addresses multiples of it. Zeros where the source is not there; its address must be valid all
+// the same. Sixteen bytes bypass L1.
+template <int kBytes>
+__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(is_there ? 16 : 0)
+                 : "memory");
+  } else {
+    static_assert(kBytes == 8);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(is_there ? 8 : 0)
+                 : "memory");
+  }
+}
+
+// Ends a group: this thread's copies since the last one.
+__device__ inline void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until at most kNewest of this thread's groups are under way.
+template <int kNewest>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
+}
+
+}  // namespace tessera::backends::cuda_common::ptx
