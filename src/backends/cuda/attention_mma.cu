@@ -4,7 +4,6 @@
 // parts' results in the workspace, and a second kernel merges them. Either way a token's sums are the same.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/key_pairs.cuh"
-#include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
 
 namespace tessera::backends::cuda {
@@ -13,10 +12,11 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kHeads = 16, kWarps = 8, kBlock = 32 * kWarps;
+constexpr int kHeads = 16, kWarps = 16, kBlock = 32 * kWarps;
 constexpr int kPart = static_cast<int>(ops::kAttentionPart), kGroup = static_cast<int>(ops::kKvGroup);
 constexpr int kMaxWidth = static_cast<int>(ops::kMaxHeadDim);
-static_assert(kPart == 16 * kWarps && kMaxWidth == kGroup * kWarps, "a warp has 16 keys, then 64 channels");
+constexpr int kWarpKeys = 8, kWarpChannels = 32;
+static_assert(kPart == kWarpKeys * kWarps && kMaxWidth == kWarpChannels * kWarps);
 // Tokens that are spread, blocks over which one is, and parts of all of them that the workspace holds: a million
 // tokens, 128 to an entry, are 65.
 constexpr int kSplitTokens = 8, kSplits = 16, kSlots = 72;
@@ -94,123 +94,104 @@ __device__ int find_keys(const Job& job, Shared& shared, const Keys& keys, int64
   return count;
 }
 
-// shared.logits of 16 keys by each warp. Lane (g, t) multiplies channels [16 t, 16 t + 16) of each group of 64, of
-// heads g and g + 8 and keys g and g + 8.
+// shared.logits of 8 keys by each warp. Lane (g, t) multiplies channels [16 t, 16 t + 16) of each group of 64, of heads
+// g and g + 8 and key g.
 template <ops::EntryFormat kFormat>
 __device__ void multiply_keys(const Job& job, Shared& shared, int count) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4;
-  if (warp * 16 >= count) return;
-  const uint8_t* keys[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) keys[r] = shared.keys[min(16 * warp + 8 * r + g, count - 1)];
-  float sums[2][4] = {};
+  const int g = lane / 4, t = lane % 4, first_key = kWarpKeys * warp;
+  if (first_key >= count) return;
+  const uint8_t* key = shared.keys[min(first_key + g, count - 1)];
+  float sums[4] = {};
   constexpr int kAtOnce = 4;  // groups that are loaded before the first is used
-  for (int begin = 0; begin < job.width; begin += kAtOnce * kGroup) {
-    KeyPiece<16> pieces[kAtOnce][2];
+  for (int begin = 16 * t; begin < job.width; begin += kAtOnce * kGroup) {
+    KeyPiece<16> pieces[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      const int channel = begin + n * kGroup + 16 * t;
-      if (channel >= job.width) break;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) pieces[n][r].load<kFormat>(job.entries, keys[r], channel);
+      if (begin + n * kGroup < job.width) pieces[n].load<kFormat>(job.entries, key, begin + n * kGroup);
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      const int channel = begin + n * kGroup + 16 * t;
+      const int channel = begin + n * kGroup;
       if (channel >= job.width) break;
-      const bool is_fp8 = kFormat == ops::EntryFormat::kKvFp8Bf16 && channel < job.entries.nope;
-      uint32_t pairs[2][8];
-      channel_pairs(pieces[n][0], is_fp8, pairs[0]);
-      channel_pairs(pieces[n][1], is_fp8, pairs[1]);
+      uint32_t pairs[8];
+      channel_pairs(pieces[n], kFormat == ops::EntryFormat::kKvFp8Bf16 && channel < job.entries.nope, pairs);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4 low = *reinterpret_cast<const uint4*>(&shared.q[g][channel + 8 * i]);
         const uint4 high = *reinterpret_cast<const uint4*>(&shared.q[g + 8][channel + 8 * i]);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const uint32_t* b = &pairs[r][4 * i];
-          ptx::mma_bf16(sums[r], low.x, high.x, low.y, high.y, b[0], b[1]);
-          ptx::mma_bf16(sums[r], low.z, high.z, low.w, high.w, b[2], b[3]);
-        }
+        ptx::mma_bf16(sums, low.x, high.x, low.y, high.y, pairs[4 * i], pairs[4 * i + 1]);
+        ptx::mma_bf16(sums, low.z, high.z, low.w, high.w, pairs[4 * i + 2], pairs[4 * i + 3]);
       }
     }
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const int r = i / 4, head = g + i % 4 / 2 * 8, key = 16 * warp + 8 * r + 2 * t + i % 2;
-    shared.logits[head][key] = sums[r][i % 4] * job.scale;
-  }
+  for (int i = 0; i < 4; ++i) shared.logits[g + i / 2 * 8][first_key + 2 * t + i % 2] = sums[i] * job.scale;
 }
 
-// Probabilities, maximum and sum of each head: 16 lanes of a head take every 16th key.
+// Probabilities, maximum and sum of each head: a warp has a head, a lane every 32nd key.
 __device__ void soften(Shared& shared, int count) {
-  const int head = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int head = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   float max = -__builtin_huge_valf();
-  for (int n = lane; n < count; n += kLanes) {
+  for (int n = lane; n < count; n += 32) {
     const float logit = shared.logits[head][n];
     max = logit != logit || logit > max ? logit : max;
   }
-  for (int step = kLanes / 2; step > 0; step /= 2) {
+  for (int step = 16; step > 0; step /= 2) {
     const float other = __shfl_xor_sync(~0u, max, step);
     max = other != other || other > max ? other : max;
   }
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPart / kLanes; ++i) {
-    const int n = lane + i * kLanes;
+  for (int i = 0; i < kPart / 32; ++i) {
+    const int n = lane + i * 32;
     const float p = n < count ? expf(shared.logits[head][n] - max) : 0.0f;
     sum += p;
     shared.probabilities[head][n] = numeric::bf16_from_float(p);
   }
-  sum = add_lanes(sum);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane == 0) shared.max[head] = max, shared.sum[head] = sum;
 }
 
-// sums[j] += probabilities times channels 64 warp + 8 c + j of the part's keys, c a column of the product.
+// Values of a part on their way: a lane's 4 channels of 4 keys of each 16.
+constexpr int kChannels = 4, kSteps = kPart / 16;
+using Values16 = KeyPiece<kChannels>[4];
+
 template <ops::EntryFormat kFormat>
-__device__ void multiply_values(const Job& job, const Shared& shared, int count, float (&sums)[8][4]) {
+__device__ void load_values(const Job& job, const Shared& shared, int count, int step, Values16& pieces) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, t = lane % 4, channel = kGroup * warp + 8 * g;
-  const bool is_fp8 = kFormat == ops::EntryFormat::kKvFp8Bf16 && channel < job.entries.nope;
+  const int channel = kWarpChannels * warp + kChannels * (lane / 4);
   if (channel >= job.width) return;
-  constexpr int kAtOnce = 2;  // products of 16 keys that are loaded before the first is used
-  for (int begin = 0; begin < count; begin += 16 * kAtOnce) {
-    KeyPiece<8> pieces[kAtOnce][4];
 #pragma unroll
-    for (int i = 0; i < kAtOnce * 4; ++i) {
-      const int n = begin + i / 4 * 16 + i % 4 / 2 * 8 + 2 * t + i % 2;
-      pieces[i / 4][i % 4].load<kFormat>(job.entries, shared.keys[min(n, count - 1)], channel);
-    }
-#pragma unroll
-    for (int s = 0; s < kAtOnce; ++s) {
-      const uint16_t* low = &shared.probabilities[g][begin + 16 * s + 2 * t];
-      const uint16_t* high = &shared.probabilities[g + 8][begin + 16 * s + 2 * t];
-      const auto pair_at = [](const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
-      const uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
-      uint32_t first[8], second[8];
-      key_pairs(pieces[s][0], pieces[s][1], is_fp8, first);
-      key_pairs(pieces[s][2], pieces[s][3], is_fp8, second);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) ptx::mma_bf16(sums[j], a[0], a[1], a[2], a[3], first[j], second[j]);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int n = 16 * step + i / 2 * 8 + lane % 4 * 2 + i % 2;
+    pieces[i].template load<kFormat>(job.entries, shared.keys[min(n, count - 1)], channel);
   }
 }
 
-// What a lane holds of head g + 8 r: 16 channels from 64 warp + 16 t on, in order.
-__device__ float output_of(const float (&sums)[8][4], int r, int i) {
-  return sums[i % 8][2 * r + i / 8];
+// sums[j] += probabilities times channels 32 warp + 4 c + j of 16 keys, c a column of the product.
+template <ops::EntryFormat kFormat>
+__device__ void multiply_values(const Job& job, const Shared& shared, int step, const Values16& pieces,
+                                float (&sums)[kChannels][4]) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int g = lane / 4, t = lane % 4, channel = kWarpChannels * warp + kChannels * g;
+  if (kWarpChannels * warp >= job.width) return;
+  const bool is_fp8 = kFormat == ops::EntryFormat::kKvFp8Bf16 && channel < job.entries.nope;
+  const uint16_t* low = &shared.probabilities[g][16 * step + 2 * t];
+  const uint16_t* high = &shared.probabilities[g + 8][16 * step + 2 * t];
+  const auto pair_at = [](const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
+  const uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
+  uint32_t first[kChannels], second[kChannels];
+  key_pairs(pieces[0], pieces[1], is_fp8, first);
+  key_pairs(pieces[2], pieces[3], is_fp8, second);
+#pragma unroll
+  for (int j = 0; j < kChannels; ++j) ptx::mma_bf16(sums[j], a[0], a[1], a[2], a[3], first[j], second[j]);
 }
 
-__device__ void store_row(uint16_t* row, const float (&sums)[8][4], int r, float sum) {
-  uint32_t words[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t low = numeric::bf16_from_float(output_of(sums, r, 2 * i) / sum);
-    words[i] = low | static_cast<uint32_t>(numeric::bf16_from_float(output_of(sums, r, 2 * i + 1) / sum)) << 16;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) reinterpret_cast<uint2*>(row)[i] = {words[2 * i], words[2 * i + 1]};
+// What a lane holds of head g + 8 r: 8 channels from 32 warp + 8 t on, in order.
+constexpr int kHeld = 2 * kChannels;
+__device__ float& output_of(float (&sums)[kChannels][4], int r, int i) {
+  return sums[i % kChannels][2 * r + i / kChannels];
 }
 
 // Grid: tokens by groups of 16 heads by blocks over which a token's parts are dealt out.
@@ -220,7 +201,7 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
   wait_for_previous();
   const int64_t t = blockIdx.x;
   const int first_head = static_cast<int>(blockIdx.y) * kHeads, lane = static_cast<int>(threadIdx.x) % 32;
-  const int channel = static_cast<int>(threadIdx.x) / 32 * kGroup + lane % 4 * 16;
+  const int channel = static_cast<int>(threadIdx.x) / 32 * kWarpChannels + lane % 4 * kHeld;
   const Keys keys = keys_of(job, t);
   const bool is_spread = keys.num_parts <= job.slots;
   const int stride = is_spread ? static_cast<int>(gridDim.z) : 1;
@@ -233,15 +214,24 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
         __ldg(reinterpret_cast<const uint4*>(job.q + row * job.width) + i % words);
   }
   float2 state[2] = {{-__builtin_huge_valf(), 0}, {-__builtin_huge_valf(), 0}};
-  float output[8][4] = {};
+  float output[kChannels][4] = {};
   for (int part = static_cast<int>(blockIdx.z); part < keys.num_parts; part += stride) {
     const int count = find_keys(job, shared, keys, t, part);
     multiply_keys<kFormat>(job, shared, count);
+    constexpr int kAhead = 2;  // steps whose values are on their way while probabilities are worked out
+    Values16 values[kAhead];
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) load_values<kFormat>(job, shared, count, n, values[n]);
     __syncthreads();
     soften(shared, count);
     __syncthreads();
-    float sums[8][4] = {};
-    multiply_values<kFormat>(job, shared, count, sums);
+    float sums[kChannels][4] = {};
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      if (16 * n >= count) break;
+      multiply_values<kFormat>(job, shared, n, values[n % kAhead], sums);
+      if (n + kAhead < kSteps) load_values<kFormat>(job, shared, count, n + kAhead, values[n % kAhead]);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int at = lane / 4 + 8 * r, head = first_head + at;
@@ -252,16 +242,16 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
         if (channel >= job.width) continue;
         float4* row = reinterpret_cast<float4*>(job.outputs + slot * job.width + channel);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          row[i] = {output_of(sums, r, 4 * i), output_of(sums, r, 4 * i + 1), output_of(sums, r, 4 * i + 2),
-                    output_of(sums, r, 4 * i + 3)};
+        for (int i = 0; i < kHeld; i += 4) {
+          row[i / 4] = {output_of(sums, r, i), output_of(sums, r, i + 1), output_of(sums, r, i + 2),
+                        output_of(sums, r, i + 3)};
         }
       } else {
         const float2 factors = merge_factors(state[r], {shared.max[at], shared.sum[at]});
         if (factors.x < 0) continue;
 #pragma unroll
-        for (int i = 0; i < 16; ++i) {
-          float& total = output[i % 8][2 * r + i / 8];
+        for (int i = 0; i < kHeld; ++i) {
+          float& total = output_of(output, r, i);
           total = total * factors.x + output_of(sums, r, i) * factors.y;
         }
       }
@@ -274,9 +264,11 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
     const int head = first_head + lane / 4 + 8 * r;
     if (head >= job.heads || channel >= job.width) continue;
     const float keep = merge_factors(state[r], {job.sink[head], 1}).x;  // a term without a value
+    uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
 #pragma unroll
-    for (int i = 0; i < 16; ++i) output[i % 8][2 * r + i / 8] *= keep < 0 ? 1.0f : keep;
-    store_row(job.out + (t * job.heads + head) * job.width + channel, output, r, state[r].y);
+    for (int i = 0; i < kHeld; ++i) {
+      row[i] = numeric::bf16_from_float(output_of(output, r, i) * (keep < 0 ? 1.0f : keep) / state[r].y);
+    }
   }
 }
 
@@ -326,7 +318,7 @@ bool attention_mma_supports(const ops::Attention::Desc& desc, std::string& why_n
   if (desc.activation != DType::kBF16 ||
       (layout.format != ops::EntryFormat::kBf16 && layout.format != ops::EntryFormat::kKvFp8Bf16)) {
     why_not = "needs BF16 queries and keys in FP8 or BF16";
-  } else if (desc.head_dim > ops::kMaxHeadDim || desc.head_dim % kGroup != 0 || layout.rope_dim % kGroup != 0) {
+  } else if (desc.head_dim > kMaxWidth || desc.head_dim % kGroup != 0 || layout.rope_dim % kGroup != 0) {
     why_not = "needs a head dimension of at most 512 and a rotary part that are multiples of 64";
   } else {
     return true;

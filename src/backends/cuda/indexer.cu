@@ -8,6 +8,7 @@
 #include "backends/cuda_common/entries.cuh"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/ordered_bits.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -59,13 +60,6 @@ __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job
 
 constexpr int kBlock = 512;
 constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
-
-// Ascends with the score; all NaN are 0, below minus infinity, and both zeros are equal.
-__device__ uint32_t ordered_bits(float score) {
-  if (score != score) return 0;
-  const uint32_t bits = __float_as_uint(score == 0 ? 0.0f : score);
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-}
 
 __global__ void __launch_bounds__(kBlock)
     select_largest(const float* all_scores, int64_t stride, const int32_t* counts, int32_t* all_selected, int64_t k) {

@@ -69,10 +69,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job 
   };
   WeightRing<kFormat, 1, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   wait_for_previous();
-  const int token = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const auto inputs_of = [&](int tile) {
-    return token < job.num_tokens ? job.x + (token * job.groups + group_of(tile)) * job.in : nullptr;
-  };
+  const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job.num_tokens - 1);
+  const auto inputs_of = [&](int tile) { return job.x + (token * job.groups + group_of(tile)) * job.in; };
   stream_tiles<kFormat, 1>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[1]) {
     const int64_t row = first_row_of(tile) + row_of_sum(at), t = token_of_sum(at);
     if (row >= job.out || t >= job.num_tokens) return;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mhc_pre and mhc_head, two kernels each: a thread block per row of fn and one for the sum of squares, all of whose
-// threads bring products and half a warp of which adds them in the order of the contract; then a thread block per
-// token.
+// mhc_pre and mhc_head, two kernels each: a thread block per row of fn and one for the sum of squares; then thread
+// blocks that mix a token's streams, and one for the coefficients of what comes after the layer.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
@@ -13,7 +12,7 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kS = ops::kHcStreams;
-constexpr int kBlock = 512, kTile = 8192;  // products that are in shared memory at once
+constexpr int kBlock = 512;
 constexpr int kMixBlock = 128, kMixChannels = 4 * kMixBlock;
 
 struct Job {
@@ -66,45 +65,49 @@ __device__ float4 load4(const Values& x, int64_t i) {
           __uint_as_float(words.y & 0xFFFF0000)};
 }
 
-// Grid: rows of fn, and behind them the streams themselves, by tokens.
+// Grid: rows of fn, and behind them the streams themselves, by tokens. A thread adds four columns of every 4 kBlock,
+// then lanes are added by halves, then warps in turn: an order of its own that no batch changes.
 __global__ void __launch_bounds__(kBlock) sum_products(Job job) {
-  __shared__ __align__(16) float s_products[kTile];
-  constexpr int kLoads = kTile / (4 * kBlock);
-  wait_for_previous();
-  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y];
-  const int64_t width = kS * job.hidden, base = t * width;
+  __shared__ float s_warps[kBlock / 32];
+  constexpr int kLoads = 8;  // of four columns that are on their way at once
   const bool is_row = blockIdx.x + 1 < gridDim.x;
+  const int64_t width = kS * job.hidden, first = 4 * static_cast<int64_t>(threadIdx.x);
   const float* fn = job.fn + blockIdx.x * width;
   float4 values[kLoads], factors[kLoads];
-  const auto load = [&](int64_t begin) {
+  const auto load_factors = [&](int64_t begin) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const int64_t i = begin + 4 * (n * kBlock + static_cast<int64_t>(threadIdx.x));
-      if (i >= width) continue;
-      values[n] = load4(job.x, base + i);
-      factors[n] = is_row ? *reinterpret_cast<const float4*>(fn + i) : values[n];
+      const int64_t i = begin + n * (4 * kBlock);
+      if (is_row && i < width) factors[n] = *reinterpret_cast<const float4*>(fn + i);
     }
   };
+  load_factors(first);
+  wait_for_previous();
+  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y], base = t * width;
   float sum = 0;
-  load(0);
-  for (int64_t begin = 0; begin < width; begin += kTile) {
+  for (int64_t begin = first; begin < width; begin += kLoads * 4 * kBlock) {
+    if (begin != first) load_factors(begin);
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const float4 a = values[n], b = factors[n];
-      reinterpret_cast<float4*>(s_products)[n * kBlock + threadIdx.x] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
+      const int64_t i = begin + n * (4 * kBlock);
+      if (i < width) values[n] = load4(job.x, base + i);
     }
-    __syncthreads();
-    load(begin + kTile);  // on its way while half a warp adds
-    if (threadIdx.x < 32) {
-      const int count = static_cast<int>(min(int64_t{kTile}, width - begin));
-#pragma unroll 16
-      for (int i = threadIdx.x % kLanes; i < count; i += kLanes) sum += s_products[i];
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      if (begin + n * (4 * kBlock) >= width) break;
+      const float4 a = values[n], b = is_row ? factors[n] : a;
+      sum += a.x * b.x;
+      sum += a.y * b.y;
+      sum += a.z * b.z;
+      sum += a.w * b.w;
     }
-    __syncthreads();
   }
-  if (threadIdx.x >= 32) return;
-  sum = add_lanes(sum);
-  if (threadIdx.x == 0) job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+  for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  if (threadIdx.x % 32 == 0) s_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < kBlock / 32; ++warp) sum += s_warps[warp];
+  job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
 }
 
 // Grid: tokens by pieces of kMixChannels; where there are coefficients of the layer's output, they are a piece of their
@@ -112,6 +115,15 @@ __global__ void __launch_bounds__(kBlock) sum_products(Job job) {
 template <int kCoefficients>
 __global__ void __launch_bounds__(kMixBlock) mix(Job job) {
   __shared__ float s_m[kCoefficients + 1], s_pre[kS];
+  const int lane = threadIdx.x % kLanes, j_of_lane = lane % kS;
+  const bool is_piece = blockIdx.y * int64_t{kMixChannels} < job.hidden;
+  float base_pre = 0, base_post = 0, base_comb = 0, scales[3] = {};
+  if (is_piece) {
+    base_pre = job.base[j_of_lane], scales[0] = job.scale[0];
+  } else if constexpr (kCoefficients > kS) {
+    base_post = job.base[kS + j_of_lane], scales[1] = job.scale[1];
+    base_comb = job.base[2 * kS + lane], scales[2] = job.scale[2];
+  }
   wait_for_previous();
   const int64_t row = blockIdx.x, t = job.rows == nullptr ? row : job.rows[row];
   const int64_t width = kS * job.hidden, base = t * width;
@@ -128,18 +140,17 @@ __global__ void __launch_bounds__(kMixBlock) mix(Job job) {
   if (threadIdx.x <= kCoefficients) s_m[threadIdx.x] = job.sums[row * (kCoefficients + 1) + threadIdx.x];
   __syncthreads();
   const float rr = 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(width) + job.norm_eps);
-  const auto logit = [&](int c, float scale) { return s_m[c] * rr * scale + job.base[c]; };
-  if (blockIdx.y * int64_t{kMixChannels} >= job.hidden) {
+  if (!is_piece) {
     if constexpr (kCoefficients > kS) {
       if (threadIdx.x >= 32) return;
-      const int lane = threadIdx.x % kLanes, j = lane % kS;
-      if (threadIdx.x < kS) job.post[row * kS + j] = 2 * sigmoid(logit(kS + j, job.scale[1]));
-      const float c = sinkhorn(logit(2 * kS + lane, job.scale[2]), lane, job.iterations, job.hc_eps);
+      const float post = s_m[kS + j_of_lane] * rr * scales[1] + base_post;
+      if (threadIdx.x < kS) job.post[row * kS + j_of_lane] = 2 * sigmoid(post);
+      const float c = sinkhorn(s_m[2 * kS + lane] * rr * scales[2] + base_comb, lane, job.iterations, job.hc_eps);
       if (threadIdx.x < kLanes) job.comb[row * kS * kS + lane] = c;
     }
     return;
   }
-  if (threadIdx.x < kS) s_pre[threadIdx.x] = sigmoid(logit(threadIdx.x, job.scale[0])) + job.hc_eps;
+  if (threadIdx.x < kS) s_pre[threadIdx.x] = sigmoid(s_m[threadIdx.x] * rr * scales[0] + base_pre) + job.hc_eps;
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {

@@ -69,10 +69,19 @@ struct Job {
   bool is_bf16;
 };
 
-// One thread block; a thread counts, then lists, the slots of an expert. Whole numbers in a fixed order.
+// Slots of experts of other ranks are zero.
+__device__ void zero_if_foreign(const Job& job, int64_t slot) {
+  const int64_t expert = job.experts[slot] - job.first_expert;
+  if (expert >= 0 && expert < job.num_local) return;
+  for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
+}
+
+// In the first thread block a thread counts, then lists, the slots of an expert: whole numbers in a fixed order. The
+// others have a slot each.
 __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
   __shared__ int2 s_end;  // slots and tiles of the experts so far
   wait_for_previous();
+  if (blockIdx.x > 0) return zero_if_foreign(job, blockIdx.x - 1);
   const Scratch& s = job.scratch;
   if (threadIdx.x == 0) s_end = {0, 0}, s.begins[0] = 0, s.tile_begins[0] = 0;
   __syncthreads();
@@ -98,14 +107,6 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
     if (threadIdx.x == kGroupThreads - 1) s_end = next;
     __syncthreads();
   }
-}
-
-// Slots of experts of other ranks are zero.
-__global__ void zero_foreign_slots(Job job) {
-  wait_for_previous();
-  const int64_t slot = blockIdx.x, expert = job.experts[slot] - job.first_expert;
-  if (expert >= 0 && expert < job.num_local) return;
-  for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
 }
 
 template <ops::WeightFormat kFormat>
@@ -195,10 +196,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) gate_and_up_mma(Job job, 
   };
   WeightRing<kFormat, 2, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const auto inputs_of = [&](int tile) -> const uint16_t* {
+  const auto inputs_of = [&](int tile) {
     const Tile slots = work_tile(s, tile, row_tiles).slots;
-    if (column >= slots.count) return nullptr;
-    return static_cast<const uint16_t*>(job.x.data) + s.slots[slots.first + column] / job.top_k * job.hidden;
+    const int64_t slot = s.slots[slots.first + min(column, slots.count - 1)];
+    return static_cast<const uint16_t*>(job.x.data) + slot / job.top_k * job.hidden;
   };
   stream_tiles<kFormat, 2>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[2]) {
     const WorkTile work = work_tile(s, tile, row_tiles);
@@ -226,10 +227,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) down_mma(Job job, StreamS
   };
   WeightRing<kFormat, 1, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const auto inputs_of = [&](int tile) -> const uint16_t* {
+  const auto inputs_of = [&](int tile) {
     const Tile slots = work_tile(s, tile, row_tiles).slots;
-    if (column >= slots.count) return nullptr;
-    return reinterpret_cast<const uint16_t*>(s.h) + s.slots[slots.first + column] * job.inner;
+    const int64_t slot = s.slots[slots.first + min(column, slots.count - 1)];
+    return reinterpret_cast<const uint16_t*>(s.h) + slot * job.inner;
   };
   stream_tiles<kFormat, 1>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[1]) {
     const WorkTile work = work_tile(s, tile, row_tiles);
@@ -254,8 +255,7 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.top_k = desc.top_k, job.num_slots = num_slots;
   job.limit = desc.swiglu_limit;
   job.is_bf16 = desc.activation == DType::kBF16;
-  launch("group_by_expert", queue, group_by_expert, dim3(1), kGroupThreads, 0, job);
-  launch("zero_foreign_slots", queue, zero_foreign_slots, grid_for(num_slots, 1), 128, 0, job);
+  launch("group_by_expert", queue, group_by_expert, dim3(static_cast<unsigned>(1 + num_slots)), kGroupThreads, 0, job);
   return static_cast<unsigned>(max_tiles(desc, num_slots));
 }
 

@@ -8,32 +8,40 @@
 
 namespace tessera::backends::cuda_common {
 
-// Channels of one entry as they lie in memory: loads first, arithmetic later. kChannels 8 or 16, all of one group of
+// Channels of one entry as they lie in memory: loads first, arithmetic later. kChannels 4 or 16, all of one group of
 // kKvGroup channels.
 template <int kChannels>
 struct KeyPiece {
-  uint2 words[kChannels / 4];  // E4M3 codes use the first half
-  uint32_t scale = 127;        // UE8M0
+  uint32_t words[kChannels / 2];  // E4M3 codes use the first half
+  uint32_t scale = 127;           // UE8M0
 
   // Entries begin at multiples of 8 bytes, and so do their parts.
   template <ops::EntryFormat kFormat>
   __device__ void load(const Entries& entries, const uint8_t* entry, int channel) {
-    const uint8_t* at = entry + 2 * channel;
     if constexpr (kFormat == ops::EntryFormat::kKvFp8Bf16) {
       if (channel < entries.nope) {
-#pragma unroll
-        for (int i = 0; i < kChannels / 8; ++i) words[i] = __ldg(reinterpret_cast<const uint2*>(entry + channel) + i);
+        load_words<kChannels / 4>(entry + channel);
         scale = __ldg(entry + entries.at.scales + channel / ops::kKvGroup);
-        return;
+      } else {
+        load_words<kChannels / 2>(entry + entries.at.rope + 2 * (channel - entries.nope));
       }
-      at = entry + entries.at.rope + 2 * (channel - entries.nope);
+    } else {
+      load_words<kChannels / 2>(entry + 2 * channel);
     }
-#pragma unroll
-    for (int i = 0; i < kChannels / 4; ++i) words[i] = __ldg(reinterpret_cast<const uint2*>(at) + i);
   }
 
-  __device__ uint32_t word(int i) const {
-    return i % 2 == 0 ? words[i / 2].x : words[i / 2].y;
+ private:
+  template <int kCount>
+  __device__ void load_words(const uint8_t* at) {
+    if constexpr (kCount == 1) {
+      words[0] = __ldg(reinterpret_cast<const uint32_t*>(at));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const uint2 two = __ldg(reinterpret_cast<const uint2*>(at) + i);
+        words[2 * i] = two.x, words[2 * i + 1] = two.y;
+      }
+    }
   }
 };
 
@@ -41,50 +49,59 @@ struct KeyPiece {
 struct PairScale {
   uint32_t first, second;
 };
+constexpr uint32_t kOnePair = 0x3F803F80;
 __device__ inline PairScale pair_scale(uint32_t low, uint32_t high) {
   const auto first = [](uint32_t e) { return e == 255 ? 0x7FC0u : (min(e, 134u) + 120) << 7; };
   const auto second = [](uint32_t e) { return (e == 255 ? 127 : max(e, 134u) - 134 + 127) << 7; };
   return {first(low) | first(high) << 16, second(low) | second(high) << 16};
 }
 
-// The pair of values whose codes `spread` holds (e4m3_pairs.cuh).
-__device__ inline uint32_t scaled_pair(uint32_t spread, bool may_be_nan, const PairScale& scale) {
-  uint32_t pair = ptx::multiply_bf16x2(e4m3_pair_small(spread), scale.first);
-  if (scale.second != 0x3F803F80) pair = ptx::multiply_bf16x2(pair, scale.second);
-  return may_be_nan ? with_e4m3_nan(pair, spread) : pair;
+// The pair of values whose codes `spread` holds (e4m3_pairs.cuh); is_usual: no NaN, and nothing that `first` can't
+// hold.
+__device__ inline uint32_t scaled_pair(uint32_t spread, bool is_usual, const PairScale& scale) {
+  const uint32_t pair = ptx::multiply_bf16x2(e4m3_pair_small(spread), scale.first);
+  return is_usual ? pair : with_e4m3_nan(ptx::multiply_bf16x2(pair, scale.second), spread);
 }
 
 // pairs[i] = channels 2 i and 2 i + 1 of a key.
 __device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
   if (!is_fp8) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) pairs[i] = piece.word(i);
+    for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
     return;
   }
   const PairScale scale = pair_scale(piece.scale, piece.scale);
+  bool is_usual = scale.second == kOnePair;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t word = piece.word(i / 2);
-    pairs[i] = scaled_pair(__byte_perm(word, 0, i % 2 == 0 ? 0x1000 : 0x3020), has_e4m3_nan(word), scale);
-  }
+  for (int i = 0; i < 4; ++i) is_usual = is_usual && !has_e4m3_nan(piece.words[i]);
+  const auto fill = [&](bool usual) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = scaled_pair(__byte_perm(piece.words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
+    }
+  };
+  is_usual ? fill(true) : fill(false);
 }
 
 // pairs[i] = channel i of two keys.
-__device__ inline void key_pairs(const KeyPiece<8>& low, const KeyPiece<8>& high, bool is_fp8, uint32_t (&pairs)[8]) {
+__device__ inline void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, bool is_fp8, uint32_t (&pairs)[4]) {
   if (!is_fp8) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      pairs[i] = __byte_perm(low.word(i / 2), high.word(i / 2), i % 2 == 0 ? 0x5410 : 0x7632);
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
     }
     return;
   }
   const PairScale scale = pair_scale(low.scale, high.scale);
+  const bool is_usual = scale.second == kOnePair && !has_e4m3_nan(low.words[0]) && !has_e4m3_nan(high.words[0]);
+  const auto fill = [&](bool usual) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t a = low.word(i / 4), b = high.word(i / 4), at = i % 4;
-    const uint32_t spread = __byte_perm(a, b, (4 + at) << 12 | at << 4);
-    pairs[i] = scaled_pair(spread, has_e4m3_nan(a) || has_e4m3_nan(b), scale);
-  }
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t spread = __byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4);
+      pairs[i] = scaled_pair(spread, usual, scale);
+    }
+  };
+  is_usual ? fill(true) : fill(false);
 }
 
 }  // namespace tessera::backends::cuda_common

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of linear maps of at most 8 tokens, bit for bit those of mma_sums.cuh, with weights that stream through shared
-// memory. A warp has a ring of stages of its own, 256 bytes of 16 rows each, and copies a stage ahead while it
+// memory. A warp has a ring of stages of its own, some columns of 16 rows each, and copies stages ahead while it
 // multiplies another, across tiles of rows too: what bounds a step of few tokens is how many bytes are on their way.
 //   tile   16 rows; W warps share it, each takes every W-th chunk of 512 columns
 //   block  T tiles at a time, W T warps; it walks over the tiles of the whole grid
@@ -15,20 +15,22 @@
 
 namespace tessera::backends::cuda_common {
 
-constexpr int kStages = 2, kRowBytes = 256, kRowPieces = kRowBytes / 16, kStageCodes = kTileRows * kRowBytes;
-
-// Stages of a format: columns in 256 bytes of a row, and the place of their 16-byte pieces. A lane (g, t) multiplies
+// Stages of a format: columns, their bytes in a row, and the place of a row's 16-byte pieces. A lane (g, t) multiplies
 // columns [32 t, 32 t + 32) of each 128 (weight_shares.cuh): its i-th piece of a row lies at slot 4 i + t, in odd rows
 // with bit 2 flipped, which keeps the eight lanes that read at once on different banks.
 template <ops::WeightFormat kFormat>
 struct Stage {
   static constexpr bool kIsNvfp4 = kFormat == ops::WeightFormat::kNvfp4, kIsBf16 = kFormat == ops::WeightFormat::kBf16;
-  static constexpr int kColumns = kIsNvfp4 ? 512 : kIsBf16 ? 128 : 256, kBlocks = kColumns / kShareBlock;
-  static constexpr int kBytes = kStageCodes + (kIsNvfp4 ? kTileRows * kColumns / numeric::kNvfp4Block : 0);
+  static constexpr int kColumns = kIsNvfp4 ? 256 : 128, kBlocks = kColumns / kShareBlock;
+  static constexpr int kRowBytes = kIsBf16 ? 256 : 128, kRowPieces = kRowBytes / 16;
+  static constexpr int kCodeBytes = kTileRows * kRowBytes;
+  static constexpr int kScaleBytes = kIsNvfp4 ? kColumns / numeric::kNvfp4Block : 0;  // of a row
+  static constexpr int kBytes = kCodeBytes + kTileRows * kScaleBytes;
+  static constexpr int kStages = kIsBf16 ? 2 : 4;  // what even a small multiprocessor's shared memory holds
 
   __device__ static int slot_of(int piece, int row) {
-    const int i = kIsNvfp4 ? piece / 4 : kIsBf16 ? piece % 4 : piece / 8 * 2 + piece % 2;
-    const int t = kIsNvfp4 ? piece % 4 : kIsBf16 ? piece / 4 : piece % 8 / 2;
+    const int i = kIsNvfp4 ? piece / 4 : kIsBf16 ? piece % 4 : piece % 2;
+    const int t = kIsNvfp4 ? piece % 4 : kIsBf16 ? piece / 4 : piece / 2;
     return (4 * i + t) ^ (row % 2 * 4);
   }
 };
@@ -47,7 +49,7 @@ struct StreamShape {
   unsigned threads() const { return static_cast<unsigned>(tile_warps * block_tiles * kWarp); }
   template <ops::WeightFormat kFormat>
   size_t shared_bytes() const {
-    return static_cast<size_t>(tile_warps) * block_tiles * kStages * Stage<kFormat>::kBytes;
+    return static_cast<size_t>(tile_warps) * block_tiles * Stage<kFormat>::kStages * Stage<kFormat>::kBytes;
   }
   unsigned blocks(int64_t num_tiles) const {
     constexpr int kBlocksPerMultiprocessor = 2;
@@ -82,48 +84,42 @@ class WeightRing {
   __device__ WeightRing(const StreamShape& shape, int num_tiles, const TileAt& tile_at, char* s_stages)
       : shape_(shape), tile_at_(tile_at), num_tiles_(num_tiles), lane_(static_cast<int>(threadIdx.x) % kWarp) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    s_ring_ = s_stages + warp * (kStages * Layout::kBytes);
+    s_ring_ = s_stages + warp * (Layout::kStages * Layout::kBytes);
     first_chunk_ = warp % shape.tile_warps;
-    next_chunk_ = first_chunk_;
     next_tile_ = static_cast<int>(blockIdx.x) * shape.block_tiles + warp / shape.tile_warps;
+    next_column_ = first_chunk_ * kChunk;
+    find_weights();
 #pragma unroll
-    for (int i = 0; i < kStages; ++i) copy_next();
-  }
-
-  // Columns of a chunk that a warp steps through, a stage at a time.
-  __device__ int num_steps(int chunk) const {
-    const int columns = min(kChunk, shape_.width - chunk * kChunk);
-    return (columns + Layout::kColumns - 1) / Layout::kColumns;
+    for (int i = 0; i < Layout::kStages; ++i) copy_next();
   }
 
   // The oldest stage, for every lane of the warp.
   __device__ const char* wait() {
-    ptx::wait_for_copies<kStages - 1>();
+    ptx::wait_for_copies<Layout::kStages - 1>();
     __syncwarp();
     return s_ring_ + read_ * Layout::kBytes;
   }
   // Done with it: its place is filled anew.
   __device__ void release() {
     __syncwarp();
-    read_ = (read_ + 1) % kStages;
+    read_ = (read_ + 1) % Layout::kStages;
     copy_next();
   }
 
-  // This lane's share of block n of a stage that begins at column `begin` of the tile.
-  __device__ void read(const char* stage, int n, const TileWeights& tile, int begin, Share& share) const {
+  // This lane's share of block n of a stage, without an FP8 block's scale.
+  __device__ void read(const char* stage, int n, Share& share) const {
     const int g = lane_ / 4, t = lane_ % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const uint4* row = reinterpret_cast<const uint4*>(stage + (g + 8 * r) * kRowBytes);
+      const uint4* row = reinterpret_cast<const uint4*>(stage + (g + 8 * r) * Layout::kRowBytes);
       const auto piece = [&](int i) { return row[(4 * i + t) ^ (g % 2 * 4)]; };
       if constexpr (kFormat == ops::WeightFormat::kNvfp4) {
         share.codes[r] = piece(n);
-        share.scales[r] = *reinterpret_cast<const uint16_t*>(stage + kStageCodes + (r * 32 + 4 * g + n) * 8 + 2 * t);
+        const char* scales = stage + Layout::kCodeBytes + (g + 8 * r) * Layout::kScaleBytes;
+        share.scales[r] = *reinterpret_cast<const uint16_t*>(scales + 8 * n + 2 * t);
       } else if constexpr (kFormat == ops::WeightFormat::kFp8Block) {
-        share.codes[r][0] = piece(2 * n);
-        share.codes[r][1] = piece(2 * n + 1);
-        const int64_t row_index = min(tile.first_row + g + 8 * r, tile.num_rows - 1);
-        share.load_scale(r, tile.scales, shape_.width, row_index, begin + n * kShareBlock);
+        share.codes[r][0] = piece(0);
+        share.codes[r][1] = piece(1);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) share.values[r][i] = piece(i);
@@ -132,49 +128,54 @@ class WeightRing {
   }
 
  private:
-  // Each lane copies 16 bytes of every second row, a row's pieces by 16 lanes.
+  // Each lane copies 16 bytes of every few rows, a row's pieces by neighbouring lanes.
   __device__ void copy_next() {
     if (next_tile_ < num_tiles_) {
-      const TileWeights tile = tile_at_(next_tile_, next_pass_);
       char* stage = s_ring_ + write_ * Layout::kBytes;
-      const int64_t row_bytes = static_cast<int64_t>(shape_.width) * kRowBytes / Layout::kColumns;
-      const int piece = lane_ % kRowPieces, first_row = lane_ / kRowPieces;
-      const int begin = next_chunk_ * kChunk + next_step_ * Layout::kColumns;
-      const int64_t at = static_cast<int64_t>(begin) * kRowBytes / Layout::kColumns + piece * 16;
+      const int64_t row_bytes = static_cast<int64_t>(shape_.width) * Layout::kRowBytes / Layout::kColumns;
+      constexpr int kRowsAtOnce = kWarp / Layout::kRowPieces;
+      const int piece = lane_ % Layout::kRowPieces, first_row = lane_ / Layout::kRowPieces;
+      const int64_t at = static_cast<int64_t>(next_column_) * Layout::kRowBytes / Layout::kColumns + piece * 16;
       const bool is_there = at < row_bytes;
-      const char* data = static_cast<const char*>(tile.data) + (is_there ? at : 0);
-      char* to = stage + first_row * kRowBytes + Layout::slot_of(piece, first_row) * 16;
+      const char* data = static_cast<const char*>(weights_.data) + (is_there ? at : 0);
+      char* to = stage + first_row * Layout::kRowBytes + Layout::slot_of(piece, first_row) * 16;
 #pragma unroll
-      for (int i = 0; i < kTileRows / 2; ++i) {
-        const int64_t row = min(tile.first_row + first_row + 2 * i, tile.num_rows - 1);
-        ptx::copy_async<16>(to + i * 2 * kRowBytes, data + row * row_bytes, is_there);
+      for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+        const int64_t row = min(weights_.first_row + first_row + i, weights_.num_rows - 1);
+        ptx::copy_async<16>(to + i * Layout::kRowBytes, data + row * row_bytes, is_there);
       }
       if constexpr (Layout::kIsNvfp4) {
+        static_assert(Layout::kScaleBytes == 16 && kRowsAtOnce % 2 == 0, "two lanes bring a row's scales");
         const int64_t scale_bytes = shape_.width / numeric::kNvfp4Block;
-        const int64_t scale_at = begin / numeric::kNvfp4Block + lane_ % 4 * 8;
+        const int64_t scale_at = next_column_ / numeric::kNvfp4Block + lane_ % 2 * 8;
         const bool has_scale = scale_at < scale_bytes;
-        const char* scales = static_cast<const char*>(tile.scales) + (has_scale ? scale_at : 0);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int64_t row = min(tile.first_row + lane_ / 4 + 8 * r, tile.num_rows - 1);
-          ptx::copy_async<8>(stage + kStageCodes + (r * 32 + lane_) * 8, scales + row * scale_bytes, has_scale);
-        }
+        const int64_t row = min(weights_.first_row + lane_ / 2, weights_.num_rows - 1);
+        ptx::copy_async<8>(stage + Layout::kCodeBytes + lane_ * 8,
+                           static_cast<const char*>(weights_.scales) + row * scale_bytes + (has_scale ? scale_at : 0),
+                           has_scale);
       }
-      write_ = (write_ + 1) % kStages;
+      write_ = (write_ + 1) % Layout::kStages;
       advance();
     }
     ptx::commit_copies();  // an empty group keeps the count
   }
 
+  // A chunk's stages, the warp's chunks, passes, then tiles.
   __device__ void advance() {
-    if (++next_step_ < num_steps(next_chunk_)) return;
-    next_step_ = 0;
-    next_chunk_ += shape_.tile_warps;
-    if (next_chunk_ < shape_.num_chunks) return;
-    next_chunk_ = first_chunk_;
-    if (++next_pass_ < kPasses) return;
-    next_pass_ = 0;
-    next_tile_ += static_cast<int>(gridDim.x) * shape_.block_tiles;
+    next_column_ += Layout::kColumns;
+    if (next_column_ % kChunk != 0 && next_column_ < shape_.width) return;
+    next_column_ = round_up(next_column_, kChunk) + (shape_.tile_warps - 1) * kChunk;
+    if (next_column_ < shape_.width) return;
+    next_column_ = first_chunk_ * kChunk;
+    if (++next_pass_ == kPasses) {
+      next_pass_ = 0;
+      next_tile_ += static_cast<int>(gridDim.x) * shape_.block_tiles;
+    }
+    find_weights();
+  }
+
+  __device__ void find_weights() {
+    if (next_tile_ < num_tiles_) weights_ = tile_at_(next_tile_, next_pass_);
   }
 
   const StreamShape& shape_;
@@ -182,10 +183,11 @@ class WeightRing {
   const int num_tiles_, lane_;
   char* s_ring_;
   int first_chunk_, read_ = 0, write_ = 0;
-  int next_tile_, next_pass_ = 0, next_chunk_, next_step_ = 0;
+  int next_tile_, next_pass_ = 0, next_column_;
+  TileWeights weights_;  // of the next tile and pass
 };
 
-// All tiles of this block. inputs_of(tile): this lane's token (lane / 4) of the 8, null where there is none.
+// All tiles of this block. inputs_of(tile): this lane's token (lane / 4) of the 8; any other token where there is none.
 // store(tile, at, sums): the sums of row row_of_sum(at) and token token_of_sum(at), one of each pass.
 template <ops::WeightFormat kFormat, int kPasses, class TileAt, class InputsOf, class Store>
 __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const TileAt& tile_at,
@@ -202,42 +204,50 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
        base += static_cast<int>(gridDim.x) * shape.block_tiles) {
     const int tile = base + tile_in_block;
     const bool is_there = tile < num_tiles;
-    const uint16_t* x = is_there ? inputs_of(tile) : nullptr;
+    const uint4* x = nullptr;
+    if (is_there) x = reinterpret_cast<const uint4*>(inputs_of(tile)) + lane % 4 * (kShareColumns / 8);
     float totals[kTileSums / kWarp][kPasses] = {};
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       for (int first = 0; first < shape.num_chunks; first += shape.tile_warps) {
         const int chunk = first + warp - first_warp;
         if (is_there && chunk < shape.num_chunks) {
-          const TileWeights weights = tile_at(tile, pass);
-          Operands<1> operands;
-          operands.x[0] = x;
-          float sums[1][4] = {};
-          const int num_steps = ring.num_steps(chunk);
-          for (int step = 0; step < num_steps; ++step) {
-            const int begin = chunk * kChunk + step * Layout::kColumns;
+          float sums[4] = {};
+          const int end = min((chunk + 1) * kChunk, shape.width);
+          for (int begin = chunk * kChunk; begin < end; begin += Layout::kColumns) {
+            // Inputs are on their way while the weights' stage is waited for.
+            uint4 inputs[Layout::kBlocks][kShareColumns / 8];
+#pragma unroll
+            for (int n = 0; n < Layout::kBlocks; ++n) {
+              const int k = min(begin + n * kShareBlock, shape.width - kShareBlock);  // beyond, weights are zero
+#pragma unroll
+              for (int i = 0; i < kShareColumns / 8; ++i) inputs[n][i] = __ldg(x + k / 8 + i);
+            }
             const char* stage = ring.wait();
 #pragma unroll
             for (int n = 0; n < Layout::kBlocks; ++n) {
-              const int64_t k = begin + n * kShareBlock + lane % 4 * kShareColumns;
-              uint4 inputs[kShareColumns / 8];
-#pragma unroll
-              for (int i = 0; i < kShareColumns / 8; ++i) inputs[i] = input_share(x, shape.width, k, i);
+              if (begin + n * kShareBlock >= end) break;
               Share share;
-              ring.read(stage, n, weights, begin, share);
+              ring.read(stage, n, share);
               if constexpr (Share::kScaledSum) {
-                float parts[1][4] = {};
-                add_block(share, operands, inputs, shape.width, k, parts);
+                const TileWeights weights = tile_at(tile, pass);
+                float parts[4] = {};
+                add_block(share, inputs[n], parts);
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sums[0][i] += parts[0][i] * share.scale(i / 2);
+                for (int r = 0; r < 2; ++r) {
+                  const int64_t row = min(weights.first_row + lane / 4 + 8 * r, weights.num_rows - 1);
+                  share.load_scale(r, weights.scales, shape.width, row, begin + n * kShareBlock);
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[i] += parts[i] * share.scale(i / 2);
               } else {
-                add_block(share, operands, inputs, shape.width, k, sums);
+                add_block(share, inputs[n], sums);
               }
             }
             ring.release();
           }
 #pragma unroll
-          for (int i = 0; i < 4; ++i) s_parts[turn][warp][i * kWarp + lane] = sums[0][i];
+          for (int i = 0; i < 4; ++i) s_parts[turn][warp][i * kWarp + lane] = sums[i];
         }
         __syncthreads();
         if (is_there) {

@@ -58,10 +58,10 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
     }
   }
 
-  // The scale brings the 2^118 that BF16 holds for E4M3's 448 too.
+  // The scale brings 2^118, which BF16 holds for E4M3's 448 too.
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint32_t word = i == 0 ? codes[r].x : i == 1 ? codes[r].y : i == 2 ? codes[r].z : codes[r].w;
-    const uint32_t scale = scale_pair(scales[r] >> (i / 2 * 8) & 255);
+    const uint32_t scale = __byte_perm(scale_pair(r), 0, i / 2 == 0 ? 0x1010 : 0x3232);
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(e2m1_pair_small(word, j), scale);
   }
@@ -70,11 +70,12 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   }
 
  private:
-  // An E4M3 code times 2^118 as BF16, twice. Its bits within FP32's are the value times 2^-120.
-  __device__ static uint32_t scale_pair(uint32_t code) {
-    const float small = __uint_as_float((code & 0x80) << 24 | (code & 0x7F) << 20);
-    const uint32_t bits = (code & 0x7F) == 0x7F ? 0x7FC00000 : __float_as_uint(small * 0x1p120f * 0x1p118f);
-    return __byte_perm(bits, 0, 0x3232);
+  // The scales of row r's two blocks times 2^118, as a pair.
+  __device__ uint32_t scale_pair(int r) const {
+    constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
+    const uint32_t spread = __byte_perm(scales[r], 0, 0x1404);
+    const uint32_t pair = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
+    return has_e4m3_nan(scales[r]) ? with_e4m3_nan(pair, spread) : pair;
   }
 };
 
