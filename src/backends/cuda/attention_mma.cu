@@ -180,7 +180,17 @@ __device__ void multiply_values(const Job& job, const Shared& shared, int step, 
   const uint16_t* low = &shared.probabilities[g][16 * step + 2 * t];
   const uint16_t* high = &shared.probabilities[g + 8][16 * step + 2 * t];
   const auto pair_at = [](const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
-  const uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
+  uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
+  if (is_fp8) {  // probabilities take the values' scales: exact, they are powers of two
+    const PairScale near = pair_scale(pieces[0].scale, pieces[1].scale);
+    const PairScale far = pair_scale(pieces[2].scale, pieces[3].scale);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const PairScale& scale = i < 2 ? near : far;
+      a[i] = ptx::multiply_bf16x2(a[i], scale.first);
+      if (scale.second != kOnePair) a[i] = ptx::multiply_bf16x2(a[i], scale.second);
+    }
+  }
   uint32_t first[kChannels], second[kChannels];
   key_pairs(pieces[0], pieces[1], is_fp8, first);
   key_pairs(pieces[2], pieces[3], is_fp8, second);

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
 }
 
 // Grid: as the shape says; tiles of 16 rows, group by group.
-template <ops::WeightFormat kFormat>
+template <ops::WeightFormat kFormat, int kStages>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job job, StreamShape shape, int num_tiles) {
   extern __shared__ __align__(16) char s_stages[];
   const unsigned tiles_per_group = (static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job 
     const int64_t before = group_of(tile) * job.out;
     return TileWeights{job.data, job.scales, before + first_row_of(tile), before + job.out};
   };
-  WeightRing<kFormat, 1, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
+  WeightRing<kFormat, 1, kStages, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   wait_for_previous();
   const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job.num_tokens - 1);
   const auto inputs_of = [&](int tile) { return job.x + (token * job.groups + group_of(tile)) * job.in; };
@@ -81,11 +81,22 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job 
 
 template <ops::WeightFormat kFormat>
 void launch_for(const Job& job, device::Queue& queue) {
+  if (job.num_tokens == 0) return;
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
   if (job.num_tokens <= kTileTokens && can_stream(job.in)) {
     const StreamShape shape = stream_shape(job.in, row_tiles);
-    launch("linear_stream", queue, linear_stream_kernel<kFormat>, dim3(shape.blocks(row_tiles)), shape.threads(),
-           shape.shared_bytes<kFormat>(), job, shape, static_cast<int>(row_tiles));
+    const unsigned blocks = shape.blocks(row_tiles);
+    const auto start = [&](auto kernel, int stages) {
+      launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), shape.shared_bytes<kFormat>(stages), job,
+             shape, static_cast<int>(row_tiles));
+    };
+    constexpr int kFew = kFewStages<kFormat>;
+    if (kFew < kManyStages && static_cast<int>(blocks) <= multiprocessors() &&
+        shape.shared_bytes<kFormat>(kManyStages) <= most_shared_bytes()) {
+      start(linear_stream_kernel<kFormat, kManyStages>, kManyStages);
+    } else {
+      start(linear_stream_kernel<kFormat, kFew>, kFew);
+    }
     return;
   }
   const auto start = [&](auto kernel, int64_t tokens) {

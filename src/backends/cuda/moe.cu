@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) gate_and_up_mma(Job job, 
     const ops::WeightView& view = (pass == 0 ? job.w1 : job.w3)[work.slots.expert];
     return TileWeights{view.data, view.block_scales, work.first_row, job.inner};
   };
-  WeightRing<kFormat, 2, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
+  WeightRing<kFormat, 2, kFewStages<kFormat>, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
   const auto inputs_of = [&](int tile) {
     const Tile slots = work_tile(s, tile, row_tiles).slots;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) down_mma(Job job, StreamS
     const ops::WeightView& view = job.w2[work.slots.expert];
     return TileWeights{view.data, view.block_scales, work.first_row, job.hidden};
   };
-  WeightRing<kFormat, 1, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
+  WeightRing<kFormat, 1, kFewStages<kFormat>, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
   const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
   const auto inputs_of = [&](int tile) {
     const Tile slots = work_tile(s, tile, row_tiles).slots;

@@ -83,25 +83,14 @@ __device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uin
   is_usual ? fill(true) : fill(false);
 }
 
-// pairs[i] = channel i of two keys.
+// pairs[i] = channel i of two keys; of FP8 without the scales and times 2^-120 (the probabilities take both), and a
+// NaN's code is some number: a key with a NaN has a NaN logit, so that all probabilities are.
 __device__ inline void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, bool is_fp8, uint32_t (&pairs)[4]) {
-  if (!is_fp8) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      pairs[i] = __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
-    }
-    return;
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = is_fp8 ? e4m3_pair_small(__byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4))
+                      : __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
   }
-  const PairScale scale = pair_scale(low.scale, high.scale);
-  const bool is_usual = scale.second == kOnePair && !has_e4m3_nan(low.words[0]) && !has_e4m3_nan(high.words[0]);
-  const auto fill = [&](bool usual) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t spread = __byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4);
-      pairs[i] = scaled_pair(spread, usual, scale);
-    }
-  };
-  is_usual ? fill(true) : fill(false);
 }
 
 }  // namespace tessera::backends::cuda_common

@@ -44,11 +44,19 @@ void launch(const char* name, const device::Queue& queue, void (*kernel)(Paramet
 }
 
 // Of the current GPU.
-inline int multiprocessors() {
-  int device = 0, count = 0;
+inline int gpu_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
   TESSERA_CUDA_CHECK(cudaGetDevice(&device));
-  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+inline int multiprocessors() {
+  return gpu_attribute(cudaDevAttrMultiProcessorCount);
+}
+// What a block may ask for besides the little that kernels here declare themselves.
+inline size_t most_shared_bytes() {
+  constexpr size_t kDeclared = 16 << 10;
+  return static_cast<size_t>(gpu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) - kDeclared;
 }
 
 // Blocks of `block` threads that cover `count` items.

@@ -102,6 +102,7 @@ __device__ void sum_chunk(const WeightBits& weight, const Operands<kTiles>& oper
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
       const int64_t k = first + (at + n) * kShareBlock;
+      shares[n].prepare();
       if constexpr (Share::kScaledSum) {
         float parts[kTiles][4] = {};
         add_block(shares[n], operands, weight.width, k, parts);

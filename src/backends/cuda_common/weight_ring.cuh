@@ -26,7 +26,6 @@ struct Stage {
   static constexpr int kCodeBytes = kTileRows * kRowBytes;
   static constexpr int kScaleBytes = kIsNvfp4 ? kColumns / numeric::kNvfp4Block : 0;  // of a row
   static constexpr int kBytes = kCodeBytes + kTileRows * kScaleBytes;
-  static constexpr int kStages = kIsBf16 ? 2 : 4;  // what even a small multiprocessor's shared memory holds
 
   __device__ static int slot_of(int piece, int row) {
     const int i = kIsNvfp4 ? piece / 4 : kIsBf16 ? piece % 4 : piece % 2;
@@ -34,6 +33,12 @@ struct Stage {
     return (4 * i + t) ^ (row % 2 * 4);
   }
 };
+
+// Stages of a ring: what any GPU's shared memory holds; or, of BF16, a whole chunk, where so few blocks are launched
+// that each may have a multiprocessor's.
+template <ops::WeightFormat kFormat>
+constexpr int kFewStages = Stage<kFormat>::kIsBf16 ? 2 : 4;
+constexpr int kManyStages = 4;
 
 // Where a tile's rows are: the matrix, and the tile's first row; rows from num_rows on are the last one again.
 struct TileWeights {
@@ -48,8 +53,8 @@ struct StreamShape {
 
   unsigned threads() const { return static_cast<unsigned>(tile_warps * block_tiles * kWarp); }
   template <ops::WeightFormat kFormat>
-  size_t shared_bytes() const {
-    return static_cast<size_t>(tile_warps) * block_tiles * Stage<kFormat>::kStages * Stage<kFormat>::kBytes;
+  size_t shared_bytes(int stages = kFewStages<kFormat>) const {
+    return static_cast<size_t>(tile_warps) * block_tiles * stages * Stage<kFormat>::kBytes;
   }
   unsigned blocks(int64_t num_tiles) const {
     constexpr int kBlocksPerMultiprocessor = 2;
@@ -74,7 +79,7 @@ inline StreamShape stream_shape(int64_t width, int64_t num_tiles) {
 }
 
 // A warp's ring. tile_at(tile, pass) gives a tile's weights.
-template <ops::WeightFormat kFormat, int kPasses, class TileAt>
+template <ops::WeightFormat kFormat, int kPasses, int kStages, class TileAt>
 class WeightRing {
  public:
   using Share = WeightShare<kFormat>;
@@ -84,25 +89,28 @@ class WeightRing {
   __device__ WeightRing(const StreamShape& shape, int num_tiles, const TileAt& tile_at, char* s_stages)
       : shape_(shape), tile_at_(tile_at), num_tiles_(num_tiles), lane_(static_cast<int>(threadIdx.x) % kWarp) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    s_ring_ = s_stages + warp * (Layout::kStages * Layout::kBytes);
+    s_ring_ = s_stages + warp * (kStages * Layout::kBytes);
+    const int first_row = lane_ / Layout::kRowPieces;
+    s_piece_ = first_row * Layout::kRowBytes + Layout::slot_of(lane_ % Layout::kRowPieces, first_row) * 16;
+    row_bytes_ = shape.width * Layout::kRowBytes / Layout::kColumns;
     first_chunk_ = warp % shape.tile_warps;
     next_tile_ = static_cast<int>(blockIdx.x) * shape.block_tiles + warp / shape.tile_warps;
     next_column_ = first_chunk_ * kChunk;
     find_weights();
 #pragma unroll
-    for (int i = 0; i < Layout::kStages; ++i) copy_next();
+    for (int i = 0; i < kStages; ++i) copy_next();
   }
 
   // The oldest stage, for every lane of the warp.
   __device__ const char* wait() {
-    ptx::wait_for_copies<Layout::kStages - 1>();
+    ptx::wait_for_copies<kStages - 1>();
     __syncwarp();
     return s_ring_ + read_ * Layout::kBytes;
   }
   // Done with it: its place is filled anew.
   __device__ void release() {
     __syncwarp();
-    read_ = (read_ + 1) % Layout::kStages;
+    read_ = (read_ + 1) % kStages;
     copy_next();
   }
 
@@ -131,30 +139,24 @@ class WeightRing {
   // Each lane copies 16 bytes of every few rows, a row's pieces by neighbouring lanes.
   __device__ void copy_next() {
     if (next_tile_ < num_tiles_) {
+      const int at = next_column_ * Layout::kRowBytes / Layout::kColumns;
+      const int piece = lane_ % Layout::kRowPieces * 16;
+      const bool is_there = at + piece < row_bytes_;
+      const char* from = codes_ + (is_there ? at : -piece);
       char* stage = s_ring_ + write_ * Layout::kBytes;
-      const int64_t row_bytes = static_cast<int64_t>(shape_.width) * Layout::kRowBytes / Layout::kColumns;
-      constexpr int kRowsAtOnce = kWarp / Layout::kRowPieces;
-      const int piece = lane_ % Layout::kRowPieces, first_row = lane_ / Layout::kRowPieces;
-      const int64_t at = static_cast<int64_t>(next_column_) * Layout::kRowBytes / Layout::kColumns + piece * 16;
-      const bool is_there = at < row_bytes;
-      const char* data = static_cast<const char*>(weights_.data) + (is_there ? at : 0);
-      char* to = stage + first_row * Layout::kRowBytes + Layout::slot_of(piece, first_row) * 16;
 #pragma unroll
       for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
-        const int64_t row = min(weights_.first_row + first_row + i, weights_.num_rows - 1);
-        ptx::copy_async<16>(to + i * Layout::kRowBytes, data + row * row_bytes, is_there);
+        ptx::copy_async<16>(stage + s_piece_ + i * Layout::kRowBytes,
+                            from + static_cast<int64_t>(min(i, last_row_)) * row_bytes_, is_there);
       }
       if constexpr (Layout::kIsNvfp4) {
-        static_assert(Layout::kScaleBytes == 16 && kRowsAtOnce % 2 == 0, "two lanes bring a row's scales");
-        const int64_t scale_bytes = shape_.width / numeric::kNvfp4Block;
-        const int64_t scale_at = next_column_ / numeric::kNvfp4Block + lane_ % 2 * 8;
-        const bool has_scale = scale_at < scale_bytes;
-        const int64_t row = min(weights_.first_row + lane_ / 2, weights_.num_rows - 1);
-        ptx::copy_async<8>(stage + Layout::kCodeBytes + lane_ * 8,
-                           static_cast<const char*>(weights_.scales) + row * scale_bytes + (has_scale ? scale_at : 0),
+        static_assert(Layout::kScaleBytes == 16, "two lanes bring a row's scales");
+        const int scale_at = next_column_ / static_cast<int>(numeric::kNvfp4Block);
+        const bool has_scale = next_column_ + lane_ % 2 * kShareBlock < shape_.width;
+        ptx::copy_async<8>(stage + Layout::kCodeBytes + lane_ * 8, scales_ + (has_scale ? scale_at : -(lane_ % 2 * 8)),
                            has_scale);
       }
-      write_ = (write_ + 1) % Layout::kStages;
+      write_ = (write_ + 1) % kStages;
       advance();
     }
     ptx::commit_copies();  // an empty group keeps the count
@@ -174,24 +176,40 @@ class WeightRing {
     find_weights();
   }
 
+  // Where this lane's copies of the next tile begin.
   __device__ void find_weights() {
-    if (next_tile_ < num_tiles_) weights_ = tile_at_(next_tile_, next_pass_);
+    if (next_tile_ >= num_tiles_) return;
+    const TileWeights weights = tile_at_(next_tile_, next_pass_);
+    const int rows = static_cast<int>(min(int64_t{kTileRows}, weights.num_rows - weights.first_row));
+    const int first_row = min(lane_ / Layout::kRowPieces, rows - 1);
+    last_row_ = rows - 1 - first_row;
+    codes_ = static_cast<const char*>(weights.data) + (weights.first_row + first_row) * row_bytes_ +
+             lane_ % Layout::kRowPieces * 16;
+    if constexpr (Layout::kIsNvfp4) {
+      const int64_t scale_row = weights.first_row + min(lane_ / 2, rows - 1);
+      scales_ = static_cast<const char*>(weights.scales) +
+                scale_row * (shape_.width / static_cast<int>(numeric::kNvfp4Block)) + lane_ % 2 * 8;
+    }
   }
+
+  static constexpr int kRowsAtOnce = kWarp / Layout::kRowPieces;
 
   const StreamShape& shape_;
   const TileAt& tile_at_;
   const int num_tiles_, lane_;
   char* s_ring_;
-  int first_chunk_, read_ = 0, write_ = 0;
+  int s_piece_;  // of this lane in a stage
+  int row_bytes_, first_chunk_, read_ = 0, write_ = 0;
   int next_tile_, next_pass_ = 0, next_column_;
-  TileWeights weights_;  // of the next tile and pass
+  const char *codes_, *scales_;  // of the next tile and pass
+  int last_row_;                 // of that tile, behind this lane's first
 };
 
 // All tiles of this block. inputs_of(tile): this lane's token (lane / 4) of the 8; any other token where there is none.
 // store(tile, at, sums): the sums of row row_of_sum(at) and token token_of_sum(at), one of each pass.
-template <ops::WeightFormat kFormat, int kPasses, class TileAt, class InputsOf, class Store>
+template <ops::WeightFormat kFormat, int kPasses, int kStages, class TileAt, class InputsOf, class Store>
 __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const TileAt& tile_at,
-                             WeightRing<kFormat, kPasses, TileAt>& ring, const InputsOf& inputs_of,
+                             WeightRing<kFormat, kPasses, kStages, TileAt>& ring, const InputsOf& inputs_of,
                              const Store& store) {
   using Share = WeightShare<kFormat>;
   using Layout = Stage<kFormat>;
@@ -221,7 +239,7 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
             for (int n = 0; n < Layout::kBlocks; ++n) {
               const int k = min(begin + n * kShareBlock, shape.width - kShareBlock);  // beyond, weights are zero
 #pragma unroll
-              for (int i = 0; i < kShareColumns / 8; ++i) inputs[n][i] = __ldg(x + k / 8 + i);
+              for (int i = 0; i < kShareColumns / 8; ++i) inputs[n][i] = ptx::load_here(x + k / 8 + i);
             }
             const char* stage = ring.wait();
 #pragma unroll
@@ -229,6 +247,7 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
               if (begin + n * kShareBlock >= end) break;
               Share share;
               ring.read(stage, n, share);
+              share.prepare();
               if constexpr (Share::kScaledSum) {
                 const TileWeights weights = tile_at(tile, pass);
                 float parts[4] = {};

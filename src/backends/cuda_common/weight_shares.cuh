@@ -32,7 +32,7 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   static constexpr float kFactor = 0x1p8f;
   static constexpr int kInFlight = 4;
   uint4 codes[2];
-  uint32_t scales[2];  // of the two blocks of 16 columns
+  uint32_t scales[2];  // codes of the two blocks of 16 columns; prepared: a pair of values
 
   template <bool kIsWide>
   __device__ void load(const void* data, const void* block_scales, int64_t width, const int64_t (&rows)[2], int64_t k) {
@@ -59,23 +59,25 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   }
 
   // The scale brings 2^118, which BF16 holds for E4M3's 448 too.
+  // Scales times 2^118, which BF16 holds for E4M3's 448 too, in place of their codes: once before decode().
+  __device__ void prepare() {
+    constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
+    const bool has_nan = has_e4m3_nan(scales[0] | scales[1] << 16);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t spread = __byte_perm(scales[r], 0, 0x1404);
+      scales[r] = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
+      if (has_nan) scales[r] = with_e4m3_nan(scales[r], spread);
+    }
+  }
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint32_t word = i == 0 ? codes[r].x : i == 1 ? codes[r].y : i == 2 ? codes[r].z : codes[r].w;
-    const uint32_t scale = __byte_perm(scale_pair(r), 0, i / 2 == 0 ? 0x1010 : 0x3232);
+    const uint32_t scale = __byte_perm(scales[r], 0, i / 2 == 0 ? 0x1010 : 0x3232);
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(e2m1_pair_small(word, j), scale);
   }
   __device__ float scale(int) const {
     return 1;
-  }
-
- private:
-  // The scales of row r's two blocks times 2^118, as a pair.
-  __device__ uint32_t scale_pair(int r) const {
-    constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
-    const uint32_t spread = __byte_perm(scales[r], 0, 0x1404);
-    const uint32_t pair = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
-    return has_e4m3_nan(scales[r]) ? with_e4m3_nan(pair, spread) : pair;
   }
 };
 
@@ -101,6 +103,8 @@ struct WeightShare<ops::WeightFormat::kFp8Block> {
       load_scale(r, block_scales, width, rows[r], k);
     }
   }
+
+  __device__ void prepare() {}
 
   // One for all lanes of a row: sums of theirs are what it multiplies.
   __device__ void load_scale(int r, const void* block_scales, int64_t width, int64_t row, int64_t k) {
@@ -144,6 +148,7 @@ struct WeightShare<ops::WeightFormat::kBf16> {
       }
     }
   }
+  __device__ void prepare() {}
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint4& v = values[r][i];
     pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Copies from global to shared memory that a thread does not wait for (sm_80 and later), in groups that complete in
-// order. Source: PTX ISA, "cp.async", "cp.async.commit_group", "cp.async.wait_group".
+// order; and loads that are to be under way meanwhile. Source: PTX ISA, "cp.async", "cp.async.commit_group",
+// "cp.async.wait_group", "ld.global.nc".
 #include <cstdint>
 
 namespace tessera::backends::cuda_common::ptx {
@@ -19,6 +20,16 @@ __device__ inline void copy_async(void* shared, const void* global, bool is_ther
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(is_there ? 8 : 0)
                  : "memory");
   }
+}
+
+// Sixteen bytes that nobody writes, loaded here and not where they are used: the compiler moves it past no wait.
+__device__ inline uint4 load_here(const uint4* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
 }
 
 // Ends a group: this thread's copies since the last one.
