@@ -54,29 +54,49 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   }
 }
 
-// Grid: as the shape says; tiles of 16 rows, group by group.
+// Tiles of 16 rows, group by group (weight_ring.cuh).
+template <ops::WeightFormat kFormat>
+class Tiles {
+ public:
+  static constexpr int kPasses = 1;
+  struct Place {
+    int64_t group, first_row;  // in the group
+  };
+
+  __device__ explicit Tiles(const Job& job)
+      : job_(job), tiles_per_group_((static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows) {}
+
+  __device__ Place place(int tile) const {
+    const unsigned group = static_cast<unsigned>(tile) / tiles_per_group_;
+    return {group, static_cast<int64_t>((static_cast<unsigned>(tile) - group * tiles_per_group_) * kTileRows)};
+  }
+  __device__ TileWeights weights(const Place& place, int) const {
+    const int64_t before = place.group * job_.out;
+    return {job_.data, job_.scales, before + place.first_row, before + job_.out};
+  }
+  __device__ const uint16_t* inputs(const Place& place) const {
+    const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job_.num_tokens - 1);
+    return job_.x + (token * job_.groups + place.group) * job_.in;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
+    const int64_t row = place.first_row + row_of_sum(at), token = token_of_sum(at);
+    if (row >= job_.out || token >= job_.num_tokens) return;
+    job_.y.store((token * job_.groups + place.group) * job_.out + row,
+                 sums[0] * WeightShare<kFormat>::kFactor * job_.tensor_scale);
+  }
+
+ private:
+  const Job& job_;
+  const unsigned tiles_per_group_;
+};
+
 template <ops::WeightFormat kFormat, int kStages>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job job, StreamShape shape, int num_tiles) {
   extern __shared__ __align__(16) char s_stages[];
-  const unsigned tiles_per_group = (static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows;
-  const auto group_of = [&](int tile) { return static_cast<unsigned>(tile) / tiles_per_group; };
-  const auto first_row_of = [&](int tile) {  // in its group
-    return static_cast<int64_t>(static_cast<unsigned>(tile) % tiles_per_group * kTileRows);
-  };
-  auto tile_at = [&](int tile, int) {
-    const int64_t before = group_of(tile) * job.out;
-    return TileWeights{job.data, job.scales, before + first_row_of(tile), before + job.out};
-  };
-  WeightRing<kFormat, 1, kStages, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
+  const Tiles<kFormat> tiles(job);
+  WeightRing<kFormat, kStages, Tiles<kFormat>> ring(shape, num_tiles, tiles, s_stages);
   wait_for_previous();
-  const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job.num_tokens - 1);
-  const auto inputs_of = [&](int tile) { return job.x + (token * job.groups + group_of(tile)) * job.in; };
-  stream_tiles<kFormat, 1>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[1]) {
-    const int64_t row = first_row_of(tile) + row_of_sum(at), t = token_of_sum(at);
-    if (row >= job.out || t >= job.num_tokens) return;
-    job.y.store((t * job.groups + group_of(tile)) * job.out + row,
-                sums[0] * WeightShare<kFormat>::kFactor * job.tensor_scale);
-  });
+  stream_tiles(shape, num_tiles, tiles, ring);
 }
 
 template <ops::WeightFormat kFormat>

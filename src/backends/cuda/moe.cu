@@ -173,73 +173,94 @@ __global__ void down(Job job) {
 // BF16, in the memory of Scratch::h.
 static_assert(kTokenTile == kTileTokens);
 
-// What a tile of the launch is: up to 8 slots of an expert by 16 of its rows.
-struct WorkTile {
-  Tile slots;
-  int64_t first_row;
+// What both have in common: a tile is up to 8 slots of an expert by 16 of its `rows` rows.
+class WorkTiles {
+ public:
+  struct Place {
+    Tile slots;
+    int64_t first_row;
+  };
+  __device__ WorkTiles(const Job& job, int64_t rows)
+      : job_(job), rows_(rows), row_tiles_(static_cast<int>((rows + kTileRows - 1) / kTileRows)) {}
+
+  __device__ int count() const { return job_.scratch.tile_begins[job_.num_local] * row_tiles_; }
+  __device__ Place place(int tile) const {
+    const int entry = tile / row_tiles_;
+    return {job_.scratch.tiles[entry], static_cast<int64_t>(tile - entry * row_tiles_) * kTileRows};
+  }
+
+ protected:
+  __device__ TileWeights weights_of(const ops::WeightView& view, const Place& place) const {
+    return {view.data, view.block_scales, place.first_row, rows_};
+  }
+  // The slot of column `column` of the tile.
+  __device__ int64_t slot(const Place& place, int column) const {
+    return job_.scratch.slots[place.slots.first + min(column, place.slots.count - 1)];
+  }
+  __device__ int64_t slot_of_lane(const Place& place) const {
+    return slot(place, static_cast<int>(threadIdx.x) % kWarp / 4);
+  }
+  __device__ bool is_there(const Place& place, int at) const {
+    return place.first_row + row_of_sum(at) < rows_ && token_of_sum(at) < place.slots.count;
+  }
+
+  const Job& job_;
+
+ private:
+  const int64_t rows_;
+  const int row_tiles_;
 };
-__device__ WorkTile work_tile(const Scratch& scratch, int tile, int row_tiles) {
-  return {scratch.tiles[tile / row_tiles], static_cast<int64_t>(tile % row_tiles) * kTileRows};
-}
 
 template <ops::WeightFormat kFormat>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) gate_and_up_mma(Job job, StreamShape shape) {
-  extern __shared__ __align__(16) char s_stages[];
-  wait_for_previous();
-  const Scratch& s = job.scratch;
-  const int row_tiles = static_cast<int>((job.inner + kTileRows - 1) / kTileRows);
-  const int num_tiles = s.tile_begins[job.num_local] * row_tiles;
-  auto tile_at = [&](int tile, int pass) {
-    const WorkTile work = work_tile(s, tile, row_tiles);
-    const ops::WeightView& view = (pass == 0 ? job.w1 : job.w3)[work.slots.expert];
-    return TileWeights{view.data, view.block_scales, work.first_row, job.inner};
-  };
-  WeightRing<kFormat, 2, kFewStages<kFormat>, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
-  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const auto inputs_of = [&](int tile) {
-    const Tile slots = work_tile(s, tile, row_tiles).slots;
-    const int64_t slot = s.slots[slots.first + min(column, slots.count - 1)];
-    return static_cast<const uint16_t*>(job.x.data) + slot / job.top_k * job.hidden;
-  };
-  stream_tiles<kFormat, 2>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[2]) {
-    const WorkTile work = work_tile(s, tile, row_tiles);
-    const int64_t row = work.first_row + row_of_sum(at);
-    if (row >= job.inner || token_of_sum(at) >= work.slots.count) return;
-    const int64_t slot = s.slots[work.slots.first + token_of_sum(at)];
-    const float gate = sums[0] * WeightShare<kFormat>::kFactor * job.w1[work.slots.expert].tensor_scale;
-    const float up = sums[1] * WeightShare<kFormat>::kFactor * job.w3[work.slots.expert].tensor_scale;
-    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job.limit);
-    Values{s.h, true}.store(slot * job.inner + row, h * job.routing[slot]);
-  });
-}
+class GateAndUpTiles final : public WorkTiles {
+ public:
+  static constexpr int kPasses = 2;
+  __device__ explicit GateAndUpTiles(const Job& job) : WorkTiles(job, job.inner) {}
+
+  __device__ TileWeights weights(const Place& place, int pass) const {
+    return weights_of((pass == 0 ? job_.w1 : job_.w3)[place.slots.expert], place);
+  }
+  __device__ const uint16_t* inputs(const Place& place) const {
+    return static_cast<const uint16_t*>(job_.x.data) + slot_of_lane(place) / job_.top_k * job_.hidden;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[2]) const {
+    if (!is_there(place, at)) return;
+    const int64_t slot_at = slot(place, token_of_sum(at)), expert = place.slots.expert;
+    const float gate = sums[0] * WeightShare<kFormat>::kFactor * job_.w1[expert].tensor_scale;
+    const float up = sums[1] * WeightShare<kFormat>::kFactor * job_.w3[expert].tensor_scale;
+    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job_.limit);
+    Values{job_.scratch.h, true}.store(slot_at * job_.inner + place.first_row + row_of_sum(at),
+                                       h * job_.routing[slot_at]);
+  }
+};
 
 template <ops::WeightFormat kFormat>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) down_mma(Job job, StreamShape shape) {
+class DownTiles final : public WorkTiles {
+ public:
+  static constexpr int kPasses = 1;
+  __device__ explicit DownTiles(const Job& job) : WorkTiles(job, job.hidden) {}
+
+  __device__ TileWeights weights(const Place& place, int) const {
+    return weights_of(job_.w2[place.slots.expert], place);
+  }
+  __device__ const uint16_t* inputs(const Place& place) const {
+    return reinterpret_cast<const uint16_t*>(job_.scratch.h) + slot_of_lane(place) * job_.inner;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
+    if (!is_there(place, at)) return;
+    job_.out.store(slot(place, token_of_sum(at)) * job_.hidden + place.first_row + row_of_sum(at),
+                   sums[0] * WeightShare<kFormat>::kFactor * job_.w2[place.slots.expert].tensor_scale);
+  }
+};
+
+template <ops::WeightFormat kFormat, class Tiles>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, StreamShape shape) {
   extern __shared__ __align__(16) char s_stages[];
   wait_for_previous();
-  const Scratch& s = job.scratch;
-  const int row_tiles = static_cast<int>((job.hidden + kTileRows - 1) / kTileRows);
-  const int num_tiles = s.tile_begins[job.num_local] * row_tiles;
-  auto tile_at = [&](int tile, int) {
-    const WorkTile work = work_tile(s, tile, row_tiles);
-    const ops::WeightView& view = job.w2[work.slots.expert];
-    return TileWeights{view.data, view.block_scales, work.first_row, job.hidden};
-  };
-  WeightRing<kFormat, 1, kFewStages<kFormat>, decltype(tile_at)> ring(shape, num_tiles, tile_at, s_stages);
-  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const auto inputs_of = [&](int tile) {
-    const Tile slots = work_tile(s, tile, row_tiles).slots;
-    const int64_t slot = s.slots[slots.first + min(column, slots.count - 1)];
-    return reinterpret_cast<const uint16_t*>(s.h) + slot * job.inner;
-  };
-  stream_tiles<kFormat, 1>(shape, num_tiles, tile_at, ring, inputs_of, [&](int tile, int at, const float(&sums)[1]) {
-    const WorkTile work = work_tile(s, tile, row_tiles);
-    const int64_t row = work.first_row + row_of_sum(at);
-    if (row >= job.hidden || token_of_sum(at) >= work.slots.count) return;
-    const int64_t slot = s.slots[work.slots.first + token_of_sum(at)];
-    job.out.store(slot * job.hidden + row,
-                  sums[0] * WeightShare<kFormat>::kFactor * job.w2[work.slots.expert].tensor_scale);
-  });
+  const Tiles tiles(job);
+  const int num_tiles = tiles.count();
+  WeightRing<kFormat, kFewStages<kFormat>, Tiles> ring(shape, num_tiles, tiles, s_stages);
+  stream_tiles(shape, num_tiles, tiles, ring);
 }
 
 // Fills `job`, groups the slots and zeroes those of other ranks; the number of tiles to launch for.
@@ -316,9 +337,9 @@ void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::A
   with_format(desc.format, [&](auto format) {
     constexpr ops::WeightFormat kFormat = format.value;
     if constexpr (kFormat != ops::WeightFormat::kF32) {  // declined
-      launch("gate_and_up_mma", queue, gate_and_up_mma<kFormat>, dim3(gate.blocks(gate_tiles)), gate.threads(),
-             gate.shared_bytes<kFormat>(), job, gate);
-      launch("down_mma", queue, down_mma<kFormat>, dim3(down.blocks(down_tiles)), down.threads(),
+      launch("gate_and_up_mma", queue, experts_mma<kFormat, GateAndUpTiles<kFormat>>, dim3(gate.blocks(gate_tiles)),
+             gate.threads(), gate.shared_bytes<kFormat>(), job, gate);
+      launch("down_mma", queue, experts_mma<kFormat, DownTiles<kFormat>>, dim3(down.blocks(down_tiles)), down.threads(),
              down.shared_bytes<kFormat>(), job, down);
     }
   });

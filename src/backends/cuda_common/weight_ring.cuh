@@ -6,6 +6,12 @@
 //   tile   16 rows; W warps share it, each takes every W-th chunk of 512 columns
 //   block  T tiles at a time, W T warps; it walks over the tiles of the whole grid
 //   pass   one of kPasses matrices whose sums belong together (an expert's gate and up)
+// What the tiles of a launch are, a class Tiles says:
+//   kPasses
+//   place(tile)               what all else about a tile is worked out from
+//   weights(place, pass)      TileWeights
+//   inputs(place)             this lane's token (lane / 4) of the 8; any other token where there is none
+//   store(place, at, sums)    takes the sums of row row_of_sum(at) and token token_of_sum(at), one of each pass
 #include <algorithm>
 #include <cstdint>
 
@@ -78,16 +84,16 @@ inline StreamShape stream_shape(int64_t width, int64_t num_tiles) {
   return shape;
 }
 
-// A warp's ring. tile_at(tile, pass) gives a tile's weights.
-template <ops::WeightFormat kFormat, int kPasses, int kStages, class TileAt>
+// A warp's ring.
+template <ops::WeightFormat kFormat, int kStages, class Tiles>
 class WeightRing {
  public:
   using Share = WeightShare<kFormat>;
   using Layout = Stage<kFormat>;
 
   // Begins to copy the first stages.
-  __device__ WeightRing(const StreamShape& shape, int num_tiles, const TileAt& tile_at, char* s_stages)
-      : shape_(shape), tile_at_(tile_at), num_tiles_(num_tiles), lane_(static_cast<int>(threadIdx.x) % kWarp) {
+  __device__ WeightRing(const StreamShape& shape, int num_tiles, const Tiles& tiles, char* s_stages)
+      : shape_(shape), tiles_(tiles), num_tiles_(num_tiles), lane_(static_cast<int>(threadIdx.x) % kWarp) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     s_ring_ = s_stages + warp * (kStages * Layout::kBytes);
     const int first_row = lane_ / Layout::kRowPieces;
@@ -169,7 +175,7 @@ class WeightRing {
     next_column_ = round_up(next_column_, kChunk) + (shape_.tile_warps - 1) * kChunk;
     if (next_column_ < shape_.width) return;
     next_column_ = first_chunk_ * kChunk;
-    if (++next_pass_ == kPasses) {
+    if (++next_pass_ == Tiles::kPasses) {
       next_pass_ = 0;
       next_tile_ += static_cast<int>(gridDim.x) * shape_.block_tiles;
     }
@@ -179,7 +185,7 @@ class WeightRing {
   // Where this lane's copies of the next tile begin.
   __device__ void find_weights() {
     if (next_tile_ >= num_tiles_) return;
-    const TileWeights weights = tile_at_(next_tile_, next_pass_);
+    const TileWeights weights = tiles_.weights(tiles_.place(next_tile_), next_pass_);
     const int rows = static_cast<int>(min(int64_t{kTileRows}, weights.num_rows - weights.first_row));
     const int first_row = min(lane_ / Layout::kRowPieces, rows - 1);
     last_row_ = rows - 1 - first_row;
@@ -195,7 +201,7 @@ class WeightRing {
   static constexpr int kRowsAtOnce = kWarp / Layout::kRowPieces;
 
   const StreamShape& shape_;
-  const TileAt& tile_at_;
+  const Tiles& tiles_;
   const int num_tiles_, lane_;
   char* s_ring_;
   int s_piece_;  // of this lane in a stage
@@ -205,12 +211,10 @@ class WeightRing {
   int last_row_;                 // of that tile, behind this lane's first
 };
 
-// All tiles of this block. inputs_of(tile): this lane's token (lane / 4) of the 8; any other token where there is none.
-// store(tile, at, sums): the sums of row row_of_sum(at) and token token_of_sum(at), one of each pass.
-template <ops::WeightFormat kFormat, int kPasses, int kStages, class TileAt, class InputsOf, class Store>
-__device__ void stream_tiles(const StreamShape& shape, int num_tiles, const TileAt& tile_at,
-                             WeightRing<kFormat, kPasses, kStages, TileAt>& ring, const InputsOf& inputs_of,
-                             const Store& store) {
+// All tiles of this block.
+template <ops::WeightFormat kFormat, int kStages, class Tiles>
+__device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tiles& tiles,
+                             WeightRing<kFormat, kStages, Tiles>& ring) {
   using Share = WeightShare<kFormat>;
   using Layout = Stage<kFormat>;
   __shared__ float s_parts[2][kMaxWarps][kTileSums];  // by turns, so that one barrier a round is enough
@@ -222,11 +226,11 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
        base += static_cast<int>(gridDim.x) * shape.block_tiles) {
     const int tile = base + tile_in_block;
     const bool is_there = tile < num_tiles;
-    const uint4* x = nullptr;
-    if (is_there) x = reinterpret_cast<const uint4*>(inputs_of(tile)) + lane % 4 * (kShareColumns / 8);
-    float totals[kTileSums / kWarp][kPasses] = {};
+    const auto place = tiles.place(min(tile, num_tiles - 1));
+    const uint4* x = reinterpret_cast<const uint4*>(tiles.inputs(place)) + lane % 4 * (kShareColumns / 8);
+    float totals[kTileSums / kWarp][Tiles::kPasses] = {};
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
+    for (int pass = 0; pass < Tiles::kPasses; ++pass) {
       for (int first = 0; first < shape.num_chunks; first += shape.tile_warps) {
         const int chunk = first + warp - first_warp;
         if (is_there && chunk < shape.num_chunks) {
@@ -249,7 +253,7 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
               ring.read(stage, n, share);
               share.prepare();
               if constexpr (Share::kScaledSum) {
-                const TileWeights weights = tile_at(tile, pass);
+                const TileWeights weights = tiles.weights(place, pass);
                 float parts[4] = {};
                 add_block(share, inputs[n], parts);
 #pragma unroll
@@ -285,7 +289,7 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
     for (int i = 0; i < kTileSums / kWarp; ++i) {
       const int at = first_at + i * num_threads;
       if (!is_there || at >= kTileSums) break;
-      store(tile, at, totals[i]);
+      tiles.store(place, at, totals[i]);
     }
   }
 }
