@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <chrono>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -81,16 +82,25 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
   if (log != nullptr) log_unused(weights, *log);
   ops::Planner planner(backends, machine, options.forced);
+  std::unique_ptr<device::Executor> executor = device::make_executor(machine, options.num_threads);
+  weights.set_memory(executor->loading());
   const BytePhase phase(progress, "read weights", weights.total_bytes());
+  const auto begin = std::chrono::steady_clock::now();
   try {
-    loaded.runner =
-        std::make_unique<Model>(config, planner, weights, options.precision, drafts, options.max_step_tokens,
-                                device::make_executor(machine, options.num_threads), options.bypass);
+    loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
+                                            options.max_step_tokens, std::move(executor), options.bypass);
   } catch (const Error& error) {
     // Layers know ops and shapes, not files.
     const std::string message = error.what();
     if (error.code() != ErrorCode::kUnsupported || message.find(directory) != std::string::npos) throw;
     fail(ErrorCode::kUnsupported, fmt::format("{}: {}", printable(directory), message));
+  }
+  constexpr uint64_t kLongRead = 1'000'000'000;  // bytes after which people wonder what they waited for
+  if (log != nullptr && weights.total_bytes() >= kLongRead) {
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    log->write(LogLevel::kDebug,
+               fmt::format("{} of weights in place after {:.2f} s ({}/s)", format_bytes(weights.total_bytes()), seconds,
+                           format_bytes(static_cast<uint64_t>(static_cast<double>(weights.total_bytes()) / seconds))));
   }
   if (log != nullptr && weights.num_rounded_blocks() > 0) {
     log->write(LogLevel::kWarning, fmt::format("{} blocks of MXFP4 experts were rounded: NVFP4 can't hold them exactly",

@@ -24,7 +24,7 @@ using ops::WeightFormat;
 
 constexpr int64_t kFp8Block = numeric::kFp8WeightBlock, kNvfp4Group = numeric::kNvfp4Block;
 constexpr int64_t kMxfp4Group = numeric::kMxfp4Block;
-constexpr uint64_t kReadBytes = 8 << 20;  // between two updates of the progress
+constexpr uint64_t kReadBytes = 64 << 20;  // between two updates of the progress
 
 int64_t num_rows(const WeightSlice& slice) {
   return slice.row_end - slice.row_begin;
@@ -76,23 +76,19 @@ float read_tensor_scale(const StoredTensor& stored) {
   return scale;
 }
 
-void check_values(const StoredTensor& stored, const Matrix& matrix) {
-  const ops::WeightView& view = matrix.view;
-  const int64_t count = view.rows * view.cols;
-  switch (view.format) {
+// Values [begin, end) of those that a matrix is made of and that can be wrong.
+void check_range(const StoredTensor& stored, const Matrix& matrix, int64_t begin, int64_t end) {
+  switch (matrix.view.format) {
     case WeightFormat::kF32:
-      check_finite(stored.codes, matrix.data.as<float>(), count);
-      return;
+      return check_finite(stored.codes, matrix.data.as<float>() + begin, end - begin);
     case WeightFormat::kBf16:
-      check_finite_bf16(stored.codes, matrix.data.as<uint16_t>(), count);
-      return;
+      return check_finite_bf16(stored.codes, matrix.data.as<uint16_t>() + begin, end - begin);
     case WeightFormat::kFp8Block:
-      check_e4m3(stored.codes, matrix.data.as<uint8_t>(), count, SignBit::kFree, "an E4M3 value that is not NaN");
-      return;
+      return check_e4m3(stored.codes, matrix.data.as<uint8_t>() + begin, end - begin, SignBit::kFree,
+                        "an E4M3 value that is not NaN");
     case WeightFormat::kNvfp4:
-      check_e4m3(stored.block_scales, matrix.scales.as<uint8_t>(), view.scale_bytes(), SignBit::kClear,
-                 "a positive E4M3 scale (0x00 to 0x7e)");
-      return;
+      return check_e4m3(stored.block_scales, matrix.scales.as<uint8_t>() + begin, end - begin, SignBit::kClear,
+                        "a positive E4M3 scale (0x00 to 0x7e)");
   }
 }
 
@@ -128,6 +124,20 @@ struct MatrixReader::Rows {
   int64_t row_bytes, part_begin, part_bytes;  // of a row
 };
 
+void MatrixReader::check_values(const StoredTensor& stored, const Matrix& matrix) {
+  const ops::WeightView& view = matrix.view;
+  const int64_t count = view.format == WeightFormat::kNvfp4 ? view.scale_bytes() : view.rows * view.cols;
+  const int64_t width = view.format == WeightFormat::kF32 ? 4 : view.format == WeightFormat::kBf16 ? 2 : 1;
+  try {
+    for_pieces(static_cast<uint64_t>(count * width), [&](uint64_t begin, uint64_t end) {
+      check_range(stored, matrix, static_cast<int64_t>(begin) / width, static_cast<int64_t>(end) / width);
+    });
+  } catch (const Error&) {
+    check_range(stored, matrix, 0, count);  // once more in order: names the first
+    throw;
+  }
+}
+
 void MatrixReader::advance(uint64_t bytes) {
   if (progress_ != nullptr) progress_->advance(bytes);
 }
@@ -135,7 +145,9 @@ void MatrixReader::advance(uint64_t bytes) {
 void MatrixReader::read_bytes(const LocatedTensor& tensor, uint64_t begin, uint64_t num_bytes, void* out) {
   for (uint64_t done = 0; done < num_bytes;) {
     const uint64_t part = std::min(kReadBytes, num_bytes - done);
-    tensor.read_part(begin + done, part, static_cast<char*>(out) + done);
+    for_pieces(part, [&](uint64_t from, uint64_t to) {
+      tensor.read_part(begin + done + from, to - from, static_cast<char*>(out) + done + from);
+    });
     done += part;
     advance(part);
   }
@@ -228,8 +240,8 @@ Matrix MatrixReader::read(const StoredTensor& stored, const Shape& shape, const 
     fail(ErrorCode::kUnsupported,
          fmt::format("tensor {}: a rank's columns must be whole groups of {}", stored.codes.entry->name, kNvfp4Group));
   }
-  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()));
-  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()));
+  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()), *memory_);
+  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()), *memory_);
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
   if (stored.format == StoredFormat::kMxfp4) {

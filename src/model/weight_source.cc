@@ -11,6 +11,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 #include "model/draft_names.h"
 #include "model/stored_values.h"
@@ -26,7 +27,7 @@ using ops::WeightFormat;
 
 WeightSource::WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers,
                            Shard shard, ProgressSink* progress, Inexact inexact)
-    : config_(config), shard_(shard), inexact_(inexact), reader_(progress) {
+    : config_(config), shard_(shard), inexact_(inexact), reader_(progress, &queue_) {
   std::set<std::string> used;
   for (WeightRow& weight : make_weight_spec(config, num_draft_layers)) {
     const StoredTensor stored = resolve_weight(checkpoint, config, weight, used);
@@ -70,9 +71,16 @@ Shape WeightSource::local_shape(const std::string& name) const {
   return {slice.row_end - slice.row_begin, slice.col_end - slice.col_begin};
 }
 
+// Of the hashes of pieces, so that threads can share the work.
 void WeightSource::add_fingerprint(const std::string& name, const void* data, size_t bytes) {
+  std::vector<uint64_t> hashes(ceil_div<size_t>(bytes, kPieceBytes));
+  reader_.for_pieces(bytes, [&](uint64_t begin, uint64_t end) {
+    for (uint64_t at = begin; at < end; at += kPieceBytes) {
+      hashes[at / kPieceBytes] = XXH3_64bits(static_cast<const char*>(data) + at, std::min(kPieceBytes, end - at));
+    }
+  });
   fingerprint_ = XXH3_64bits_withSeed(name.data(), name.size(), fingerprint_);
-  fingerprint_ = XXH3_64bits_withSeed(data, bytes, fingerprint_);
+  fingerprint_ = XXH3_64bits_withSeed(hashes.data(), hashes.size() * sizeof(uint64_t), fingerprint_);
 }
 
 // w1 and w3 are multiplied as one matrix by kernels that know one tensor scale, so they share it where it is chosen

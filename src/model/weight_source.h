@@ -55,6 +55,8 @@ class WeightSource final : public ModelWeights {
   // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
+  // Where matrices are read to from now on (Executor::loading()).
+  void set_memory(device::MemorySpace& memory) { reader_.set_memory(memory); }
   // Null: none. Must outlive the source.
   void set_edit(const WeightEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
@@ -79,8 +81,8 @@ class WeightSource final : public ModelWeights {
   const WeightEdit* edit_ = nullptr;
   Shard shard_;
   Inexact inexact_;
+  device::Queue queue_;  // reads and packs with every core
   MatrixReader reader_;
-  device::Queue queue_;  // packs with every core
   std::map<std::string, WeightRow> rows_;
   std::map<std::string, StoredTensor> stored_;
   std::map<std::string, Mxfp4Scaling> scalings_;  // by w1 for w1 and w3
