@@ -12,9 +12,10 @@
 #include "base/strings.h"
 #include "console.h"
 #include "default_model.h"
-#include "device/machine.h"
+#include "device/device_choice.h"
 #include "doctor/deep_check.h"
 #include "doctor/verdict.h"
+#include "model_flags.h"
 #include "progress_bar.h"
 #include "verb.h"
 
@@ -120,16 +121,19 @@ class Check final : public Verb {
         ->check(CLI::IsMember({"fp8", "exact"}))
         ->capture_default_str();
     command_->add_option("--threads", options_.num_threads, "Threads [one per processor]")->check(CLI::Range(1, 4096));
+    add_device_flag(*command_, device_);
     command_->add_flag("--quiet", is_quiet_, "No progress");
     command_->footer(
-        "\nExits with 7 where something is wrong. docs/doctor.md lists what is found and how. --deep runs on what\n"
-        "TESSERA_BACKENDS names, as every verb does.\n"
-        "\nExamples:\n  tessera check DIR --write-hashes\n  tessera check DIR --deep --mode a4");
+        "\nExits with 7 where something is wrong. docs/doctor.md lists what is found and how. --deep runs the\n"
+        "model on --device and on what TESSERA_BACKENDS names, as every verb does; all else is the CPU's work.\n"
+        "\nExamples:\n  tessera check DIR --write-hashes\n  tessera check DIR --deep --mode a4 --device cuda:0");
   }
   CLI::App* command() const override { return command_; }
 
   int run() override {
     if (directory_.empty()) directory_ = default_model();
+    // Before anything is read: a device that can't be used is known at once.
+    const device::Machine machine = is_deep_ ? device::machine_of(device_) : device::Machine();
     ProgressBar progress(is_quiet_);
     const doctor::StructureReport structure = doctor::check_structure(directory_);
     std::vector<Finding> findings = structure.findings;
@@ -156,7 +160,7 @@ class Check final : public Verb {
     if (is_deep_) {
       options_.mode = {*ops::input_mode_from_name(mode_), *ops::cache_mode_from_name(cache_)};
       if (!sample_.empty()) options_.sample_text = read_file(sample_, kMaxSampleBytes);
-      report = doctor::check_deep(directory_, options_, backends::all_backends(), device::probe_machine(), &progress);
+      report = doctor::check_deep(directory_, options_, backends::all_backends(), machine, &progress);
       // The deep report repeats the structure's findings.
       findings.erase(findings.begin(), findings.begin() + static_cast<int64_t>(structure.findings.size()));
       report.findings.insert(report.findings.begin(), findings.begin(), findings.end());
@@ -189,7 +193,7 @@ class Check final : public Verb {
 
   CLI::App* command_;
   doctor::DeepOptions options_;
-  std::string directory_, sample_, mode_ = "a16", cache_ = "fp8";
+  std::string directory_, sample_, mode_ = "a16", cache_ = "fp8", device_ = "cpu";
   bool is_deep_ = false, writes_hashes_ = false, is_forced_ = false, is_json_ = false, is_quiet_ = false;
 };
 

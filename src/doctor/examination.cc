@@ -59,10 +59,13 @@ Examination::Examination(const checkpoint::Checkpoint& checkpoint, const model::
       machine_(machine),
       options_(options),
       ids_(std::move(ids)),
+      executor_(device::make_executor(machine, options.num_threads)),
       weights_(checkpoint, config, 0, model::Shard{}, nullptr, model::Inexact::kRound) {}
 
 StackOptions Examination::stack_options(const ops::Precision& precision) const {
-  return {precision, options_.num_threads, weights_.total_bytes() * kLoadedShare < machine_.memory_available_bytes};
+  const uint64_t available =
+      machine_.gpu.has_value() ? machine_.gpu->memory_free_bytes : machine_.memory_available_bytes;
+  return {precision, weights_.total_bytes() * kLoadedShare < available};
 }
 
 void Examination::record_layer(int64_t layer, const OpRecorder& exact, const device::Tensor& streams,
@@ -90,11 +93,11 @@ void Examination::record_layer(int64_t layer, const OpRecorder& exact, const dev
 
 void Examination::run(DeepReport& report, ProgressSink* progress) {
   const ops::Precision exact{ops::InputMode::kF32, ops::CacheMode::kExact};
-  stack_ = std::make_unique<LayerStack>(weights_, backends_, machine_, stack_options(exact), ids_);
+  stack_ = std::make_unique<LayerStack>(weights_, backends_, machine_, *executor_, stack_options(exact), ids_);
   const bool has_mode = !(options_.mode == exact);
   StackOptions mode_options = stack_options(options_.mode);
   mode_options.keeps_layers = true;  // for the two runs of a layer
-  LayerStack mode_stack(weights_, backends_, machine_, mode_options, ids_);
+  LayerStack mode_stack(weights_, backends_, machine_, *executor_, mode_options, ids_);
   device::Tensor streams = stack_->embed(), mode_streams = has_mode ? mode_stack.embed() : device::Tensor();
   OpRecorder exact_ops, mode_ops;
   std::string first_bad, first_bad_mode;
@@ -259,7 +262,7 @@ Score Examination::score_with(const model::Config& config) {
   source.set_edit(&edit);
   StackOptions options = stack_options({ops::InputMode::kF32, ops::CacheMode::kExact});
   options.keeps_layers = false;
-  LayerStack stack(source, backends_, machine_, options, ids_);
+  LayerStack stack(source, backends_, machine_, *executor_, options, ids_);
   const device::Tensor streams = stack.embed();
   for (size_t layer = 0; layer < stack.num_layers(); ++layer) stack.run_layer(layer, streams, nullptr);
   return score(stack.logits(streams), ids_, config.vocab_size);

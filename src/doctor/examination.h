@@ -71,6 +71,7 @@ class Examination {
   const device::Machine& machine_;
   const DeepOptions& options_;
   std::vector<int32_t> ids_;
+  std::unique_ptr<device::Executor> executor_;
   model::WeightSource weights_;
   std::unique_ptr<LayerStack> stack_;
   std::vector<device::Tensor> inputs_;  // streams before each layer, f32 x exact

@@ -183,7 +183,7 @@ Score Examination::score_shifted(const text::Tokenizer& tokenizer, int64_t shift
   }
   StackOptions options = stack_options({ops::InputMode::kF32, ops::CacheMode::kExact});
   options.keeps_layers = false;
-  LayerStack stack(weights_, backends_, machine_, options, ids);
+  LayerStack stack(weights_, backends_, machine_, *executor_, options, ids);
   const device::Tensor streams = stack.embed();
   for (size_t layer = 0; layer < stack.num_layers(); ++layer) stack.run_layer(layer, streams, nullptr);
   return score(stack.logits(streams), ids, config_.vocab_size);

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "model/placed_weights.h"
 
 namespace tessera::doctor {
 
@@ -15,6 +16,7 @@ namespace {
 
 using model::Block;
 using model::LayerBuilder;
+using model::PlacedWeights;
 using model::WeightSource;
 
 // Activations that a layer or the head holds at once: generous sums of what they take.
@@ -29,16 +31,18 @@ size_t arena_bytes(const model::Config& c, int64_t tokens) {
 }  // namespace
 
 LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* const> backends,
-                       const device::Machine& machine, const StackOptions& options, std::vector<int32_t> ids)
+                       const device::Machine& machine, device::Executor& executor, const StackOptions& options,
+                       std::vector<int32_t> ids)
     : weights_(weights),
       config_(weights.config()),
       options_(options),
       planner_(backends, machine),
-      queue_(options.num_threads),
+      executor_(executor),
       ids_(std::move(ids)),
-      arena_(arena_bytes(config_, static_cast<int64_t>(ids_.size()))),
-      index_scores_(static_cast<size_t>(model::kScoreRows * (static_cast<int64_t>(ids_.size()) / 4 + 1)) *
-                    sizeof(float)) {
+      arena_(arena_bytes(config_, static_cast<int64_t>(ids_.size())), executor.memory()),
+      index_scores_(
+          static_cast<size_t>(model::kScoreRows * (static_cast<int64_t>(ids_.size()) / 4 + 1)) * sizeof(float),
+          executor.memory()) {
   for (const int32_t id : ids_) {
     if (id < 0 || id >= config_.vocab_size) {
       fail(ErrorCode::kInvalidArgument,
@@ -47,20 +51,19 @@ LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* cons
   }
 }
 
-LayerBuilder LayerStack::builder(WeightSource& weights) {
-  return LayerBuilder{
-      config_, planner_, weights, options_.precision, num_tokens(), window_slots(), device::host_memory()};
+LayerBuilder LayerStack::builder(model::ModelWeights& weights) {
+  return LayerBuilder{config_, planner_, weights, options_.precision, num_tokens(), window_slots(), executor_.memory()};
 }
 
 void LayerStack::reserve(const LayerBuilder& used) {
   const size_t bytes = static_cast<size_t>(used.workspace_bytes);
-  if (bytes > workspace_.size()) workspace_ = device::Buffer(bytes);
+  if (bytes > workspace_.size()) workspace_ = device::Buffer(bytes, executor_.memory());
 }
 
 model::StepContext LayerStack::context(const model::StepBatch& batch, const model::CachePool& caches,
                                        model::Tracer* tracer) {
   arena_.reset_to(0);
-  return {.queue = queue_,
+  return {.queue = executor_.queue(),
           .arena = arena_,
           .workspace = workspace_.data(),
           .tracer = tracer,
@@ -78,7 +81,7 @@ model::StepBatch LayerStack::batch(const model::CacheLayout& layout, int32_t pla
   if (!layout.layers.empty() && layout.layers.front().ratio != 0) ratios = {layout.layers.front().ratio};
   model::StepBatch batch(ratios,
                          {.max_tokens = count, .window_slots = window_slots(), .index_top_k = config_.index_topk},
-                         device::host_memory(), device::host_memory());
+                         executor_.staging(), executor_.memory());
   std::vector<int32_t> rows(static_cast<size_t>(count));
   std::iota(rows.begin(), rows.end(), 0);
   const model::SliceRows slice{place, 0, count, 0};
@@ -86,21 +89,39 @@ model::StepBatch LayerStack::batch(const model::CacheLayout& layout, int32_t pla
   return batch;
 }
 
+// Calls work with the host's tensor where the ops compute, and brings back what it made of it.
+template <class Work>
+void LayerStack::on_device(const TensorView& tensor, const Work& work) {
+  device::MemorySpace& memory = executor_.memory();
+  if (memory.is_host()) return work(tensor);
+  const device::Tensor placed(tensor.dtype, tensor.shape, memory);
+  const size_t bytes = static_cast<size_t>(tensor.num_bytes());
+  memory.upload(placed.view().data, tensor.data, bytes);
+  work(placed.view());
+  memory.download(tensor.data, placed.view().data, bytes);
+}
+
 device::Tensor LayerStack::embed(WeightSource& weights) {
-  LayerBuilder build = builder(weights);
-  const model::Matrix table = weights.load_matrix("embed");
+  PlacedWeights placed(weights, executor_.memory());
+  LayerBuilder build = builder(placed);
+  const model::Matrix table = placed.load_matrix("embed");
   const DType stored = table.view.format == ops::WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
   const auto op = build.bind<ops::Embedding>(
       "embed",
       {.vocab = config_.vocab_size, .hidden = config_.hidden_size, .weight = stored, .activation = activation()});
-  device::Tensor streams(activation(), {num_tokens(), ops::kHcStreams, config_.hidden_size});
   const TensorView weight{const_cast<void*>(table.view.data), stored, {config_.vocab_size, config_.hidden_size}};
-  op.run({.weight = weight, .ids = ids_.data(), .num_tokens = num_tokens(), .out = streams}, queue_);
+  device::Tensor streams(activation(), {num_tokens(), ops::kHcStreams, config_.hidden_size});
+  const device::Buffer ids(ids_.size() * sizeof(int32_t), executor_.memory());
+  executor_.memory().upload(ids.data(), ids_.data(), ids.size());
+  on_device(streams, [&](const TensorView& out) {
+    op.run({.weight = weight, .ids = ids.as<int32_t>(), .num_tokens = num_tokens(), .out = out}, executor_.queue());
+  });
   return streams;
 }
 
 std::unique_ptr<Block> LayerStack::build(WeightSource& weights, size_t layer) {
-  LayerBuilder build = builder(weights);
+  PlacedWeights placed(weights, executor_.memory());
+  LayerBuilder build = builder(placed);
   auto block = std::make_unique<Block>(build, fmt::format("layers.{}.", layer), config_.compress_ratios[layer],
                                        config_.is_hashed(static_cast<int64_t>(layer)), model::Bypass{});
   reserve(build);
@@ -111,10 +132,11 @@ void LayerStack::run(const Block& block, const TensorView& streams, model::Trace
   // The layer's caches alone: it is layer 0 of a sequence that has no other.
   model::CacheLayout layout;
   layout.layers.push_back(block.cache_layout());
-  model::CachePool pool(layout, device::host_memory());
+  model::CachePool pool(layout, executor_.memory());
   const int64_t count = streams.shape[0];
   const model::SequenceCaches caches(pool, count);
-  block.run(context(batch(layout, caches.place(), count), pool, tracer), 0, streams);
+  const model::StepBatch rows = batch(layout, caches.place(), count);
+  on_device(streams, [&](const TensorView& placed) { block.run(context(rows, pool, tracer), 0, placed); });
 }
 
 void LayerStack::run_layer(size_t layer, const TensorView& streams, model::Tracer* tracer) {
@@ -129,16 +151,20 @@ void LayerStack::run_layer_from(WeightSource& weights, size_t layer, const Tenso
 }
 
 std::vector<float> LayerStack::logits(WeightSource& weights, const TensorView& streams) {
-  LayerBuilder build = builder(weights);
+  PlacedWeights placed(weights, executor_.memory());
+  LayerBuilder build = builder(placed);
   const model::OutputHead head(build, "");
   const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);
   reserve(build);
   const int64_t count = streams.shape[0];
-  const model::CachePool nothing({}, device::host_memory());
+  const model::CachePool nothing({}, executor_.memory());
   const model::StepBatch rows = batch({}, 0, count);
+  const device::Tensor logits(DType::kF32, {count, config_.vocab_size}, executor_.memory());
+  on_device(streams, [&](const TensorView& inputs) {
+    head.run(context(rows, nothing, nullptr), projection, inputs, rows.logit_rows(), count, logits);
+  });
   std::vector<float> out(static_cast<size_t>(count * config_.vocab_size));
-  head.run(context(rows, nothing, nullptr), projection, streams, rows.logit_rows(), count,
-           {out.data(), DType::kF32, {count, config_.vocab_size}});
+  executor_.memory().download(out.data(), logits.view().data, out.size() * sizeof(float));
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "device/executor.h"
 #include "model/layers/block.h"
 #include "model/sequence_caches.h"
 #include "model/weight_source.h"
@@ -16,15 +17,16 @@ namespace tessera::doctor {
 
 struct StackOptions {
   ops::Precision precision{ops::InputMode::kF32, ops::CacheMode::kExact};
-  int num_threads = 0;
   bool keeps_layers = true;  // false: build each layer anew whenever it runs
 };
 
 class LayerStack {
  public:
-  // Everything given must outlive the stack. `ids` is the whole sample, run as one step.
+  // Everything given must outlive the stack; `machine` and `executor` agree on what computes. `ids` is the whole
+  // sample, run as one step. Tensors that are passed in and out are the host's.
   LayerStack(model::WeightSource& weights, std::span<const ops::Backend* const> backends,
-             const device::Machine& machine, const StackOptions& options, std::vector<int32_t> ids);
+             const device::Machine& machine, device::Executor& executor, const StackOptions& options,
+             std::vector<int32_t> ids);
 
   int64_t num_tokens() const { return static_cast<int64_t>(ids_.size()); }
   size_t num_layers() const { return static_cast<size_t>(config_.num_layers); }
@@ -43,19 +45,21 @@ class LayerStack {
   DType activation() const { return options_.precision.activation(); }
 
  private:
-  model::LayerBuilder builder(model::WeightSource& weights);
+  model::LayerBuilder builder(model::ModelWeights& weights);
   std::unique_ptr<model::Block> build(model::WeightSource& weights, size_t layer);
   void run(const model::Block& block, const TensorView& streams, model::Tracer* tracer);
   int64_t window_slots() const { return config_.sliding_window + num_tokens() - 1; }
   model::StepBatch batch(const model::CacheLayout& layout, int32_t place, int64_t count) const;
   model::StepContext context(const model::StepBatch& batch, const model::CachePool& caches, model::Tracer* tracer);
   void reserve(const model::LayerBuilder& used);
+  template <class Work>
+  void on_device(const TensorView& tensor, const Work& work);
 
   model::WeightSource& weights_;
   const model::Config& config_;
   StackOptions options_;
   ops::Planner planner_;
-  device::Queue queue_;
+  device::Executor& executor_;
   std::vector<int32_t> ids_;
   device::Arena arena_;
   device::Buffer workspace_, index_scores_;

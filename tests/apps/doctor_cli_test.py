@@ -59,6 +59,8 @@ def main():
     assert out["is_sound"] and out["verdict"].startswith("Healthy as far as was tested"), out
     assert "Not tested" in out["verdict"] and out["mistakes_tried"] == out["mistakes_to_try"] > 0, out
     assert out["nats_per_token_expected"] > 0
+    run(*deep, "--device", "tpu", code=2)
+    run("check", MODEL, "--device", "tpu", "--quiet")  # only --deep computes
     assert len(out["layers"]) == 6 and out["nats_per_token"] < out["nats_per_token_guessing"]
 
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "backends/registry.h"
-#include "device/machine.h"
 #include "doctor/deep_check.h"
 #include "testing/planted_faults.h"
 #include "testing/temporary_folder.h"
+#include "testing/test_machine.h"
 
 namespace tessera::doctor {
 
@@ -40,7 +40,7 @@ TEST_P(FaultTable, FoundAndNamed) {
   options.mode = {ops::InputMode::kF32, ops::CacheMode::kExact};
   options.max_tokens = fault.num_tokens;
   const DeepReport report =
-      check_deep(folder.path(), options, backends::all_backends(), device::probe_machine(), nullptr);
+      check_deep(folder.path(), options, backends::all_backends(), testing::test_machine(), nullptr);
   const bool is_named = std::any_of(report.findings.begin(), report.findings.end(), [&](const Finding& finding) {
     return finding.severity == Severity::kFault && finding.kind == fault.kind &&
            finding.where.find(fault.where) != std::string::npos && !finding.advice.empty();

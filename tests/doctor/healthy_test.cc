@@ -6,10 +6,10 @@
 #include <filesystem>
 
 #include "backends/registry.h"
-#include "device/machine.h"
 #include "doctor/deep_check.h"
 #include "testing/generated_model.h"
 #include "testing/temporary_folder.h"
+#include "testing/test_machine.h"
 
 namespace tessera::doctor {
 
@@ -19,7 +19,7 @@ DeepReport examine(const std::string& folder, ops::Precision mode, int64_t max_t
   DeepOptions options;
   options.mode = mode;
   options.max_tokens = max_tokens;
-  return check_deep(folder, options, backends::all_backends(), device::probe_machine(), nullptr);
+  return check_deep(folder, options, backends::all_backends(), testing::test_machine(), nullptr);
 }
 
 constexpr ops::Precision kExact{ops::InputMode::kF32, ops::CacheMode::kExact};

@@ -4,14 +4,8 @@
 #include <algorithm>
 
 #include "backends/registry.h"
-#include "base/env.h"
-#include "device/device_choice.h"
 
 namespace tessera::testing {
-
-device::Machine test_machine() {
-  return device::machine_of(env_value("TESSERA_DEVICE").value_or("cpu"));
-}
 
 model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::CacheMode cache, int num_threads,
                         int64_t max_step_tokens) {

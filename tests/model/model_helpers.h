@@ -8,11 +8,9 @@
 
 #include "model/load_model.h"
 #include "model/model.h"
+#include "testing/test_machine.h"
 
 namespace tessera::testing {
-
-// The machine with the device that TESSERA_DEVICE names: the same tests prove the model on a GPU.
-device::Machine test_machine();
 
 model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::CacheMode cache, int num_threads = 2,
                         int64_t max_step_tokens = 64);

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A CPU that pretends to be a GPU: its memory is not the host's, so whatever works on one must copy there and back.
+// A copy whose far end does not lie in this memory throws kInternal. What computes finds the bytes all the same.
+#include <functional>
+#include <map>
+
+#include "device/executor.h"
+
+namespace tessera::testing {
+
+class ApartMemory final : public device::MemorySpace {
+ public:
+  ~ApartMemory() override;
+  void* allocate(size_t bytes) override;
+  void release(void* data, size_t bytes) noexcept override;
+  void upload(void* target, const void* host, size_t bytes) override;
+  void download(void* host, const void* source, size_t bytes) override;
+  void queue_download(void* host, const void* source, size_t bytes) override { download(host, source, bytes); }
+  void copy(void* target, const void* source, size_t bytes) override;
+  bool is_host() const override { return false; }
+
+  size_t num_uploads() const { return num_uploads_; }
+  size_t num_downloads() const { return num_downloads_; }
+
+ private:
+  bool owns(const void* data, size_t bytes) const;
+  void expect_owned(const void* data, size_t bytes, const char* what) const;
+  void expect_foreign(const void* data, const char* what) const;
+
+  std::map<const char*, size_t> pieces_;
+  size_t num_uploads_ = 0, num_downloads_ = 0;
+};
+
+class ApartExecutor : public device::Executor {
+ public:
+  explicit ApartExecutor(int num_threads = 1) : queue_(num_threads) {}
+  device::Queue& queue() override { return queue_; }
+  ApartMemory& memory() override { return memory_; }
+  device::MemorySpace& staging() override { return device::host_memory(); }
+  void synchronize() override {}
+  bool can_record() const override { return false; }
+
+ private:
+  std::unique_ptr<device::Recording> record_call(void (*call)(void*), void* object) override;
+
+  device::Queue queue_;
+  ApartMemory memory_;
+};
+
+}  // namespace tessera::testing
