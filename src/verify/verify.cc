@@ -101,7 +101,7 @@ class Verifier {
   template <class... Ops>
   void run_ops(const ops::VariantLists<Ops...>*) {
     uint64_t total = 0;
-    ((total += specs_of(Ops{}, options_.is_quick).size()), ...);
+    ((total += num_calls<Ops>()), ...);
     if (progress_ != nullptr) progress_->begin("verify", total, "calls");
     (run_op<Ops>(), ...);
     if (progress_ != nullptr) progress_->end();
@@ -113,7 +113,6 @@ class Verifier {
       if (!report_.stopped.empty()) return;
       run_spec(spec);
       ++stream_;
-      if (progress_ != nullptr) progress_->advance(1);
     }
   }
 
@@ -123,25 +122,48 @@ class Verifier {
     return (variant.runs_on == nullptr || variant.runs_on(machine_, why_not)) && variant.supports(desc, why_not);
   }
 
+  // Who is held against the reference there: a spec makes one call of each.
+  template <class Op>
+  struct Candidate {
+    const ops::Variant<Op>& variant;
+    const char* backend;
+    bool is_reference = false;
+  };
+  template <class Op>
+  std::vector<Candidate<Op>> candidates(const Spec<Op>& spec) const {
+    const ops::Variant<Op>& reference = reference_->variants_of<Op>().front();
+    std::vector<Candidate<Op>> found;
+    if (!does_support(reference, spec.desc)) return found;
+    for (const ops::Backend* backend : usable_) {
+      for (const ops::Variant<Op>& variant : backend->template variants_of<Op>()) {
+        if (does_support(variant, spec.desc)) found.push_back({variant, backend->name});
+      }
+    }
+    if (found.empty() && !machine_.gpu.has_value()) found.push_back({reference, "ref", true});
+    return found;
+  }
+
+  template <class Op>
+  uint64_t num_calls() const {
+    uint64_t count = 0;
+    for (const Spec<Op>& spec : specs_of(Op{}, options_.is_quick)) count += candidates(spec).size();
+    return count;
+  }
+
   template <class Op>
   void run_spec(const Spec<Op>& spec) {
+    const std::vector<Candidate<Op>> all = candidates(spec);
+    if (all.empty()) return;
     const ops::Variant<Op>& reference = reference_->variants_of<Op>().front();
-    if (!does_support(reference, spec.desc)) return;
     Rng rng(options_.seed, stream_);
     Case<Op> one = make_case(rng, spec);
     const std::vector<std::vector<unsigned char>> expected = expected_of(reference, spec, one);
-    bool has_run = false;
-    for (const ops::Backend* backend : usable_) {
-      for (const ops::Variant<Op>& variant : backend->template variants_of<Op>()) {
-        if (!does_support(variant, spec.desc)) continue;
-        has_run = true;
-        judge(row_of(Op::kName, fmt::format("{}.{}", backend->name, variant.name), false), variant, spec, one,
-              expected);
-        if (!report_.stopped.empty()) return;
-      }
+    for (const Candidate<Op>& candidate : all) {
+      const std::string name = fmt::format("{}.{}", candidate.backend, candidate.variant.name);
+      judge(row_of(Op::kName, name, candidate.is_reference), candidate.variant, spec, one, expected);
+      if (!report_.stopped.empty()) return;
+      if (progress_ != nullptr) progress_->advance(1);
     }
-    if (has_run || machine_.gpu.has_value()) return;
-    judge(row_of(Op::kName, fmt::format("ref.{}", reference.name), true), reference, spec, one, expected);
   }
 
   // What the reference writes, output by output.

@@ -10,6 +10,7 @@
 
 #include "backends/registry.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "device/buffer.h"
 #include "ops/reference_rows.h"
 #include "verify/compare.h"
@@ -133,6 +134,29 @@ TEST_F(VerifyTest, ASeedRepeatsARun) {
     ASSERT_EQ(once.rows[i].failures.size(), again.rows[i].failures.size());
     for (size_t j = 0; j < once.rows[i].failures.size(); ++j)
       EXPECT_EQ(once.rows[i].failures[j].what, again.rows[i].failures[j].what);
+  }
+}
+
+// The bar's total is the number of calls that the report counts, whatever computes.
+TEST_F(VerifyTest, ProgressCountsCalls) {
+  class Counter final : public ProgressSink {
+   public:
+    void begin(std::string_view, uint64_t of, std::string_view) override { total = of; }
+    void advance(uint64_t amount) override { done += amount; }
+    void end() override { has_ended = true; }
+    uint64_t total = 0, done = 0;
+    bool has_ended = false;
+  };
+  const ops::Backend* const reference[] = {&reference_backend()};
+  for (const std::span<const ops::Backend* const> backends :
+       {backends::all_backends(), std::span<const ops::Backend* const>(reference)}) {
+    Counter counter;
+    const verify::Report report = verify::verify(backends, device::probe_machine(),
+                                                 {.seed = seed_, .is_quick = true, .num_threads = 2}, &counter);
+    EXPECT_GT(report.num_cases(), 0);
+    EXPECT_EQ(counter.total, static_cast<uint64_t>(report.num_cases()));
+    EXPECT_EQ(counter.done, counter.total);
+    EXPECT_TRUE(counter.has_ended);
   }
 }
 
