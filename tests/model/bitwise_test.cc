@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using model::LogitRows;
+using testing::random_ids;
 
 struct Mode {
   ops::InputMode input;
@@ -30,12 +31,6 @@ constexpr Mode kModes[] = {{ops::InputMode::kF32, ops::CacheMode::kExact}, {ops:
 
 std::string name_of(const Mode& mode) {
   return std::string(to_string(mode.input)) + "_" + std::string(to_string(mode.cache));
-}
-
-std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab) {
-  std::vector<int32_t> ids(static_cast<size_t>(count));
-  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
-  return ids;
 }
 
 // Feeds ids in chunks of random length; all logits.

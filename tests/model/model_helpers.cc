@@ -28,6 +28,12 @@ std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std:
   return logits;
 }
 
+std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(vocab)));
+  return ids;
+}
+
 int32_t argmax(std::span<const float> row) {
   return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rng.h"
 #include "model/load_model.h"
 #include "model/model.h"
 #include "testing/test_machine.h"
@@ -18,6 +19,9 @@ model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::Ca
 // Feeds ids in chunks of at most `chunk` (0: as large as a step takes); returns the requested logits of all chunks.
 std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,
                         model::LogitRows rows, int64_t chunk = 0);
+
+// `count` ids below `vocab`.
+std::vector<int32_t> random_ids(Rng& rng, int64_t count, int32_t vocab);
 
 // Index of the largest value, the lower one at a tie.
 int32_t argmax(std::span<const float> row);
