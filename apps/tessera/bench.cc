@@ -30,8 +30,11 @@ double rate(int64_t amount, const bench::Samples& samples) {
 
 nlohmann::ordered_json json_of(const bench::Report& report) {
   nlohmann::ordered_json out = {{"cpu", device::probe_machine().cpu_name},
+                                {"device", report.device},
                                 {"threads", report.num_threads},
                                 {"read_gbs", report.ceilings.read_gbs},
+                                {"copy_gbs", report.ceilings.copy_gbs},
+                                {"mma_bf16_gflops", report.ceilings.mma_gflops},
                                 {"read_one_thread_gbs", report.ceilings.read_one_gbs},
                                 {"avx512_bf16_gflops", report.ceilings.bf16_gflops},
                                 {"amx_bf16_gflops", report.ceilings.amx_gflops},
@@ -42,6 +45,7 @@ nlohmann::ordered_json json_of(const bench::Report& report) {
                            {"tokens", row.tokens},
                            {"bytes", row.bytes},
                            {"flops", row.flops},
+                           {"calls_per_sample", row.calls},
                            {"median_us", row.time.quantile(0.5) * 1e6},
                            {"p10_us", row.time.quantile(0.1) * 1e6},
                            {"p90_us", row.time.quantile(0.9) * 1e6},
@@ -103,6 +107,7 @@ class Bench final : public Verb {
     ops_->add_option("--tokens", options_.tokens, "Tokens per call, comma-separated")->delimiter(',');
     ops_->add_option("--only", options_.only, "Rows whose name contains this");
     ops_->add_option("--seconds", options_.seconds, "At least so long per row");
+    add_device_flag(*ops_, options_.device);
     ops_->add_option("--plot", plot_, "Also write a picture of the shares (SVG) to this file");
     model_ = command_->add_subcommand("model", "Prefill and greedy decode of one sequence, tokens per second");
     CLI::Option* directory =
@@ -182,25 +187,22 @@ class Bench final : public Verb {
     bool has_head = false;
     const bench::Report report = bench::run_ops(options_, [&](const bench::Report& all, const bench::Row& row) {
       if (is_json_) return;
-      const bench::Ceilings& c = all.ceilings;
       if (!has_head) {
         print_result(
-            fmt::format("read {:.1f} GB/s with {} threads, {:.1f} with one; BF16 products {:.0f} GFLOP/s, AMX "
-                        "{:.0f}\n{:<66} {:>12} "
-                        "{:>6} {:>10} {:>8} {:>9} {:>6}  of the nearer ceiling: r read, p products\n",
-                        c.read_gbs, all.num_threads, c.read_one_gbs, c.bf16_gflops, c.amx_gflops, "op", "variant",
-                        "tokens", "us", "GB/s", "GFLOP/s", "share"));
+            fmt::format("{}\n{:<66} {:>12} {:>6} {:>10} {:>8} {:>9} {:>6}  of the nearer ceiling: r read, p products\n",
+                        bench::ceilings_text(all), "op", "variant", "tokens", "us", "GB/s", "GFLOP/s", "share"));
         has_head = true;
       }
-      const bool is_read = row.share_of_read() >= row.share_of_products(c);
+      const bool is_read = row.share_of_read() >= row.share_of_products(all.ceilings);
       print_result(fmt::format("{:<66} {:>12} {:>6} {:>10.1f} {:>8.2f} {:>9.1f} {:>5.0f}%{} {}\n", row.name,
                                row.variant, row.tokens, row.time.quantile(0.5) * 1e6, rate(row.bytes, row.time),
-                               rate(row.flops, row.time), 100 * row.share(c), is_read ? 'r' : 'p',
-                               text_bar(row.share(c), 20)));
+                               rate(row.flops, row.time), 100 * row.share(all.ceilings), is_read ? 'r' : 'p',
+                               text_bar(row.share(all.ceilings), 20)));
     });
     if (is_json_) print_result(json_of(report).dump() + "\n");
     if (plot) {
-      const std::string picture = bench::report_svg(report, device::probe_machine().cpu_name);
+      const std::string cpu = fmt::format("{}, {} threads", device::probe_machine().cpu_name, report.num_threads);
+      const std::string picture = bench::report_svg(report, report.is_on_gpu ? report.device : cpu);
       plot->write(picture.data(), picture.size());
       plot->commit();
     }

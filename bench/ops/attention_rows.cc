@@ -25,9 +25,9 @@ device::Buffer random_cache(Rng& rng, const EntryLayout& layout, int64_t count) 
 struct AttentionOperands {
   device::Tensor q, out;
   device::Buffer cache;
-  std::vector<int64_t> positions;
-  std::vector<int32_t> counts, selected;
-  std::vector<float> sink;
+  Placed<int64_t> positions;
+  Placed<int32_t> counts, selected;
+  Placed<float> sink;
 };
 
 // A full window and `entries` selected entries.
@@ -44,15 +44,17 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
       [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<AttentionOperands>();
         const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
-        o->cache = random_cache(bench.rng(), layout, slots + num_entries);
-        o->positions = OpBench::positions(std::max(4 * num_entries, window), tokens);
-        o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
+        o->cache = bench.place(random_cache(bench.rng(), layout, slots + num_entries));
+        o->positions = bench.place(OpBench::positions(std::max(4 * num_entries, window), tokens));
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        std::vector<int32_t> selected;
         for (int64_t t = 0; t < tokens; ++t) {
-          for (int64_t i = 0; i < entries; ++i) o->selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
+          for (int64_t i = 0; i < entries; ++i) selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
         }
-        o->sink.resize(static_cast<size_t>(heads));
+        o->selected = bench.place(selected);
+        o->sink = bench.place(std::vector<float>(static_cast<size_t>(heads)));
         o->q = bench.activations(tokens, heads * width);
-        o->out = device::Tensor(DType::kBF16, {tokens, heads, width});
+        o->out = bench.zeros(DType::kBF16, {tokens, heads, width});
         return {{.tokens = tokens,
                  .bytes = tokens * keys * layout.entry_bytes(),
                  .flops = 4 * tokens * keys * heads * width},
@@ -77,8 +79,8 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
 struct ScoreOperands {
   device::Tensor queries, weights;
   device::Buffer keys;
-  std::vector<int32_t> counts, selected;
-  std::vector<float> scores;
+  Placed<int32_t> counts, selected;
+  Placed<float> scores;
 };
 
 // Most tokens that a layer scores at once.
@@ -99,11 +101,11 @@ void index_scores(OpBench& bench, const std::string& name, const model::Config& 
       name + " " + std::to_string(entries) + " keys", desc, scored_at_once(bench.options()),
       [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
         const auto o = std::make_shared<ScoreOperands>();
-        o->keys = random_cache(bench.rng(), layout, entries);
+        o->keys = bench.place(random_cache(bench.rng(), layout, entries));
         o->queries = bench.activations(tokens, heads * width);
         o->weights = bench.activations(tokens, heads);
-        o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
-        o->scores.resize(static_cast<size_t>(tokens * entries));
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        o->scores = bench.place(std::vector<float>(static_cast<size_t>(tokens * entries)));
         return {
             {.tokens = tokens, .bytes = entries * layout.entry_bytes(), .flops = 2 * tokens * entries * heads * width},
             [=, &bench](int64_t) {
@@ -120,48 +122,51 @@ void index_scores(OpBench& bench, const std::string& name, const model::Config& 
 }
 
 void top_k(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
-  bench.rows<ops::TopK>(name + " of " + std::to_string(entries), {.k = c.index_topk}, scored_at_once(bench.options()),
-                        [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
-                          const auto o = std::make_shared<ScoreOperands>();
-                          o->scores = bench.floats(tokens * entries, 1);
-                          o->counts.assign(static_cast<size_t>(tokens), static_cast<int32_t>(entries));
-                          o->selected.resize(static_cast<size_t>(tokens * c.index_topk));
-                          return {{.tokens = tokens, .bytes = tokens * entries * 4}, [=, &bench](int64_t) {
-                                    op.run({.scores = o->scores.data(),
-                                            .stride = entries,
-                                            .counts = o->counts.data(),
-                                            .selected = o->selected.data(),
-                                            .num_tokens = tokens,
-                                            .workspace = workspace},
-                                           bench.queue());
-                                  }};
-                        });
+  bench.rows<ops::TopK>(
+      name + " of " + std::to_string(entries), {.k = c.index_topk}, scored_at_once(bench.options()),
+      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+        const auto o = std::make_shared<ScoreOperands>();
+        o->scores = bench.place(bench.floats(tokens * entries, 1));
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        o->selected = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens * c.index_topk)));
+        return {{.tokens = tokens, .bytes = tokens * entries * 4}, [=, &bench](int64_t) {
+                  op.run({.scores = o->scores.data(),
+                          .stride = entries,
+                          .counts = o->counts.data(),
+                          .selected = o->selected.data(),
+                          .num_tokens = tokens,
+                          .workspace = workspace},
+                         bench.queue());
+                }};
+      });
 }
 
 void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t width) {
   struct Operands {
-    std::vector<float> values, gates, ape, state;
+    Placed<float> values, gates, ape, state;
     device::Tensor entries;
-    ops::CompressorSlice slice;
+    Placed<ops::CompressorSlice> slices;
   };
   const ops::CompressorPool::Desc desc{.ratio = ratio, .width = width};
   bench.rows<ops::CompressorPool>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
-    o->values = bench.floats(tokens * desc.row_width(), 1);
-    o->gates = bench.floats(tokens * desc.row_width(), 1);
-    o->ape = bench.floats(ratio * desc.row_width(), 1);
-    o->state.resize(static_cast<size_t>(desc.state_floats()));
-    ops::compressor_reset(desc, o->state.data());
+    o->values = bench.place(bench.floats(tokens * desc.row_width(), 1));
+    o->gates = bench.place(bench.floats(tokens * desc.row_width(), 1));
+    o->ape = bench.place(bench.floats(ratio * desc.row_width(), 1));
+    std::vector<float> state(static_cast<size_t>(desc.state_floats()));
+    ops::compressor_reset(desc, state.data());
+    o->state = bench.place(state);
     // The last of them completes an entry.
     const int64_t first = ops::entries_completed(ratio, 0, tokens) * ratio + ratio - tokens % ratio;
-    o->slice = {.num_rows = static_cast<int32_t>(tokens), .first_position = first};
-    o->entries = device::Tensor(DType::kBF16, {ops::most_completed(ratio, tokens), width});
+    const ops::CompressorSlice slice{.num_rows = static_cast<int32_t>(tokens), .first_position = first};
+    o->slices = bench.place(std::vector{slice});
+    o->entries = bench.zeros(DType::kBF16, {ops::most_completed(ratio, tokens), width});
     return {{.tokens = tokens, .bytes = 2 * tokens * desc.row_width() * 4}, [=, &bench](int64_t) {
               op.run({.values = o->values.data(),
                       .gates = o->gates.data(),
                       .ape = o->ape.data(),
                       .state = o->state.data(),
-                      .slices = &o->slice,
+                      .slices = o->slices.data(),
                       .num_slices = 1,
                       .entries = o->entries},
                      bench.queue());
@@ -184,13 +189,13 @@ void cache_write(OpBench& bench, const std::string& name, const EntryLayout& lay
   struct Operands {
     device::Tensor rows;
     device::Buffer cache;
-    std::vector<int64_t> slots;
+    Placed<int64_t> slots;
   };
   bench.rows<ops::CacheWrite>(name, {.layout = layout}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
     o->rows = bench.activations(tokens, layout.width);
-    o->cache = device::Buffer(static_cast<size_t>(tokens * layout.entry_bytes()));
-    o->slots = OpBench::positions(0, tokens);
+    o->cache = device::Buffer(static_cast<size_t>(tokens * layout.entry_bytes()), bench.memory());
+    o->slots = bench.place(OpBench::positions(0, tokens));
     return {
         {.tokens = tokens, .bytes = tokens * (2 * layout.width + layout.entry_bytes())}, [=, &bench](int64_t) {
           op.run(

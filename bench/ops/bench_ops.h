@@ -15,6 +15,7 @@ struct Options {
   std::vector<int64_t> tokens = {1, 4, 64, 256};
   std::string only;  // rows whose name contains this
   ops::InputMode mode = ops::InputMode::kA16;
+  std::string device = "cpu";  // device::machine_of
   int num_threads = 0;
   double seconds = 0.5;  // per row, at least
   std::vector<std::pair<std::string, std::string>> forced;
@@ -32,26 +33,32 @@ struct Row {
   int64_t bytes = 0;  // read and written once, packed; a cache line that is read twice counts once
   int64_t flops = 0;
   Residence residence = Residence::kMemory;
+  int64_t calls = 1;        // timed at once, as one recording: a sample is their mean
   Samples time, read_time;  // of the op; of reading as many bytes with all threads in the same run
 
   double share_of_read() const { return read_time.quantile(0.5) / time.quantile(0.5); }
-  // Of the products that the variant's instructions reach (tiles for amx, BF16 pairs for the others); 0 where this
-  // machine has neither.
+  // Of the products that the variant's instructions reach (mma.sync on a GPU, tiles for amx, BF16 pairs for the
+  // others); 0 where this machine has none of them.
   double share_of_products(const Ceilings& ceilings) const;
   // Of the ceiling that is nearer.
   double share(const Ceilings& ceilings) const;
 };
 
 struct Report {
+  std::string device;  // "cpu" or the GPU's name
+  bool is_on_gpu = false;
   Ceilings ceilings;
   int num_threads = 0;
   std::vector<Row> rows;
 };
 
+// What a picture or a table of the report begins with.
+std::string ceilings_text(const Report& report);
+
 // `on_row` is called as rows come. Throws kInvalidArgument where no row's name contains `only`.
 Report run_ops(const Options& options, const std::function<void(const Report&, const Row&)>& on_row);
 
 // A picture of each row's share, coloured by the ceiling that is nearer.
-std::string report_svg(const Report& report, const std::string& cpu_name);
+std::string report_svg(const Report& report, const std::string& title);
 
 }  // namespace tessera::bench

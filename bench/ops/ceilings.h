@@ -15,6 +15,8 @@ struct Ceilings {
   double read_gbs = 0, read_one_gbs = 0;  // bytes per second / 1e9 from memory: all threads, one thread
   double bf16_gflops = 0;                 // dot products of BF16 pairs, all threads; 0 without AVX512_BF16
   double amx_gflops = 0;                  // tiles; 0 without AMX
+  // Of a GPU: copying within its memory (read + written), and BF16 products of mma.sync.
+  double copy_gbs = 0, mma_gflops = 0;
 };
 // `data`: several times the last-level cache.
 Ceilings measure_ceilings(const device::Machine& machine, const void* data, int64_t bytes, device::Queue& queue);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token ids in, token ids out: embedding, router, sampling.
+// Token ids in, token ids out: embedding, router, the check of logits, sampling.
 #include "bench/ops/op_bench.h"
 
 namespace tessera::bench {
@@ -12,16 +12,18 @@ void embedding(OpBench& bench, const std::string& name, const model::Config& c) 
   const ops::Embedding::Desc desc{.vocab = vocab, .hidden = hidden};
   const ops::WeightView table = bench.pool().weight(ops::WeightFormat::kBf16, vocab, hidden, 0);
   struct Operands {
-    std::vector<int32_t> ids;
+    Placed<int32_t> ids;
     device::Tensor out;
   };
   bench.rows<ops::Embedding>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     constexpr int64_t kRuns = 64;
     const auto o = std::make_shared<Operands>();
+    std::vector<int32_t> ids;
     for (int64_t i = 0; i < kRuns * tokens; ++i) {
-      o->ids.push_back(static_cast<int32_t>(bench.rng().below(static_cast<uint64_t>(vocab))));
+      ids.push_back(static_cast<int32_t>(bench.rng().below(static_cast<uint64_t>(vocab))));
     }
-    o->out = device::Tensor(DType::kBF16, {tokens, ops::kHcStreams, hidden});
+    o->ids = bench.place(ids);
+    o->out = bench.zeros(DType::kBF16, {tokens, ops::kHcStreams, hidden});
     return {{.tokens = tokens, .bytes = 2 * tokens * hidden * (1 + ops::kHcStreams), .residence = Residence::kMemory},
             [=, &bench](int64_t run) {
               op.run({.weight = {const_cast<void*>(table.data), DType::kBF16, {vocab, hidden}},
@@ -35,18 +37,18 @@ void embedding(OpBench& bench, const std::string& name, const model::Config& c) 
 
 void router(OpBench& bench, const std::string& name, const model::Config& c) {
   struct Operands {
-    std::vector<float> logits, bias, weights;
-    std::vector<int32_t> experts;
+    Placed<float> logits, bias, weights;
+    Placed<int32_t> experts;
   };
   const ops::Router::Desc desc{.num_experts = c.num_experts,
                                .top_k = c.experts_per_token,
                                .scaling = static_cast<float>(c.routed_scaling_factor)};
   bench.rows<ops::Router>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
-    o->logits = bench.floats(tokens * c.num_experts, 2);
-    o->bias = bench.floats(c.num_experts, 0.1f);
-    o->weights.resize(static_cast<size_t>(tokens * c.experts_per_token));
-    o->experts.resize(o->weights.size());
+    o->logits = bench.place(bench.floats(tokens * c.num_experts, 2));
+    o->bias = bench.place(bench.floats(c.num_experts, 0.1f));
+    o->weights = bench.place(std::vector<float>(static_cast<size_t>(tokens * c.experts_per_token)));
+    o->experts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens * c.experts_per_token)));
     return {{.tokens = tokens, .bytes = tokens * (c.num_experts + 2 * c.experts_per_token) * 4}, [=, &bench](int64_t) {
               op.run({.logits = o->logits.data(),
                       .bias = o->bias.data(),
@@ -58,25 +60,45 @@ void router(OpBench& bench, const std::string& name, const model::Config& c) {
   });
 }
 
+void finite_check(OpBench& bench, const std::string& name, const model::Config& c) {
+  struct Operands {
+    device::Tensor values;
+    Placed<int32_t> first_bad;
+  };
+  bench.rows<ops::FiniteCheck>(
+      name, {.width = c.vocab_size}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<Operands>();
+        o->values = bench.zeros(DType::kF32, {tokens, c.vocab_size});
+        o->first_bad = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens)));
+        return {{.tokens = tokens, .bytes = tokens * c.vocab_size * 4}, [=, &bench](int64_t) {
+                  op.run(
+                      {.values = o->values.template as<float>(), .first_bad = o->first_bad.data(), .num_rows = tokens},
+                      bench.queue());
+                }};
+      });
+}
+
 void sample(OpBench& bench, const std::string& name, const model::Config& c, const ops::SamplingParams& params) {
   struct Operands {
-    std::vector<float> logits;
-    int32_t token = 0;
+    Placed<float> logits;
+    Placed<int32_t> token;
   };
   // One row at a time, whatever --tokens says.
   bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {1},
                           [&](const auto& op, int64_t, void* workspace) -> OpBench::Case {
                             const auto o = std::make_shared<Operands>();
                             // As peaked as a language model: a few likely tokens over a broad tail.
-                            o->logits = bench.floats(c.vocab_size, 2);
+                            std::vector<float> logits = bench.floats(c.vocab_size, 2);
                             for (int i = 0; i < 20; ++i) {
-                              o->logits[bench.rng().below(o->logits.size())] = 10 + 3 * bench.rng().normal();
+                              logits[bench.rng().below(logits.size())] = 10 + 3 * bench.rng().normal();
                             }
+                            o->logits = bench.place(logits);
+                            o->token = bench.place(std::vector<int32_t>(1));
                             return {{.tokens = 1, .bytes = c.vocab_size * 4}, [=, &bench](int64_t run) {
                                       op.run({.logits = o->logits.data(),
                                               .params = params,
                                               .position = static_cast<uint64_t>(run),
-                                              .token = &o->token,
+                                              .token = o->token.data(),
                                               .workspace = workspace},
                                              bench.queue());
                                     }};
@@ -88,6 +110,7 @@ void sample(OpBench& bench, const std::string& name, const model::Config& c, con
 void bench_choices(OpBench& bench, const std::string& name, const model::Config& c) {
   embedding(bench, name, c);
   router(bench, name, c);
+  finite_check(bench, name, c);
   sample(bench, name + " greedy", c, {});
   sample(bench, name + " temperature 1", c, {.temperature = 1, .seed = 3});
   sample(bench, name + " top-k 50, top-p 0.95", c, {.temperature = 1, .top_p = 0.95f, .top_k = 50, .seed = 3});

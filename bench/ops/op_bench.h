@@ -1,18 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the rows of `tessera bench ops` share: threads, planner, random data, and how a row is measured.
+// What the rows of `tessera bench ops` share: the device, planner, random data there, and how a row is measured.
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "base/rng.h"
 #include "bench/ops/bench_ops.h"
+#include "bench/ops/probe.h"
 #include "bench/ops/weight_pool.h"
 #include "device/buffer.h"
+#include "device/executor.h"
 #include "model/config.h"
 #include "ops/planner.h"
 
 namespace tessera::bench {
+
+// Values where the ops compute.
+template <class T>
+class Placed {
+ public:
+  Placed() = default;
+  Placed(const std::vector<T>& values, device::MemorySpace& memory) : buffer_(values.size() * sizeof(T), memory) {
+    memory.upload(buffer_.data(), values.data(), buffer_.size());
+  }
+  T* data() const { return buffer_.as<T>(); }
+
+ private:
+  device::Buffer buffer_;
+};
 
 class OpBench {
  public:
@@ -20,7 +36,8 @@ class OpBench {
 
   const Options& options() const { return options_; }
   const WeightPool& pool() const { return pool_; }
-  device::Queue& queue() { return queue_; }
+  device::Queue& queue() { return executor_->queue(); }
+  device::MemorySpace& memory() { return executor_->memory(); }
   Rng& rng() { return rng_; }
   Report take() { return std::move(report_); }
 
@@ -46,13 +63,20 @@ class OpBench {
     if (full.find(options_.only) == std::string::npos) return;
     const ops::Bound<Op> bound = planner_.bind<Op>(full, desc);
     for (const int64_t tokens : token_counts) {
-      const device::Buffer workspace(static_cast<size_t>(bound.workspace_bytes(tokens)));
+      const device::Buffer workspace(static_cast<size_t>(bound.workspace_bytes(tokens)), memory());
       measure(full, prepare(bound, tokens, workspace.data()));
     }
   }
 
-  // Normal values.
+  // Operands where the ops compute: normal values, zeros, values of the host.
   device::Tensor activations(int64_t tokens, int64_t width);
+  device::Tensor zeros(DType dtype, const Shape& shape) { return device::Tensor(dtype, shape, memory()); }
+  template <class T>
+  Placed<T> place(const std::vector<T>& values) {
+    return Placed<T>(values, memory());
+  }
+  device::Buffer place(const device::Buffer& host) { return host.clone_into(memory()); }
+  // The host's: normal values.
   std::vector<float> floats(int64_t count, float scale);
   // first, first + 1, ...
   static std::vector<int64_t> positions(int64_t first, int64_t count);
@@ -63,9 +87,9 @@ class OpBench {
   const Options& options_;
   const std::function<void(const Report&, const Row&)>& on_row_;
   device::Machine machine_;
-  device::CpuPlacement placement_;
+  std::unique_ptr<device::Executor> executor_;
   device::InterleavedMemory interleaved_;  // everything made here
-  device::Queue queue_;
+  std::unique_ptr<Probe> probe_;
   ops::Planner planner_;
   WeightPool pool_;
   Rng rng_{11};

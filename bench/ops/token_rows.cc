@@ -26,14 +26,14 @@ void rope(OpBench& bench, const std::string& name, const model::Config& c, int64
   const ops::Rope::Desc desc{.vectors = vectors, .width = width, .rope_dim = c.rope_dim};
   struct Operands {
     device::Tensor x;
-    std::vector<int64_t> positions;
-    std::vector<float> frequencies;
+    Placed<int64_t> positions;
+    Placed<float> frequencies;
   };
   bench.rows<ops::Rope>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
     o->x = bench.activations(tokens, vectors * width);
-    o->positions = OpBench::positions(4096, tokens);
-    o->frequencies = ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr);
+    o->positions = bench.place(OpBench::positions(4096, tokens));
+    o->frequencies = bench.place(ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr));
     const int64_t values = tokens * vectors * c.rope_dim;
     return {
         {.tokens = tokens, .bytes = 4 * values, .flops = 3 * values}, [=, &bench](int64_t) {
@@ -46,7 +46,7 @@ void rope(OpBench& bench, const std::string& name, const model::Config& c, int64
 
 struct Mixing {
   device::Tensor x, y;
-  std::vector<float> fn, base, scale, post, comb;
+  Placed<float> fn, base, scale, post, comb;
 };
 
 std::shared_ptr<Mixing> mixing(OpBench& bench, int64_t hidden, int64_t tokens) {
@@ -54,11 +54,11 @@ std::shared_ptr<Mixing> mixing(OpBench& bench, int64_t hidden, int64_t tokens) {
   const auto o = std::make_shared<Mixing>();
   o->x = bench.activations(tokens, kS * hidden);
   o->y = bench.activations(tokens, hidden);
-  o->fn = bench.floats(ops::kHcCoefficients * kS * hidden, 0.01f);
-  o->base = bench.floats(ops::kHcCoefficients, 1);
-  o->scale = {0.5f, 0.5f, 0.5f};
-  o->post.assign(static_cast<size_t>(tokens * kS), 0.5f);
-  o->comb.assign(static_cast<size_t>(tokens * kS * kS), 0.25f);
+  o->fn = bench.place(bench.floats(ops::kHcCoefficients * kS * hidden, 0.01f));
+  o->base = bench.place(bench.floats(ops::kHcCoefficients, 1));
+  o->scale = bench.place(std::vector<float>(3, 0.5f));
+  o->post = bench.place(std::vector<float>(static_cast<size_t>(tokens * kS), 0.5f));
+  o->comb = bench.place(std::vector<float>(static_cast<size_t>(tokens * kS * kS), 0.25f));
   return o;
 }
 

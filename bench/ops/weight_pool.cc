@@ -2,7 +2,6 @@
 #include "bench/ops/weight_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "base/rng.h"
@@ -12,11 +11,11 @@ namespace tessera::bench {
 
 using ops::WeightFormat;
 
-WeightPool::WeightPool(int64_t bytes)
-    : codes_(static_cast<size_t>(bytes)),
-      scales_(static_cast<size_t>(bytes / 8)),
-      block_scales_(1 << 20),
-      values_(static_cast<size_t>(bytes)) {
+WeightPool::WeightPool(int64_t bytes, device::MemorySpace& memory)
+    : codes_(static_cast<size_t>(bytes), memory),
+      scales_(static_cast<size_t>(bytes / 8), memory),
+      block_scales_(1 << 20, memory),
+      values_(static_cast<size_t>(bytes), memory) {
   constexpr int64_t kSeedBytes = 1 << 20;
   Rng rng(7);
   std::vector<uint8_t> codes(kSeedBytes), scales(kSeedBytes);
@@ -29,13 +28,14 @@ WeightPool::WeightPool(int64_t bytes)
   // In pairs also FP32 values of ordinary size: the upper half decides.
   for (auto& value : values) value = numeric::bf16_from_float(rng.normal());
   for (int64_t at = 0; at < bytes; at += kSeedBytes) {
-    std::memcpy(codes_.as<char>() + at, codes.data(), kSeedBytes);
-    std::memcpy(values_.as<char>() + at, values.data(), kSeedBytes);
+    memory.upload(codes_.as<char>() + at, codes.data(), kSeedBytes);
+    memory.upload(values_.as<char>() + at, values.data(), kSeedBytes);
   }
   for (int64_t at = 0; at < bytes / 8; at += kSeedBytes) {
-    std::memcpy(scales_.as<char>() + at, scales.data(), static_cast<size_t>(std::min(kSeedBytes, bytes / 8 - at)));
+    memory.upload(scales_.as<char>() + at, scales.data(), static_cast<size_t>(std::min(kSeedBytes, bytes / 8 - at)));
   }
-  for (size_t i = 0; i < block_scales_.size() / 4; ++i) block_scales_.as<float>()[i] = 0.001f;
+  const std::vector<float> block_scales(block_scales_.size() / sizeof(float), 0.001f);
+  memory.upload(block_scales_.data(), block_scales.data(), block_scales_.size());
 }
 
 ops::WeightView WeightPool::weight(WeightFormat format, int64_t rows, int64_t cols, int64_t index) const {

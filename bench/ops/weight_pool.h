@@ -8,7 +8,7 @@ namespace tessera::bench {
 
 class WeightPool {
  public:
-  explicit WeightPool(int64_t bytes);
+  WeightPool(int64_t bytes, device::MemorySpace& memory);
   const char* codes() const { return codes_.as<char>(); }
   int64_t bytes() const { return static_cast<int64_t>(codes_.size()); }
   // The `index`-th weight of that shape, at most bytes() long. Any bytes are a valid packed layout too.

@@ -20,7 +20,7 @@ void linear(OpBench& bench, const std::string& name, WeightFormat format, int64_
       .in = in, .out = out, .groups = groups, .format = format, .input = mode, .output = output};
   bench.rows<ops::Linear>(name, desc, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
     const auto x = std::make_shared<device::Tensor>(bench.activations(tokens, groups * in));
-    const auto y = std::make_shared<device::Tensor>(output, Shape{tokens, groups * out});
+    const auto y = std::make_shared<device::Tensor>(bench.zeros(output, {tokens, groups * out}));
     const ops::WeightView shape = bench.pool().weight(format, groups * out, in, 0);
     return {{.tokens = tokens,
              .bytes = shape.data_bytes() + shape.scale_bytes(),
@@ -68,9 +68,9 @@ std::vector<int32_t> choose(Rng& rng, int64_t num, int64_t top_k, int64_t tokens
 
 struct ExpertOperands {
   device::Tensor x, out;
-  std::vector<std::vector<int32_t>> choices;  // different ones in every run, so that the experts read are not in cache
-  std::vector<float> routing;
-  std::vector<ops::WeightView> w1, w3, w2;
+  std::vector<Placed<int32_t>> choices;  // different ones in every run, so that the experts read are not in cache
+  Placed<float> routing;
+  Placed<ops::WeightView> w1, w3, w2;
 };
 
 void experts(OpBench& bench, const std::string& name, const model::Config& c, bool is_skewed) {
@@ -87,18 +87,20 @@ void experts(OpBench& bench, const std::string& name, const model::Config& c, bo
       name + (is_skewed ? " zipf" : ""), desc, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<ExpertOperands>();
         o->x = bench.activations(tokens, hidden);
-        o->out = device::Tensor(DType::kBF16, {tokens, top_k, hidden});
-        o->routing.assign(static_cast<size_t>(tokens * top_k), 0.25f);
+        o->out = bench.zeros(DType::kBF16, {tokens, top_k, hidden});
+        o->routing = bench.place(std::vector<float>(static_cast<size_t>(tokens * top_k), 0.25f));
         int64_t distinct = 0;
         for (int64_t i = 0; i < kChoices; ++i) {
-          o->choices.push_back(choose(bench.rng(), c.num_experts, top_k, tokens, is_skewed, distinct));
+          o->choices.push_back(bench.place(choose(bench.rng(), c.num_experts, top_k, tokens, is_skewed, distinct)));
         }
+        std::vector<ops::WeightView> w1, w3, w2;
         for (int64_t e = 0; e < c.num_experts; ++e) {
-          o->w1.push_back(bench.pool().weight(kNvfp4, inner, hidden, 3 * e));
-          o->w3.push_back(bench.pool().weight(kNvfp4, inner, hidden, 3 * e + 1));
-          o->w2.push_back(bench.pool().weight(kNvfp4, hidden, inner, 3 * e + 2));
+          w1.push_back(bench.pool().weight(kNvfp4, inner, hidden, 3 * e));
+          w3.push_back(bench.pool().weight(kNvfp4, inner, hidden, 3 * e + 1));
+          w2.push_back(bench.pool().weight(kNvfp4, hidden, inner, 3 * e + 2));
         }
-        const int64_t bytes = 3 * (o->w1[0].data_bytes() + o->w1[0].scale_bytes()) * distinct / kChoices;
+        o->w1 = bench.place(w1), o->w3 = bench.place(w3), o->w2 = bench.place(w2);
+        const int64_t bytes = 3 * (w1[0].data_bytes() + w1[0].scale_bytes()) * distinct / kChoices;
         return {{.tokens = tokens,
                  .bytes = bytes,
                  .flops = 6 * tokens * top_k * hidden * inner,

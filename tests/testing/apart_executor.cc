@@ -58,8 +58,24 @@ void ApartMemory::copy(void* target, const void* source, size_t bytes) {
   if (bytes > 0) std::memmove(target, source, bytes);
 }
 
-std::unique_ptr<device::Recording> ApartExecutor::record_call(void (*)(void*), void*) {
-  fail(ErrorCode::kInternal, "this executor records nothing");
+namespace {
+
+class Repetition final : public device::Recording {
+ public:
+  Repetition(void (*call)(void*), void* object) : call_(call), object_(object) {}
+  void launch() override { call_(object_); }
+
+ private:
+  void (*call_)(void*);
+  void* object_;
+};
+
+}  // namespace
+
+std::unique_ptr<device::Recording> ApartExecutor::record_call(void (*call)(void*), void* object) {
+  if (!can_record_) fail(ErrorCode::kInternal, "this executor records nothing");
+  call(object);
+  return std::make_unique<Repetition>(call, object);
 }
 
 }  // namespace tessera::testing

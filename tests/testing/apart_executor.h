@@ -2,7 +2,6 @@
 #pragma once
 // A CPU that pretends to be a GPU: its memory is not the host's, so whatever works on one must copy there and back.
 // A copy whose far end does not lie in this memory throws kInternal. What computes finds the bytes all the same.
-#include <functional>
 #include <map>
 
 #include "device/executor.h"
@@ -32,19 +31,23 @@ class ApartMemory final : public device::MemorySpace {
   size_t num_uploads_ = 0, num_downloads_ = 0;
 };
 
-class ApartExecutor : public device::Executor {
+// With Records::kYes it records too: what was recorded is called again at every launch, so the work must outlive it.
+class ApartExecutor final : public device::Executor {
  public:
-  explicit ApartExecutor(int num_threads = 1) : queue_(num_threads) {}
+  enum class Records { kNo, kYes };
+  explicit ApartExecutor(int num_threads = 1, Records records = Records::kNo)
+      : queue_(num_threads), can_record_(records == Records::kYes) {}
   device::Queue& queue() override { return queue_; }
   ApartMemory& memory() override { return memory_; }
   device::MemorySpace& staging() override { return device::host_memory(); }
   void synchronize() override {}
-  bool can_record() const override { return false; }
+  bool can_record() const override { return can_record_; }
 
  private:
   std::unique_ptr<device::Recording> record_call(void (*call)(void*), void* object) override;
 
   device::Queue queue_;
+  bool can_record_;
   ApartMemory memory_;
 };
 
