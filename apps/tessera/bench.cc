@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera bench ops, tessera bench model
+// tessera bench ops, tessera bench layer, tessera bench model
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "bench/e2e/bench_model.h"
 #include "bench/ops/bench_ops.h"
+#include "bench_layer.h"
 #include "console.h"
 #include "default_model.h"
 #include "model_flags.h"
@@ -90,7 +91,8 @@ nlohmann::ordered_json json_of(const std::string& shape, const bench::SyntheticM
                                            {"compress_ratio", row.ratio},
                                            {"is_hashed", row.is_hashed},
                                            {"bytes", row.bytes},
-                                           {"share_of_read", row.read_time.quantile(0.5) / row.time.quantile(0.5)},
+                                           {"calls_per_sample", row.calls},
+                                           {"share_of_read", row.share_of_read()},
                                            {"seconds", row.time.seconds},
                                            {"read_seconds", row.read_time.seconds}});
   }
@@ -109,6 +111,7 @@ class Bench final : public Verb {
     ops_->add_option("--seconds", options_.seconds, "At least so long per row");
     add_device_flag(*ops_, options_.device);
     ops_->add_option("--plot", plot_, "Also write a picture of the shares (SVG) to this file");
+    layer_ = std::make_unique<BenchLayer>(*command_);
     model_ = command_->add_subcommand("model", "Prefill and greedy decode of one sequence, tokens per second");
     CLI::Option* directory =
         model_->add_option("--model", model_options_.directory, "Folder [the bundled tiny-v4, or TESSERA_MODEL]");
@@ -129,7 +132,7 @@ class Bench final : public Verb {
         "--step-tokens", step_tokens_,
         "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
     add_device_flag(*model_, model_options_.device);
-    for (CLI::App* verb : {ops_, model_}) {
+    for (CLI::App* verb : {ops_, layer_->command(), model_}) {
       verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; f32 for a real model [a16]");
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
@@ -139,7 +142,7 @@ class Bench final : public Verb {
 
   int run() override {
     const auto mode = ops::input_mode_from_name(mode_);
-    if (!mode || (*mode == ops::InputMode::kF32 && ops_->parsed())) {
+    if (!mode || (*mode == ops::InputMode::kF32 && !model_->parsed())) {
       fail(ErrorCode::kInvalidArgument, fmt::format("--mode: expected a16, a8 or a4, found \"{}\"", mode_));
     }
     check("--threads", num_threads_, 0, 4096);
@@ -158,6 +161,10 @@ class Bench final : public Verb {
     model_options_.load.num_threads = num_threads_;
     model_options_.load.forced = forced;
     model_options_.load.with_draft = false;
+    if (layer_->command()->parsed()) {
+      layer_->run(model_options_.load, is_json_);
+      return kExitOk;
+    }
     const bool is_synthetic = !model_options_.synthetic.empty();
     if (is_synthetic && *mode == ops::InputMode::kF32) {
       fail(ErrorCode::kInvalidArgument, "--mode: expected a16, a8 or a4 with --synthetic, found \"f32\"");
@@ -250,13 +257,14 @@ class Bench final : public Verb {
         made.pack_seconds, static_cast<double>(made.packed_bytes) / std::max(made.pack_seconds, 1e-9) * 1e-9,
         made.ceilings.read_gbs, made.ceilings.read_one_gbs, "one token in a layer", "us", "GB/s", "of read"));
     for (const bench::LayerRow& row : made.layers) {
-      const double share = row.read_time.quantile(0.5) / row.time.quantile(0.5);
+      const double share = row.share_of_read();
       print_result(fmt::format("{:<24} {:>10.1f} {:>10.2f} {:>7.0f}% {}\n", describe(row), row.time.quantile(0.5) * 1e6,
                                rate(row.bytes, row.time), 100 * share, text_bar(share, 20)));
     }
   }
 
   CLI::App *command_, *ops_, *model_;
+  std::unique_ptr<BenchLayer> layer_;
   bench::Options options_;
   bench::ModelOptions model_options_;
   std::string mode_ = "a16", plot_;

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "backends/registry.h"
 #include "base/error.h"
@@ -15,15 +14,12 @@
 #include "device/device_choice.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
-#include "numeric/bf16.h"
 
 namespace tessera::bench {
 
 namespace {
 
 using model::LogitRows;
-
-constexpr int64_t kReadBytes = int64_t{256} << 20;  // what reads beside layers go through
 
 int32_t likeliest(const TensorView& logits) {
   const float* row = logits.as<float>();
@@ -107,52 +103,20 @@ uint64_t needed_bytes(const ModelOptions& options, const model::Config& config, 
   // A matrix is packed from a copy.
   const int64_t matrix = 2 * config.vocab_size * config.hidden_size;
   work = model::Model::step_bytes(config, load.precision, load.max_step_tokens) +
-         static_cast<uint64_t>(kReadBytes + matrix);
+         static_cast<uint64_t>(LayerBench::kReadBytes + matrix);
   return weights + state + work;
 }
 
-// One token through each layer at the state's position.
+// One token through each layer at the longest context.
 void run_layers(model::Model& model, const model::Config& config, const SyntheticWeights& weights,
-                const ModelOptions& options, SyntheticModel& made) {
+                const ModelOptions& options, const device::Machine& machine, SyntheticModel& made) {
   const int64_t context = *std::max_element(options.contexts.begin(), options.contexts.end()) / 128 * 128;
   const auto state = model.new_sequence(context + 1);
   if (context > 0) fill_caches(*state, context, options.seed);
-  const std::vector<int32_t> ids = random_ids(7, 64, model.facts().vocab_size);
-  constexpr int64_t kStreams = 64;
-  const DType type = options.load.precision.activation();
-  const device::Tensor inputs(DType::kBF16, {kStreams, ops::kHcStreams, config.hidden_size});
-  Rng rng(options.seed);
-  for (int64_t i = 0; i < inputs.view().shape.num_elements(); ++i) {
-    inputs.as<uint16_t>()[i] = numeric::bf16_from_float(rng.normal());
-  }
-  TESSERA_CHECK(type == DType::kBF16, "synthetic models run in BF16");
-  const int64_t values = ops::kHcStreams * config.hidden_size;
-  device::Tensor streams(type, {1, ops::kHcStreams, config.hidden_size});
-  const device::CpuPlacement placement;
-  const device::InterleavedMemory interleaved = placement.interleave();
-  const device::Buffer pool(static_cast<size_t>(kReadBytes));
-  device::Queue queue(options.load.num_threads, placement);
-  made.ceilings = measure_ceilings(device::probe_machine(), pool.data(), kReadBytes, queue);
+  LayerBench bench(model, config, weights, machine, options.seed);
+  made.ceilings = bench.ceilings();
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const int64_t ratio = config.compress_ratios[static_cast<size_t>(layer)];
-    LayerRow row{layer, ratio, config.is_hashed(layer), weights.token_bytes(layer), {}, {}};
-    row.bytes += cache_bytes_read(*state, static_cast<size_t>(layer), config);
-    const auto run = [&](int64_t i) {
-      const size_t at = static_cast<size_t>(i / 2 % kStreams);
-      std::copy_n(inputs.as<uint16_t>() + static_cast<int64_t>(at) * values, values, streams.as<uint16_t>());
-      const model::SequenceSlice slice{state.get(), {&ids[at], 1}, LogitRows::kNone};
-      model.run_layer(static_cast<size_t>(layer), {&slice, 1}, streams);
-    };
-    std::atomic<uint64_t> sink = 0;
-    const int64_t part = std::min(row.bytes, kReadBytes), spots = kReadBytes / part;
-    const auto read = [&](int64_t i) {
-      for (int64_t left = row.bytes; left > 0; left -= part) {
-        sink ^= read_bytes(pool.as<char>() + i % spots * part, std::min(left, part), queue);
-      }
-    };
-    Pair pair = measure_pair(run, read, 20, 0.5);
-    row.time = std::move(pair.a), row.read_time = std::move(pair.b);
-    made.layers.push_back(std::move(row));
+    made.layers.push_back(bench.time(*state, layer, 1, 0.5));
   }
 }
 
@@ -182,7 +146,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
   made.pack_seconds = weights.pack_seconds();
   made.packed_bytes = weights.packed_bytes();
   made.peak_bytes = device::peak_memory_bytes();
-  run_layers(model, config, weights, options, made);
+  run_layers(model, config, weights, options, machine, made);
   if (observer.on_made) observer.on_made(made);
   // States are filled at whole windows of every compressor.
   report.rows = run_contexts(model, options, observer, [&](int64_t context) {

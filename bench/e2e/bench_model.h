@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/ops/ceilings.h"
-#include "bench/ops/timing.h"
+#include "bench/e2e/layer_bench.h"
 #include "model/load_model.h"
 
 namespace tessera::bench {
@@ -30,14 +29,6 @@ struct ModelRow {
   std::vector<double> prefill_tokens_per_second, decode_tokens_per_second;  // one per repeat
 };
 
-// One token through one layer at the longest context.
-struct LayerRow {
-  int64_t layer = 0, ratio = 0;  // ratio as in model::Config::compress_ratios
-  bool is_hashed = false;
-  int64_t bytes = 0;        // of weights and cache entries that the token reads
-  Samples time, read_time;  // of the layer; of reading as many bytes with all threads in the same run
-};
-
 struct SyntheticModel {
   int64_t num_layers = 0, all_layers = 0;
   uint64_t weight_bytes = 0;
@@ -46,7 +37,7 @@ struct SyntheticModel {
   int64_t packed_bytes = 0;
   uint64_t peak_bytes = 0;  // of physical memory in this process, when all weights were made and packed
   Ceilings ceilings;
-  std::vector<LayerRow> layers;
+  std::vector<LayerRow> layers;  // one token through each at the longest context
 };
 
 struct ModelReport {

@@ -70,14 +70,9 @@ void OpBench::measure(const std::string& name, const Case& a_case) {
     }
   };
   Row row{name, planner_.lines().back().chosen, work.tokens, work.bytes, work.flops, work.residence, 1, {}, {}};
-  Pair pair;
-  if (executor_->can_record()) {
-    const int64_t cold_calls = std::clamp(ceil_div(kColdBytes, part), kFewestColdCalls, kMostColdCalls);
-    const int64_t calls = work.residence == Residence::kMemory ? cold_calls : kWarmCalls;
-    pair = measure_rounds(*executor_, a_case.call, read, calls, options_.seconds, row.calls);
-  } else {
-    pair = measure_pair(a_case.call, read, 20, options_.seconds);
-  }
+  const int64_t cold_calls = std::clamp(ceil_div(kColdBytes, part), kFewestColdCalls, kMostColdCalls);
+  const int64_t most_calls = work.residence == Residence::kMemory ? cold_calls : kWarmCalls;
+  Pair pair = measure_calls(*executor_, a_case.call, read, most_calls, options_.seconds, row.calls);
   row.time = std::move(pair.a), row.read_time = std::move(pair.b);
   report_.rows.push_back(std::move(row));
   on_row_(report_, report_.rows.back());

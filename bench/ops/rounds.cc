@@ -65,6 +65,13 @@ Pair measure_rounds(device::Executor& executor, const std::function<void(int64_t
   return pair;
 }
 
+Pair measure_calls(device::Executor& executor, const std::function<void(int64_t)>& a,
+                   const std::function<void(int64_t)>& b, int64_t most_calls, double min_seconds, int64_t& calls) {
+  if (executor.can_record()) return measure_rounds(executor, a, b, most_calls, min_seconds, calls);
+  calls = 1;
+  return measure_pair(a, b, 20, min_seconds);
+}
+
 double measure_round(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls) {
   Round round(executor, work, 0, calls);
   Samples samples;

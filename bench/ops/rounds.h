@@ -15,6 +15,10 @@ namespace tessera::bench {
 Pair measure_rounds(device::Executor& executor, const std::function<void(int64_t)>& a,
                     const std::function<void(int64_t)>& b, int64_t most_calls, double min_seconds, int64_t& calls);
 
+// measure_rounds where the executor records, measure_pair where calls end before they return: there `calls` is 1.
+Pair measure_calls(device::Executor& executor, const std::function<void(int64_t)>& a,
+                   const std::function<void(int64_t)>& b, int64_t most_calls, double min_seconds, int64_t& calls);
+
 // Seconds of one call of `work`, the median of several such rounds.
 double measure_round(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls);
 

@@ -59,14 +59,14 @@ void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
   caches.advance(position);
 }
 
-int64_t cache_bytes_read(model::SequenceState& state, size_t layer, const model::Config& config) {
+int64_t cache_bytes_read(model::SequenceState& state, size_t layer, const model::Config& config, int64_t tokens) {
   const model::SequenceCaches& caches = caches_of(state);
   const model::LayerCacheLayout& layout = caches.pool().layout().layers[layer];
-  const int64_t position = caches.position();
-  int64_t keys = std::min(position + 1, config.sliding_window), bytes = 0;
+  const int64_t position = caches.position() + tokens - 1;
+  int64_t keys = std::min(position + 1, config.sliding_window + tokens - 1), bytes = 0;
   if (layout.ratio != 0) {
     const int64_t entries = position / layout.ratio;
-    keys += layout.has_indexer ? std::min(entries, config.index_topk) : entries;
+    keys += layout.has_indexer ? std::min(entries, tokens * config.index_topk) : entries;
     if (layout.has_indexer) bytes += entries * layout.index.entry_bytes();
   }
   return bytes + keys * layout.kv.entry_bytes();

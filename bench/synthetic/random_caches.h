@@ -12,7 +12,8 @@ namespace tessera::bench {
 // entries and indexer keys are encoded random vectors, compressors stand between two windows.
 void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed);
 
-// Bytes of window, selected entries and indexer keys that the next token reads in a layer.
-int64_t cache_bytes_read(model::SequenceState& state, size_t layer, const model::Config& config);
+// Bytes of window, selected entries and indexer keys that the next tokens read in a layer, at least: what several of
+// them read counts once, and each selects other entries as far as there are any.
+int64_t cache_bytes_read(model::SequenceState& state, size_t layer, const model::Config& config, int64_t tokens = 1);
 
 }  // namespace tessera::bench

@@ -80,7 +80,7 @@ Shape SyntheticWeights::local_shape(const std::string& name) const {
   return row(name).shape;
 }
 
-int64_t SyntheticWeights::token_bytes(int64_t layer) const {
+int64_t SyntheticWeights::layer_bytes(int64_t layer, double num_experts) const {
   const std::string prefix = fmt::format("layers.{}.", layer);
   int64_t dense = 0, experts = 0;
   for (auto at = rows_.lower_bound(prefix); at != rows_.end() && at->first.starts_with(prefix); ++at) {
@@ -88,7 +88,7 @@ int64_t SyntheticWeights::token_bytes(int64_t layer) const {
     // Of the routing table a token reads one row: nothing.
     if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row);
   }
-  return dense + experts / config_.num_experts * config_.experts_per_token;
+  return dense + static_cast<int64_t>(static_cast<double>(experts / config_.num_experts) * num_experts);
 }
 
 model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {

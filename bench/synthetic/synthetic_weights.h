@@ -24,8 +24,12 @@ class SyntheticWeights final : public model::ModelWeights {
   uint64_t fingerprint() const override { return seed_; }
   const model::Shard& shard() const override { return shard_; }
 
-  // Bytes that one token reads of a layer's weights: all but the experts that it is not routed to.
-  int64_t token_bytes(int64_t layer) const;
+  // Bytes of a layer's weights with so many of its experts.
+  int64_t layer_bytes(int64_t layer, double num_experts) const;
+  // That one token reads: all but the experts that it is not routed to.
+  int64_t token_bytes(int64_t layer) const {
+    return layer_bytes(layer, static_cast<double>(config_.experts_per_token));
+  }
   // Packing so far: seconds, and bytes of the packed weights.
   double pack_seconds() const { return pack_seconds_; }
   int64_t packed_bytes() const { return packed_bytes_; }

@@ -269,16 +269,28 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
   return logits;
 }
 
+void Model::prepare(std::span<const SequenceSlice> slices) {
+  read_slices(slices, false);
+  const int64_t num_rows = recorded_rows();
+  is_prepared_to_record_ = num_rows > 0;
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, num_rows);
+}
+
+void Model::queue_layer(size_t layer, const TensorView& streams) {
+  TESSERA_CHECK(layer < blocks_.size(), "draft blocks have another input");
+  TESSERA_CHECK(streams.shape[0] == batch_->num_rows(), "streams of the batch");
+  blocks_[layer]->run(context(is_prepared_to_record_), layer, streams);
+}
+
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {
-  const bool is_draft = layer >= blocks_.size();
-  TESSERA_CHECK(!is_draft, "draft blocks have another input");
+  is_prepared_to_record_ = false;
   read_slices(slices, false);
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows);
   device::MemorySpace& memory = executor_->memory();
   const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());
   const size_t bytes = static_cast<size_t>(placed.num_bytes());
   memory.upload(placed.data, streams.data, bytes);
-  blocks_[layer]->run(context(false), layer, placed);
+  queue_layer(layer, placed);
   memory.download(streams.data, placed.data, bytes);
 }
 

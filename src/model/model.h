@@ -37,6 +37,13 @@ class Model final : public Runner {
   // position does not; call advance on the state oneself.
   void run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams);
 
+  // The same for measuring, without copies and waits. prepare() makes `slices` the batch, as step() would: one token of
+  // each whose logits are wanted can be recorded. queue_layer() queues a layer of it, as often as one likes and under
+  // executor().record() too, on streams [rows, 4, hidden] where the ops compute, in place.
+  void prepare(std::span<const SequenceSlice> slices);
+  void queue_layer(size_t layer, const TensorView& streams);
+  device::Executor& executor() { return *executor_; }
+
  private:
   // What a step's slices are. Reserved once; refilled by every step.
   struct Slices {
@@ -85,6 +92,7 @@ class Model final : public Runner {
   device::Tensor host_logits_, host_first_bad_;  // where these are not the host's
   device::Arena arena_;
   int64_t num_step_rows_ = 0;  // of the last step()
+  bool is_prepared_to_record_ = false;
   Slices slices_;
   std::unique_ptr<StepBatch> batch_;
   std::vector<Recorded> recorded_;

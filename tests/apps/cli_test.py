@@ -255,6 +255,21 @@ class Cli(ProgramTest):
             self.assertEqual(len(row['seconds']), len(row['read_seconds']))
             self.assertIn(row['variant'], title)
 
+    def test_bench_of_one_layer(self):
+        flags = ('bench', 'layer', '--shape', 'small', '--tokens', '8', '--context', '300', '--seconds', '0')
+        report = json.loads(run(*flags, '--json').stdout)
+        self.assertEqual([(row['kind'], row['tokens']) for row in report['rows']],
+                         [(kind, tokens) for kind in ('swa', 'csa', 'hca') for tokens in (1, 8)])
+        self.assertEqual(report['context'], 256)
+        for row in report['rows']:
+            self.assertGreater(min(row['bytes'], row['gbs'], row['share_of_read'], len(row['seconds'])), 0)
+        self.assertIn(b'csa', run(*flags, '--kind', 'csa').stdout)
+        self.check_error(run(*flags, '--kind', 'mla'), 2, 'mla')
+        self.check_error(run('bench', 'layer', '--shape', 'huge'), 2, 'huge')
+        self.check_error(run('bench', 'layer', '--mode', 'f32'), 2, '--mode')
+        self.check_error(run('bench', 'layer', '--device', 'tpu'), 2, 'tpu')
+        self.check_error(run('bench', 'ops', '--device', 'tpu'), 2, 'tpu')
+
     def test_bench_of_a_synthetic_model(self):
         report = json.loads(run('bench', 'model', '--synthetic', 'small', '--layers', '3', '--contexts', '40,1000', '--decode', '2',
                                 '--repeats', '1', '--step-tokens', '64', '--json').stdout)
