@@ -29,6 +29,22 @@ class CpuExecutor final : public Executor {
 
 }  // namespace
 
+std::unique_ptr<Recording> Executor::record_by_name(void (*call)(void*), void* object) {
+  struct Scope {
+    explicit Scope(Queue& of) : queue(of) { queue.begin_recording(); }
+    ~Scope() { queue.end_recording(); }
+    Queue& queue;
+  };
+  const Scope scope(queue());
+  try {
+    std::unique_ptr<Recording> recording = record_call(call, object);
+    queue().refuse_noted();
+    return recording;
+  } catch (const Error& error) {
+    fail(error.code(), "while recording " + queue().op_being_recorded() + ": " + error.what());
+  }
+}
+
 std::unique_ptr<Executor> make_executor(const Machine& machine, int num_threads) {
   if (machine.gpu.has_value()) return make_gpu_executor(*machine.gpu);
   return std::make_unique<CpuExecutor>(num_threads);

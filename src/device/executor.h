@@ -42,15 +42,19 @@ class Executor {
 
   // False: calling is as good as recording, and record() is not to be used.
   virtual bool can_record() const = 0;
-  // Calls work(), which queues; what it queues is recorded and not run. Throws kDeviceError, naming the call, where it
-  // does what can't be recorded (an allocation, a wait, a host read).
+  // Calls work(), which queues; what it queues is recorded and not run. Throws kDeviceError, naming the call and the op
+  // that made it ("while recording layers.3.attn.wq_a (linear, mma): a wait can't be recorded"), where it does what
+  // can't be recorded: an allocation, a copy from or to the host, a wait, work elsewhere.
   template <class Work>
   std::unique_ptr<Recording> record(Work&& work) {
-    return record_call([](void* object) { (*static_cast<std::remove_reference_t<Work>*>(object))(); }, &work);
+    return record_by_name([](void* object) { (*static_cast<std::remove_reference_t<Work>*>(object))(); }, &work);
   }
 
  protected:
   virtual std::unique_ptr<Recording> record_call(void (*call)(void* object), void* object) = 0;
+
+ private:
+  std::unique_ptr<Recording> record_by_name(void (*call)(void* object), void* object);
 };
 
 // On machine.gpu, or where there is none on the CPU with `num_threads` (Queue's meaning), placed as TESSERA_PLACEMENT

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "device/machine.h"
 
 namespace tessera::device {
@@ -23,6 +24,31 @@ Queue::Queue(int num_threads) : pool_(threads_or_default(num_threads)) {}
 Queue::Queue(int num_threads, const CpuPlacement& placement)
     : pool_(threads_or_default(num_threads),
             placement.topology().is_imagined ? std::vector<int>() : placement.pins(num_threads).processors) {}
+
+void Queue::begin_recording() {
+  op_ = {}, noted_ = nullptr;
+  is_recording_ = true, is_in_op_ = false;
+}
+
+std::string Queue::op_being_recorded() const {
+  if (op_.op == nullptr) return "a step, before its first op";
+  std::string name = op_.where != nullptr ? std::string(op_.where) + " " : "";
+  name += std::string("(") + op_.op + ", " + op_.variant + ")";
+  return is_in_op_ ? name : "a step, after " + name;
+}
+
+void Queue::refuse_while_recording(const char* what) const {
+  if (is_recording_) fail(ErrorCode::kDeviceError, std::string(what) + " can't be recorded");
+}
+
+bool Queue::note_while_recording(const char* what) noexcept {
+  if (is_recording_ && noted_ == nullptr) noted_ = what;
+  return is_recording_;
+}
+
+void Queue::refuse_noted() const {
+  if (noted_ != nullptr) refuse_while_recording(noted_);
+}
 
 void Queue::parallel_for(int64_t count, int64_t grain, RangeFunction function) {
   if (count <= 0) return;

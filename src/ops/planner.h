@@ -16,8 +16,13 @@ template <class Op>
 struct Bound {
   typename Op::Desc desc;
   const Variant<Op>* variant = nullptr;
+  std::string where = "";  // as given to Planner::bind
 
-  void run(const typename Op::Args& args, device::Queue& queue) const { variant->run(desc, args, queue); }
+  void run(const typename Op::Args& args, device::Queue& queue) const {
+    queue.begin_op({Op::kName, variant->name, where.c_str()});
+    variant->run(desc, args, queue);
+    queue.end_op();
+  }
   int64_t workspace_bytes(int64_t max_tokens) const {
     return variant->workspace_bytes == nullptr ? 0 : variant->workspace_bytes(desc, max_tokens);
   }
@@ -59,7 +64,7 @@ class Planner {
         }
         line.chosen = name;
         lines_.push_back(std::move(line));
-        return {desc, &variant};
+        return {desc, &variant, where};
       }
     }
     fail_unbound(line);

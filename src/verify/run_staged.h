@@ -28,7 +28,11 @@ std::vector<std::string> run_staged(StageMemory& memory, const ops::Variant<Op>&
     mine.workspace = workspace.data();
     stage.add(mine.workspace, bytes, Access::kScratch);
   }
-  return stage.run([&](device::Queue& queue) { variant.run(desc, mine, queue); });
+  return stage.run([&](device::Queue& queue) {
+    queue.begin_op({Op::kName, variant.name});
+    variant.run(desc, mine, queue);
+    queue.end_op();
+  });
 }
 
 }  // namespace tessera::verify

@@ -12,12 +12,14 @@ ApartMemory::~ApartMemory() {
 }
 
 void* ApartMemory::allocate(size_t bytes) {
+  queue_.refuse_while_recording("an allocation");
   void* data = device::host_memory().allocate(bytes);
   pieces_[static_cast<const char*>(data)] = bytes;
   return data;
 }
 
 void ApartMemory::release(void* data, size_t bytes) noexcept {
+  queue_.note_while_recording("giving memory back");
   pieces_.erase(static_cast<const char*>(data));
   device::host_memory().release(data, bytes);
 }
@@ -39,6 +41,7 @@ void ApartMemory::expect_foreign(const void* data, const char* what) const {
 }
 
 void ApartMemory::upload(void* target, const void* host, size_t bytes) {
+  queue_.refuse_while_recording("a copy from the host");
   expect_owned(target, bytes, "target of an upload");
   expect_foreign(host, "source of an upload");
   if (bytes > 0) std::memcpy(target, host, bytes);
@@ -46,6 +49,7 @@ void ApartMemory::upload(void* target, const void* host, size_t bytes) {
 }
 
 void ApartMemory::download(void* host, const void* source, size_t bytes) {
+  queue_.refuse_while_recording("a copy to the host");
   expect_owned(source, bytes, "source of a download");
   expect_foreign(host, "target of a download");
   if (bytes > 0) std::memcpy(host, source, bytes);

@@ -10,6 +10,8 @@ namespace tessera::testing {
 
 class ApartMemory final : public device::MemorySpace {
  public:
+  // Refuses, as a GPU's does, what can't be recorded in `queue`.
+  explicit ApartMemory(device::Queue& queue) : queue_(queue) {}
   ~ApartMemory() override;
   void* allocate(size_t bytes) override;
   void release(void* data, size_t bytes) noexcept override;
@@ -27,6 +29,7 @@ class ApartMemory final : public device::MemorySpace {
   void expect_owned(const void* data, size_t bytes, const char* what) const;
   void expect_foreign(const void* data, const char* what) const;
 
+  device::Queue& queue_;
   std::map<const char*, size_t> pieces_;
   size_t num_uploads_ = 0, num_downloads_ = 0;
 };
@@ -36,19 +39,19 @@ class ApartExecutor final : public device::Executor {
  public:
   enum class Records { kNo, kYes };
   explicit ApartExecutor(int num_threads = 1, Records records = Records::kNo)
-      : queue_(num_threads), can_record_(records == Records::kYes) {}
+      : queue_(num_threads), memory_(queue_), can_record_(records == Records::kYes) {}
   device::Queue& queue() override { return queue_; }
   ApartMemory& memory() override { return memory_; }
   device::MemorySpace& staging() override { return device::host_memory(); }
-  void synchronize() override {}
+  void synchronize() override { queue_.refuse_while_recording("a wait"); }
   bool can_record() const override { return can_record_; }
 
  private:
   std::unique_ptr<device::Recording> record_call(void (*call)(void*), void* object) override;
 
   device::Queue queue_;
-  bool can_record_;
   ApartMemory memory_;
+  bool can_record_;
 };
 
 }  // namespace tessera::testing

@@ -23,13 +23,16 @@ namespace {
 // one by one; what is given back stays in the pool for the next piece.
 class GpuMemory final : public MemorySpace {
  public:
-  explicit GpuMemory(const StreamQueue& queue, int ordinal) : queue_(queue) {
+  GpuMemory(StreamQueue& queue, int ordinal) : queue_(queue) {
     cudaMemPool_t pool = nullptr;
     TESSERA_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, ordinal));
     uint64_t keep = UINT64_MAX;
     TESSERA_CUDA_CHECK(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
   }
+  // While a step is recorded CUDA would take some of these: memory of the graph's own, copies of what the host's memory
+  // holds at each launch. All are mistakes there.
   void* allocate(size_t bytes) override {
+    queue_.refuse_while_recording("an allocation of GPU memory");
     void* data = nullptr;
     const cudaError_t code = cudaMallocAsync(&data, bytes, queue_.handle());
     if (code == cudaErrorMemoryAllocation) {
@@ -43,13 +46,22 @@ class GpuMemory final : public MemorySpace {
     TESSERA_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, queue_.handle()));
     return data;
   }
-  void release(void* data, size_t) noexcept override { cudaFreeAsync(data, queue_.handle()); }
-  void upload(void* target, const void* host, size_t bytes) override { move(target, host, bytes); }
+  void release(void* data, size_t) noexcept override {
+    // Memory that a recording can't free is lost with it.
+    if (!queue_.note_while_recording("giving GPU memory back")) cudaFreeAsync(data, queue_.handle());
+  }
+  void upload(void* target, const void* host, size_t bytes) override {
+    queue_.refuse_while_recording("a copy from the host");
+    move(target, host, bytes);
+  }
   void download(void* host, const void* source, size_t bytes) override {
-    move(host, source, bytes);
+    queue_download(host, source, bytes);
     queue_.synchronize();
   }
-  void queue_download(void* host, const void* source, size_t bytes) override { move(host, source, bytes); }
+  void queue_download(void* host, const void* source, size_t bytes) override {
+    queue_.refuse_while_recording("a copy to the host");
+    move(host, source, bytes);
+  }
   void copy(void* target, const void* source, size_t bytes) override { move(target, source, bytes); }
   bool is_host() const override { return false; }
 
@@ -59,13 +71,15 @@ class GpuMemory final : public MemorySpace {
       TESSERA_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, queue_.handle()));
     }
   }
-  const StreamQueue& queue_;
+  StreamQueue& queue_;
 };
 
 // Page-locked host memory: the GPU copies it without a detour.
 class PinnedMemory final : public MemorySpace {
  public:
+  explicit PinnedMemory(const StreamQueue& queue) : queue_(queue) {}
   void* allocate(size_t bytes) override {
+    queue_.refuse_while_recording("an allocation of page-locked memory");
     void* data = nullptr;
     if (cudaMallocHost(&data, bytes) != cudaSuccess) {
       cudaGetLastError();
@@ -80,6 +94,9 @@ class PinnedMemory final : public MemorySpace {
   void queue_download(void* host, const void* source, size_t bytes) override { download(host, source, bytes); }
   void copy(void* target, const void* source, size_t bytes) override { host_memory().copy(target, source, bytes); }
   bool is_host() const override { return true; }
+
+ private:
+  const StreamQueue& queue_;
 };
 
 class GraphRecording final : public Recording {
@@ -95,9 +112,10 @@ class GraphRecording final : public Recording {
 
 class GpuExecutor final : public Executor {
  public:
-  explicit GpuExecutor(int ordinal) : ordinal_(ordinal), queue_(ordinal), memory_(queue_, ordinal), loading_(queue_) {}
+  explicit GpuExecutor(int ordinal)
+      : ordinal_(ordinal), queue_(ordinal), memory_(queue_, ordinal), pinned_(queue_), loading_(queue_) {}
   GpuExecutor(int ordinal, cudaStream_t borrowed)
-      : ordinal_(ordinal), queue_(ordinal, borrowed), memory_(queue_, ordinal), loading_(queue_) {}
+      : ordinal_(ordinal), queue_(ordinal, borrowed), memory_(queue_, ordinal), pinned_(queue_), loading_(queue_) {}
   void make_current() override { TESSERA_CUDA_CHECK(cudaSetDevice(ordinal_)); }
   Queue& queue() override { return queue_; }
   MemorySpace& memory() override { return memory_; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda/stream_queue.h"
 
+#include "base/error.h"
 #include "device/cuda/check.h"
 
 namespace tessera::device::cuda {
@@ -35,7 +36,16 @@ StreamQueue::~StreamQueue() {
   if (is_owned_) cudaStreamDestroy(handle());
 }
 
+void StreamQueue::check_recording() const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TESSERA_CUDA_CHECK(cudaStreamIsCapturing(handle(), &status));
+  if (status == cudaStreamCaptureStatusActive) return;
+  fail(ErrorCode::kDeviceError,
+       "a call that was not checked spoilt the recording (an allocation, a wait, work elsewhere)");
+}
+
 void StreamQueue::synchronize() const {
+  refuse_while_recording("a wait");
   TESSERA_CUDA_CHECK(cudaStreamSynchronize(handle()));
 }
 

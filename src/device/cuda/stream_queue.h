@@ -13,13 +13,16 @@ class StreamQueue final : public Queue {
   explicit StreamQueue(int ordinal = 0);
   // A stream of that GPU which somebody else made, and destroys after this.
   StreamQueue(int ordinal, cudaStream_t borrowed);
-  ~StreamQueue();
+  ~StreamQueue() override;
   StreamQueue(const StreamQueue&) = delete;
   StreamQueue& operator=(const StreamQueue&) = delete;
 
   cudaStream_t handle() const { return static_cast<cudaStream_t>(stream()); }
   // Waits for all that was queued; throws kDeviceError where some of it failed.
   void synchronize() const;
+
+ protected:
+  void check_recording() const override;
 
  private:
   bool is_owned_;

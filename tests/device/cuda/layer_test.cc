@@ -2,11 +2,13 @@
 // Streams, memory, events, graphs, and what an error says. Skipped on a machine without a GPU.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "device/buffer.h"
 #include "device/cuda/check.h"
 #include "device/cuda/graph.h"
 #include "device/cuda/memory.h"
@@ -121,6 +123,45 @@ TEST_F(CudaLayerTest, GraphReplaysAndNamesWhatCannotBeRecorded) {
   copy(queue, seen.data(), memory.data(), 4);
   queue.synchronize();
   EXPECT_EQ(seen, std::vector<unsigned char>(4, 3));
+}
+
+// Also what CUDA would take: memory of the graph's own, a copy of what the host's memory holds at each launch.
+TEST_F(CudaLayerTest, ExecutorNamesTheOpThatCannotBeRecorded) {
+  std::string why_not;
+  const std::unique_ptr<Executor> executor = make_gpu_executor(find_gpu(0, why_not).value());
+  MemorySpace& memory = executor->memory();
+  const Buffer there(64, memory);
+  std::vector<char> here(64);
+  const auto message_of = [&](auto&& deed) -> std::string {
+    try {
+      executor->record([&] {
+        executor->queue().begin_op({"linear", "mma", "layers.3.attn.wq_a"});
+        deed();
+        executor->queue().end_op();
+      });
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "recorded";
+  };
+  const auto expect = [&](const char* what, auto&& deed) {
+    const std::string message = message_of(deed);
+    EXPECT_EQ(message.rfind("while recording layers.3.attn.wq_a (linear, mma): ", 0), 0u) << message;
+    EXPECT_NE(message.find(what), std::string::npos) << message;
+    // The queue works on.
+    memory.upload(there.data(), here.data(), here.size());
+    memory.download(here.data(), there.data(), here.size());
+  };
+  expect("an allocation of GPU memory", [&] { const Buffer more(1 << 20, memory); });
+  expect("page-locked", [&] { const Buffer more(1 << 20, executor->staging()); });
+  expect("a copy from the host", [&] { memory.upload(there.data(), here.data(), here.size()); });
+  expect("a copy to the host", [&] { memory.download(here.data(), there.data(), here.size()); });
+  expect("a wait", [&] { executor->synchronize(); });
+  expect("cudaMalloc", [] { const Memory more(Memory::Kind::kDevice, 1 << 20); });
+  auto lost = std::make_unique<Buffer>(64, memory);
+  expect("giving GPU memory back", [&] { lost.reset(); });
+  expect("not checked", [&] { cudaStreamSynchronize(static_cast<cudaStream_t>(executor->queue().stream())); });
+  EXPECT_EQ(message_of([&] { memory.copy(there.data(), there.as<char>() + 32, 32); }), "recorded");
 }
 
 }  // namespace
