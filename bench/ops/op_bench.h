@@ -22,7 +22,7 @@ class Placed {
  public:
   Placed() = default;
   Placed(const std::vector<T>& values, device::MemorySpace& memory) : buffer_(values.size() * sizeof(T), memory) {
-    memory.upload(buffer_.data(), values.data(), buffer_.size());
+    if (!values.empty()) memory.upload(buffer_.data(), values.data(), buffer_.size());
   }
   T* data() const { return buffer_.as<T>(); }
 
