@@ -7,10 +7,9 @@
 #include <bit>
 #include <cmath>
 
-#include "backends/avx512/kernels.h"
 #include "backends/cpu_common/attention.h"
 #include "backends/cpu_common/index_scores.h"
-#include "backends/cpu_common/panel_variants.h"
+#include "backends/emulated_variants.h"
 #include "testing/op_harness.h"
 
 namespace tessera {
@@ -19,19 +18,7 @@ namespace {
 using backends::cpu_common::PanelJob;
 using ops::WeightFormat;
 
-constexpr backends::cpu_common::PanelKernels kKernels = {.input = DType::kBF16,
-                                                         .in_multiple = 32,
-                                                         .job_rows = 64,
-                                                         .nvfp4 = backends::amx_emulated::nvfp4,
-                                                         .fp8 = backends::amx_emulated::fp8,
-                                                         .bf16 = backends::amx_emulated::bf16,
-                                                         .f32 = nullptr,
-                                                         .store = backends::avx512::store,
-                                                         .gate = backends::avx512::gate,
-                                                         .job_panels = 8,
-                                                         .takes_tiles = true};
-constexpr ops::Variant<ops::Linear> kLinear = backends::cpu_common::linear_variant<kKernels>("emulated");
-constexpr ops::Variant<ops::MoeExperts> kMoe = backends::cpu_common::moe_variant<kKernels>("emulated");
+using testing::kEmulatedLinear, testing::kEmulatedMoe;
 
 constexpr ops::Variant<ops::Attention> kAttention =
     backends::cpu_common::attention_variant<backends::amx_emulated::attention>("emulated");
@@ -88,7 +75,7 @@ TEST_F(AmxEmulationTest, EqualsTheReferenceAtEveryNumberOfRows) {
           desc,
           {.x = x, .weight = weight.view, .y = expected.view(), .num_tokens = count, .workspace = workspace.data()},
           queue);
-      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
+      const testing::VariantWeight packed = testing::weight_for(kEmulatedLinear, desc, weight.view);
       const std::vector<float> found = sums_of(packed.view, x, 0, count);
       EXPECT_TRUE(testing::is_close(found, expected.floats(), testing::kF32Bound));
       const int64_t t = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(count)));
@@ -120,7 +107,7 @@ TEST_F(AmxEmulationTest, FewRowsAreTheSameBitsAsTiles) {
       const int64_t out = 1 + static_cast<int64_t>(rng_.below(100));
       testing::RandomWeight weight = testing::random_weight(rng_, format, out, in);
       const ops::Linear::Desc desc{.in = in, .out = out, .format = format};
-      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
+      const testing::VariantWeight packed = testing::weight_for(kEmulatedLinear, desc, weight.view);
       if (format == WeightFormat::kBf16) {
         uint16_t* words = const_cast<uint16_t*>(static_cast<const uint16_t*>(packed.view.data));
         for (int64_t i = 0; i < out * in; ++i) {
@@ -158,17 +145,17 @@ TEST_F(AmxEmulationTest, TiledRowsOfManyTokensGiveTheBitsOfFew) {
       const ops::Linear::Desc desc{
           .in = kIn, .out = kOut, .groups = groups, .format = format, .input = mode, .output = DType::kF32};
       const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, groups * kOut, kIn);
-      const testing::VariantWeight packed = testing::weight_for(kLinear, desc, weight.view);
+      const testing::VariantWeight packed = testing::weight_for(kEmulatedLinear, desc, weight.view);
       const device::Tensor x =
           testing::as_tensor(testing::adversarial(rng_, kMost, groups * kIn), DType::kBF16, {kMost, groups * kIn});
-      const std::vector<float> all = testing::run_linear(kLinear, desc, x, packed.view, 0, kMost, 1);
+      const std::vector<float> all = testing::run_linear(kEmulatedLinear, desc, x, packed.view, 0, kMost, 1);
       EXPECT_TRUE(testing::is_close(all, testing::run_linear(testing::kScalarLinear, desc, x, weight.view, 0, kMost, 1),
                                     testing::kF32Bound));
       for (const int64_t count : {1, 3, 4, 31, 32, 49, 65}) {
         const int64_t first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(kMost - count + 1)));
         const int64_t width = groups * kOut;
         EXPECT_TRUE(testing::same_bits(
-            testing::run_linear(kLinear, desc, x, packed.view, first, count, 1),
+            testing::run_linear(kEmulatedLinear, desc, x, packed.view, first, count, 1),
             std::span(all).subspan(static_cast<size_t>(first * width), static_cast<size_t>(count * width))))
             << count << " rows from " << first;
       }
@@ -191,7 +178,7 @@ TEST_F(AmxEmulationTest, ExpertsWithTiledRowsGiveTheBitsOfOneToken) {
     std::vector<ops::WeightView> views[3];
     for (size_t i = 0; i < 3 * kExperts; ++i) {
       const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, kWidth, kWidth);
-      packed.push_back(testing::weight_for(kMoe, desc, weight.view));
+      packed.push_back(testing::weight_for(kEmulatedMoe, desc, weight.view));
       views[i % 3].push_back(packed.back().view);
     }
     const device::Tensor x =
@@ -204,20 +191,20 @@ TEST_F(AmxEmulationTest, ExpertsWithTiledRowsGiveTheBitsOfOneToken) {
       routing.push_back(rng_.uniform());
     }
     const auto run = [&](int64_t first, int64_t count) {
-      const device::Buffer workspace = testing::workspace_for(kMoe, desc, count);
+      const device::Buffer workspace = testing::workspace_for(kEmulatedMoe, desc, count);
       device::Queue queue(1);
       testing::PoisonedTensor out(DType::kBF16, {count, 1, kWidth});
-      kMoe.run(desc,
-               {.x = {x.as<uint16_t>() + first * kWidth, DType::kBF16, {count, kWidth}},
-                .experts = ids.data() + first,
-                .routing = routing.data() + first,
-                .w1 = views[0].data(),
-                .w3 = views[1].data(),
-                .w2 = views[2].data(),
-                .out = out.view(),
-                .num_tokens = count,
-                .workspace = workspace.data()},
-               queue);
+      kEmulatedMoe.run(desc,
+                       {.x = {x.as<uint16_t>() + first * kWidth, DType::kBF16, {count, kWidth}},
+                        .experts = ids.data() + first,
+                        .routing = routing.data() + first,
+                        .w1 = views[0].data(),
+                        .w3 = views[1].data(),
+                        .w2 = views[2].data(),
+                        .out = out.view(),
+                        .num_tokens = count,
+                        .workspace = workspace.data()},
+                       queue);
       EXPECT_TRUE(out.is_guard_intact());
       return out.floats();
     };

@@ -18,18 +18,16 @@ bool available(const device::Machine& machine, std::string& why_not) {
   return false;
 }
 
-// Decoding for 128 rows hides behind their products. x comes from behind the second-level cache once for 16 panels: of
-// a chunk of inputs 64 KiB, beside 128 KiB of sums.
 constexpr cpu_common::PanelKernels kTileKernels = {.input = DType::kBF16,
                                                    .in_multiple = 32,
-                                                   .job_rows = 128,
+                                                   .job_rows = amx::kMostJobRows,
                                                    .nvfp4 = amx::nvfp4,
                                                    .fp8 = amx::fp8,
                                                    .bf16 = amx::bf16,
                                                    .f32 = nullptr,
                                                    .store = amx::store,
                                                    .gate = amx::gate,
-                                                   .job_panels = 16,
+                                                   .job_panels = amx::kMostJobPanels,
                                                    .takes_tiles = true};
 static_assert(kTileKernels.job_rows <= cpu_common::kJobRows && kTileKernels.job_panels <= cpu_common::kJobPanels);
 static_assert(kTileKernels.job_rows % (2 * cpu_common::kTileBlock) == 0);

@@ -6,6 +6,10 @@
 
 namespace tessera::backends::amx {
 
+// Rows of x and panels of a job at most. Decoding for 128 rows hides behind their products. x comes from behind the
+// second-level cache once for 16 panels: of a chunk of inputs 64 KiB, beside 128 KiB of sums.
+constexpr int64_t kMostJobRows = 128, kMostJobPanels = 16;
+
 // Panel sums (cpu_common/panel.h), x in BF16, inputs in multiples of 32.
 void nvfp4(const cpu_common::PanelJob& job);
 void fp8(const cpu_common::PanelJob& job);
