@@ -2,6 +2,7 @@
 #include "bench/e2e/layer_bench.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "base/error.h"
@@ -36,6 +37,8 @@ LayerBench::LayerBench(model::Model& model, const model::Config& config, const S
   device::MemorySpace& memory = model.executor().memory();
   const device::InterleavedMemory interleaved = model.executor().interleave();
   pool_ = device::Buffer(static_cast<size_t>(kReadBytes), memory);
+  // Pages that nobody wrote are all one page, and in the cache.
+  if (memory.is_host()) std::memset(pool_.data(), 1, pool_.size());
   ceilings_ = probe_->ceilings(pool_.data(), kReadBytes);
   const int64_t most = model.max_step_tokens(), count = std::max(kFewestTokens, most + kInputs);
   Rng rng(seed);

@@ -12,8 +12,9 @@ class MemorySpace {
  public:
   virtual ~MemorySpace() = default;
 
-  // `bytes` > 0, a multiple of kBufferAlignment; aligned to that, and zero. Throws std::bad_alloc where the host's
-  // memory ends, kResourceExhausted where a GPU's does.
+  // `bytes` > 0, a multiple of kBufferAlignment; aligned to that, and zero. Of the host, pages of a large block come
+  // into being when they are written first, by whatever thread, where the memory policy of the caller wants them.
+  // Throws std::bad_alloc where the host's memory ends, kResourceExhausted where a GPU's does.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* data, size_t bytes) noexcept = 0;
 

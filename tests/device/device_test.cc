@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#if defined(__linux__)
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -7,6 +13,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -81,6 +88,63 @@ TEST(Buffer, IsAlignedAndZero) {
   seams::fail_allocation(0);
 #endif
 }
+
+#if defined(__linux__)
+// Pages of a block that exist.
+int64_t num_present(const Buffer& buffer) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), count = buffer.size() / page;
+  std::vector<unsigned char> present(count);
+  EXPECT_EQ(mincore(buffer.data(), count * page, present.data()), 0);
+  return std::count_if(present.begin(), present.end(), [](unsigned char bits) { return (bits & 1) != 0; });
+}
+
+// Weights are packed by all threads, which hence zero them too.
+TEST(Buffer, LeavesLargeBlocksToTheirFirstWriters) {
+  const Buffer buffer(size_t{64} << 20);
+  EXPECT_EQ(num_present(buffer), 0);
+  Queue queue(3);
+  queue.parallel_for(static_cast<int64_t>(buffer.size()), 1 << 20, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (std::exchange(buffer.as<char>()[i], 'x') != 0) ADD_FAILURE() << "byte " << i;
+    }
+  });
+  EXPECT_EQ(num_present(buffer), static_cast<int64_t>(buffer.size()) / sysconf(_SC_PAGESIZE));
+}
+
+// More large blocks than a process may have mappings, as the experts of a large model are.
+TEST(Buffer, OutnumbersMappings) {
+  std::vector<Buffer> blocks;
+  while (blocks.size() < 32800) blocks.emplace_back(size_t{2} << 20);
+  for (int i = 0; i < 4; ++i) {
+    Buffer& last = blocks.back();
+    EXPECT_EQ(std::count(last.as<char>(), last.as<char>() + last.size(), 0), static_cast<int64_t>(last.size()));
+    std::fill_n(last.as<char>(), last.size(), 'x');
+    std::swap(last, blocks[static_cast<size_t>(i) * 1000]);
+    blocks.pop_back();
+  }
+}
+
+TEST(Buffer, FollowsThePolicyOfWhoMakesIt) {
+  // A thread of its own, since policies are a thread's.
+  bool is_allowed = false;
+  std::thread([&] {
+    const unsigned long node = 1;
+    is_allowed = syscall(SYS_set_mempolicy, MPOL_INTERLEAVE, &node, 64) == 0;
+    if (!is_allowed) return;
+    const Buffer buffer(size_t{8} << 20);
+    std::thread([&] { std::fill_n(buffer.as<char>(), buffer.size(), 'x'); }).join();
+    int mode = -1;
+    ASSERT_EQ(syscall(SYS_get_mempolicy, &mode, nullptr, 0, buffer.as<char>() + (5 << 20), MPOL_F_ADDR), 0);
+    EXPECT_EQ(mode, MPOL_INTERLEAVE);
+  }).join();
+  const Buffer buffer(size_t{8} << 20);
+  int mode = -1;
+  if (!is_allowed || syscall(SYS_get_mempolicy, &mode, nullptr, 0, buffer.data(), MPOL_F_ADDR) != 0) {
+    GTEST_SKIP() << "the system lets nobody choose";
+  }
+  EXPECT_EQ(mode, MPOL_DEFAULT);
+}
+#endif
 
 TEST(Arena, GivesBackAndNeverOverruns) {
   Arena arena(1024);

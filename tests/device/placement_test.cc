@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -243,14 +244,16 @@ TEST(ThreadPool, FreesItsCallerFromAnotherThread) {
 
 TEST(InterleavedMemory, DealsPagesOutOverNodes) {
   const CpuPlacement placement;
-  const InterleavedMemory scope = placement.interleave();
+  std::optional<InterleavedMemory> scope(placement.interleave());
   if (placement.topology().nodes.size() < 2) {
-    EXPECT_FALSE(scope.is_active());
+    EXPECT_FALSE(scope->is_active());
     EXPECT_THAT(placement.interleaved_nodes(), IsEmpty());
     GTEST_SKIP() << "one memory node";
   }
-  if (!scope.is_active()) GTEST_SKIP() << "the system or the user chose otherwise";
+  if (!scope->is_active()) GTEST_SKIP() << "the system or the user chose otherwise";
   const Buffer buffer(size_t{64} << 20);
+  scope.reset();
+  std::thread([&] { std::fill_n(buffer.as<char>(), buffer.size(), 'x'); }).join();  // as threads that pack weights
   const HwlocTopology topology = load_hwloc_topology();
   std::set<unsigned> nodes;
   hwloc_bitmap_t set = hwloc_bitmap_alloc();
