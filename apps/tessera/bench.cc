@@ -17,6 +17,7 @@
 #include "bench_layer.h"
 #include "console.h"
 #include "default_model.h"
+#include "device/device_choice.h"
 #include "model_flags.h"
 #include "ops/planner.h"
 #include "verb.h"
@@ -188,6 +189,7 @@ class Bench final : public Verb {
   }
 
   int run_ops() {
+    warn_of_backends(device::probe_machine());
     // Opened before anything is measured.
     std::optional<AtomicFile> plot;
     if (!plot_.empty()) plot.emplace(plot_);
@@ -219,6 +221,7 @@ class Bench final : public Verb {
   int run_model() {
     const bool is_synthetic = !model_options_.synthetic.empty();
     if (!is_synthetic && model_options_.directory.empty()) model_options_.directory = default_model();
+    warn_of_backends(device::machine_of(model_options_.device));
     bench::ModelObserver observer;
     if (!is_json_) {
       observer.on_made = [&](const bench::SyntheticModel& made) { print_made(made); };

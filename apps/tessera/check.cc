@@ -134,6 +134,7 @@ class Check final : public Verb {
     if (directory_.empty()) directory_ = default_model();
     // Before anything is read: a device that can't be used is known at once.
     const device::Machine machine = is_deep_ ? device::machine_of(device_) : device::Machine();
+    if (is_deep_) warn_of_backends(machine);
     ProgressBar progress(is_quiet_);
     const doctor::StructureReport structure = doctor::check_structure(directory_);
     std::vector<Finding> findings = structure.findings;

@@ -126,6 +126,9 @@ memory, CUDA 12 libraries beside CUDA 13.)");
       if (backend->is_on_gpu && !lacks_gpu) judged.gpu = gpus.cuda.devices.front();
       std::string why_not = lacks_gpu ? "no GPU that CUDA can use" : "";
       const bool is_available = !lacks_gpu && ops::is_usable(*backend, judged, why_not);
+      if (!is_available && ops::is_named(*backend, machine)) {
+        print_note(fmt::format("TESSERA_BACKENDS names {}, which is not used: {}", backend->name, why_not));
+      }
       out["backends"].push_back({{"name", backend->name},
                                  {"available", is_available},
                                  {"why_not", why_not},

@@ -101,4 +101,11 @@ model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& fla
                            &progress);
 }
 
+void warn_of_backends(const device::Machine& machine) {
+  ConsoleLog log(true);
+  for (const std::string& line : ops::unusable_names(backends::all_backends(), machine)) {
+    log.write(LogLevel::kWarning, line);
+  }
+}
+
 }  // namespace tessera::app

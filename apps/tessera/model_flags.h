@@ -43,6 +43,9 @@ ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need);
 model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, const model::LoadOptions& options,
                                 bool is_quiet);
 
+// Warns of backends that TESSERA_BACKENDS names in vain; load_weights does so too. Throws as ops::unusable_names.
+void warn_of_backends(const device::Machine& machine);
+
 // Adds --device to a command.
 void add_device_flag(CLI::App& command, std::string& device);
 

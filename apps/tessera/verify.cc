@@ -75,6 +75,7 @@ class Verify final : public Verb {
   int run() override {
     options_.seed = seed_.value_or(std::random_device{}());
     const device::Machine machine = device::machine_of(device_);
+    warn_of_backends(machine);
     ProgressBar progress(is_quiet_);
     const verify::Report report = verify::verify(backends::all_backends(), machine, options_, &progress);
     print_result(is_json_ ? as_json(report, machine).dump() + "\n" : as_text(report, machine));

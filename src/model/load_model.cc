@@ -80,7 +80,10 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
   const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens);
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
-  if (log != nullptr) log_unused(weights, *log);
+  if (log != nullptr) {
+    log_unused(weights, *log);
+    for (const std::string& line : ops::unusable_names(backends, machine)) log->write(LogLevel::kWarning, line);
+  }
   ops::Planner planner(backends, machine, options.forced);
   std::unique_ptr<device::Executor> executor = device::make_executor(machine, options.num_threads);
   weights.set_memory(executor->loading());

@@ -61,6 +61,9 @@ struct Backend {
   }
 };
 
+// Whether TESSERA_BACKENDS (machine.backends) has this backend's name in it.
+bool is_named(const Backend& backend, const device::Machine& machine);
+
 // False where TESSERA_BACKENDS leaves the backend out, where it works in other memory than the machine's choice
 // (Machine::gpu), or where the machine can't run it; `why_not` says why.
 bool is_usable(const Backend& backend, const device::Machine& machine, std::string& why_not);

@@ -46,9 +46,12 @@ std::string_view to_string(Verification verification) {
   return "?";
 }
 
+bool is_named(const Backend& backend, const device::Machine& machine) {
+  return ("," + machine.backends + ",").find(std::string(",") + backend.name + ",") != std::string::npos;
+}
+
 bool is_usable(const Backend& backend, const device::Machine& machine, std::string& why_not) {
-  const std::string listed = "," + machine.backends + ",", name = backend.name;
-  if (!machine.backends.empty() && name != kReference && listed.find("," + name + ",") == std::string::npos) {
+  if (!machine.backends.empty() && backend.name != std::string_view(kReference) && !is_named(backend, machine)) {
     why_not = "TESSERA_BACKENDS is " + machine.backends;
     return false;
   }
@@ -57,6 +60,24 @@ bool is_usable(const Backend& backend, const device::Machine& machine, std::stri
     return false;
   }
   return backend.available(machine, why_not);
+}
+
+std::vector<std::string> unusable_names(std::span<const Backend* const> backends, const device::Machine& machine) {
+  check_names(backends, machine.backends);
+  std::vector<std::string> lines, of_other_device;
+  bool has_usable = false;
+  for (const Backend* backend : backends) {
+    std::string why_not;
+    if (!is_named(*backend, machine)) continue;
+    if (is_usable(*backend, machine, why_not)) {
+      has_usable = true;
+      continue;
+    }
+    auto& list = backend->is_on_gpu == machine.gpu.has_value() ? lines : of_other_device;
+    list.push_back(fmt::format("TESSERA_BACKENDS names {}, which is not used: {}", backend->name, why_not));
+  }
+  if (!has_usable) lines.insert(lines.end(), of_other_device.begin(), of_other_device.end());
+  return lines;
 }
 
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text) {

@@ -42,6 +42,11 @@ struct PlanLine {
 // Throws kInvalidArgument for malformed text and for an op named twice.
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text);
 
+// What TESSERA_BACKENDS (machine.backends) names in vain: a line for each backend that this program has and this
+// machine can't run, with the reason. One for the other kind of device is no cause for a line where another named one
+// runs. Throws kInvalidArgument for a name that is no backend's.
+std::vector<std::string> unusable_names(std::span<const Backend* const> backends, const device::Machine& machine);
+
 class Planner {
  public:
   // Backends are tried in the order given. `forced` as from parse_forced; a name that no op or variant has throws

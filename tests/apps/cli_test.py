@@ -220,7 +220,22 @@ class Cli(ProgramTest):
         self.assertEqual([b['name'] for b in devices['backends'] if b['available']], ['ref'])
         everywhere = run('generate', '--quiet', 'Spell mire.', TESSERA_BACKENDS='avx2').stdout
         self.assertEqual(everywhere, b'm i r e\n')
-        self.check_error(run('generate', 'a', TESSERA_BACKENDS='avx3'), 2, 'avx3')
+        for verb in (['generate', 'a'], ['devices'], ['bench', 'ops'], ['bench', 'model'], ['verify']):
+            self.check_error(run(*verb, TESSERA_BACKENDS='avx3'), 2, 'avx3')
+
+    def test_a_backend_named_in_vain_is_a_warning(self):
+        devices = json.loads(run('devices', '--json').stdout)
+        missing = [b['name'] for b in devices['backends'] if not b['available'] and b['name'] != 'cuda']
+        if not missing:
+            self.skipTest("this machine runs every CPU's backend")
+        names = missing[0] + ',ref'
+        for verb in (['generate', '--quiet', 'Spell mire.'], ['devices'],
+                     ['bench', 'model', '--contexts', '1', '--decode', '1', '--repeats', '1', '--json'],
+                     ['bench', 'ops', '--only', 'flash gate f32', '--tokens', '1', '--seconds', '0']):
+            result = run(*verb, TESSERA_BACKENDS=names)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            warning = b'TESSERA_BACKENDS names ' + missing[0].encode()
+            self.assertEqual(result.stderr.count(warning), 1, (verb, result.stderr))
 
     def test_bench_reports_rows_with_samples(self):
         report = json.loads(run('bench', 'ops', '--json', '--only', 'flash gate bf16', '--tokens', '1,3', '--seconds', '0.01').stdout)

@@ -81,8 +81,30 @@ TEST(Planner, OnlyListedBackendsAreUsed) {
   Planner planner(kList, machine);
   EXPECT_STREQ(planner.bind<RmsNorm>("a", {.width = 8}).variant->name, "any");
   EXPECT_EQ(planner.unavailable()[1], "fast: TESSERA_BACKENDS is plain");
-  machine.backends = "plain,fsat";
-  EXPECT_THROW(Planner(kList, machine), Error);
+  for (const char* names : {"plain,fsat", "plain,", "Plain"}) {
+    machine.backends = names;
+    EXPECT_THROW(Planner(kList, machine), Error) << names;
+    EXPECT_THROW(unusable_names(kList, machine), Error) << names;
+  }
+}
+
+TEST(Planner, SaysWhichNamesAreInVain) {
+  static constinit const Backend on_gpu = {"gpu", available, Verification::kEmulated, only(kFast), true};
+  const Backend* const list[] = {&on_gpu, &kBackends[0], &kBackends[1]};
+  device::Machine machine;
+  const auto names = [&](const char* listed) {
+    machine.backends = listed;
+    return unusable_names(list, machine);
+  };
+  const std::string gone = "TESSERA_BACKENDS names gone, which is not used: no such hardware";
+  EXPECT_EQ(names(""), std::vector<std::string>{});
+  EXPECT_EQ(names("fast"), std::vector<std::string>{});
+  EXPECT_EQ(names("fast,gone"), std::vector<std::string>{gone});
+  EXPECT_EQ(names("gpu,fast"), std::vector<std::string>{}) << "a list for both devices";
+  EXPECT_EQ(names("gpu,gone").size(), 2u);
+  machine.gpu.emplace();
+  EXPECT_EQ(names("gpu,fast"), std::vector<std::string>{});
+  EXPECT_EQ(names("fast").size(), 1u);
 }
 
 TEST(Planner, AForcedVariantRuns) {
