@@ -31,6 +31,17 @@ std::string join_ranges(const std::vector<int>& numbers) {
   return text;
 }
 
+// "0-3", a processor each; "0,8 1,9" where threads have several.
+std::string join_places(const std::vector<std::vector<int>>& places) {
+  std::vector<int> singles;
+  std::string text;
+  for (const std::vector<int>& place : places) {
+    if (place.size() == 1) singles.push_back(place.front());
+    text += fmt::format("{}{}", text.empty() ? "" : " ", join_ranges(place));
+  }
+  return singles.size() == places.size() ? join_ranges(singles) : text;
+}
+
 const char* plural(size_t count) {
   return count == 1 ? "" : "s";
 }
@@ -43,19 +54,18 @@ void describe_placement(const device::CpuPlacement& placement, std::string& text
                       {"cores", topology.num_cores},
                       {"processors", topology.processors.size()},
                       {"imagined", topology.is_imagined},
-                      {"pinned", plan.processors},
+                      {"pinned", plan.places},
                       {"why_not_pinned", plan.why_not},
                       {"interleaved_nodes", placement.interleaved_nodes()}};
   const size_t nodes = std::max<size_t>(1, topology.nodes.size());
-  text += fmt::format("placement {}{} node{}, {} core{}, {} processor{}; threads {}; memory {}\n",
-                      topology.is_imagined ? "(HWLOC_SYNTHETIC, not this machine) " : "", nodes, plural(nodes),
-                      topology.num_cores, plural(static_cast<size_t>(topology.num_cores)), topology.processors.size(),
-                      plural(topology.processors.size()),
-                      plan.processors.empty() ? "not pinned: " + plan.why_not
-                                              : fmt::format("pinned to {}", join_ranges(plan.processors)),
-                      placement.interleaved_nodes().empty()
-                          ? "where it is first touched"
-                          : fmt::format("interleaved over nodes {}", fmt::join(placement.interleaved_nodes(), ",")));
+  text += fmt::format(
+      "placement {}{} node{}, {} core{}, {} processor{}; threads {}; memory {}\n",
+      topology.is_imagined ? "(HWLOC_SYNTHETIC, not this machine) " : "", nodes, plural(nodes), topology.num_cores,
+      plural(static_cast<size_t>(topology.num_cores)), topology.processors.size(), plural(topology.processors.size()),
+      plan.places.empty() ? "not pinned: " + plan.why_not : fmt::format("pinned to {}", join_places(plan.places)),
+      placement.interleaved_nodes().empty()
+          ? "where it is first touched"
+          : fmt::format("interleaved over nodes {}", fmt::join(placement.interleaved_nodes(), ",")));
 }
 
 // Versions, GPUs and diagnoses as lines and as fields.

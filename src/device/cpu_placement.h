@@ -38,7 +38,7 @@ class CpuPlacement {
   CpuPlacement& operator=(const CpuPlacement&) = delete;
 
   const CpuTopology& topology() const { return topology_; }
-  // The processor of each thread of a team, or nobody's; num_threads 0: usable_cores() of them. A plan for an imagined
+  // The place of each thread of a team, or nobody's; num_threads 0: usable_cores() of them. A plan for an imagined
   // machine is only to be shown.
   PinPlan pins(int num_threads) const;
   const std::vector<int>& interleaved_nodes() const { return interleaved_nodes_; }

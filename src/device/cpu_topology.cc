@@ -110,7 +110,15 @@ PinPlan plan_pins(const CpuTopology& topology, int num_threads, int num_usable_c
     if (num_threads < topology.num_cores) return {{}, "fewer threads than cores"};
   }
   PinPlan plan;
-  for (int i = 0; i < num_threads; ++i) plan.processors.push_back(topology.processors[static_cast<size_t>(i)].os_index);
+  for (int i = 0; i < num_threads; ++i) {
+    const Processor& mine = topology.processors[static_cast<size_t>(i)];
+    std::vector<int>& place = plan.places.emplace_back(1, mine.os_index);
+    // Two programs with a thread for each core then share cores, and not the same half of each.
+    if (num_threads > topology.num_cores) continue;
+    for (const Processor& other : topology.processors) {
+      if (other.core == mine.core && other.os_index != mine.os_index) place.push_back(other.os_index);
+    }
+  }
   return plan;
 }
 

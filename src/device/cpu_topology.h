@@ -40,13 +40,15 @@ PlacementSetting placement_setting();
 
 // Where a team of threads goes.
 struct PinPlan {
-  std::vector<int>
-      processors;       // the os_index of each thread's, the caller of the team's loops first; empty: nobody is pinned
+  // Of each thread, the caller of the team's loops first: the os_index of the processors on which it is held. Empty:
+  // nobody is pinned.
+  std::vector<std::vector<int>> places;
   std::string why_not;  // why nobody is, for people
 };
 
-// One processor per thread, or nobody: never where threads outnumber processors. kAuto pins only a team that has the
-// machine to itself: at least one thread per core, an affinity that nobody narrowed, and no share of processor time
+// A core of its own for each thread, whose processors the system may choose among; where threads outnumber cores, a
+// processor of its own; where they outnumber processors, nobody is pinned. kAuto pins only a team that has the machine
+// to itself: at least one thread per core, an affinity that nobody narrowed, and no share of processor time
 // (`num_usable_cores` below the number of processors), because two pinned programs that each leave cores to the other
 // would take the same ones. kOn pins inside what was narrowed too.
 PinPlan plan_pins(const CpuTopology& topology, int num_threads, int num_usable_cores, PlacementSetting setting);

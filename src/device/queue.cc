@@ -23,7 +23,7 @@ Queue::Queue(int num_threads) : pool_(threads_or_default(num_threads)) {}
 
 Queue::Queue(int num_threads, const CpuPlacement& placement)
     : pool_(threads_or_default(num_threads),
-            placement.topology().is_imagined ? std::vector<int>() : placement.pins(num_threads).processors) {}
+            placement.topology().is_imagined ? std::vector<std::vector<int>>() : placement.pins(num_threads).places) {}
 
 void Queue::begin_recording() {
   op_ = {}, noted_ = nullptr;

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace tessera::device {
@@ -99,20 +100,48 @@ bool set_affinity(const std::vector<int>& processors) {
   return apply_affinity(0, processors);
 }
 
-std::shared_ptr<ThreadPin> ThreadPin::pin_caller(int processor) {
+// A thread by the system's number, which the system gives to another thread, perhaps of another program, once this one
+// has ended. So a thread says when it ends, and can't end while it is being changed.
+class ThreadPin::HeldThread {
+ public:
+  // Of the calling thread.
+  static std::shared_ptr<HeldThread> of_caller() {
+    struct Owner {
+      std::shared_ptr<HeldThread> held = std::make_shared<HeldThread>();
+      ~Owner() { held->end(); }
+    };
+    thread_local Owner owner;
+    return owner.held;
+  }
+
+  void set_affinity_unless_ended(const std::vector<int>& processors) {
+    const std::lock_guard<std::mutex> hold(lock_);
+    if (!has_ended_) apply_affinity(id_, processors);
+  }
+
+ private:
+  void end() {
+    const std::lock_guard<std::mutex> hold(lock_);
+    has_ended_ = true;
+  }
+
+  std::mutex lock_;
+  int id_ = calling_thread_id();
+  bool has_ended_ = false;
+};
+
+std::shared_ptr<ThreadPin> ThreadPin::pin_caller(const std::vector<int>& processors) {
   if (auto pin = pin_of_this_thread.lock()) return pin;
   std::vector<int> before = affinity_of_caller();
   if (before.empty()) return nullptr;
-  const std::shared_ptr<ThreadPin> pin(new ThreadPin(calling_thread_id(), std::move(before)));
-  if (!set_affinity({processor})) return nullptr;
+  const std::shared_ptr<ThreadPin> pin(new ThreadPin(HeldThread::of_caller(), std::move(before)));
+  if (!set_affinity(processors)) return nullptr;
   pin_of_this_thread = pin;
   return pin;
 }
 
-// By number, since the last owner may be gone on another thread. A thread that has ended meanwhile is an error of the
-// call, which nobody needs to hear of.
 ThreadPin::~ThreadPin() {
-  apply_affinity(thread_id_, before_);
+  thread_->set_affinity_unless_ended(before_);
 }
 
 bool ThreadPin::is_caller_pinned() {

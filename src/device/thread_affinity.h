@@ -14,12 +14,12 @@ std::vector<int> unpinned_affinity();
 // Lets the calling thread run on these processors only; returns whether the system did so.
 bool set_affinity(const std::vector<int>& processors);
 
-// Holds a thread on one processor; when its last owner lets go, on whatever thread, the thread may run again where it
-// might before. One per thread: several teams with the same caller share it.
+// Holds a thread on some processors; when its last owner lets go, on whatever thread, the thread may run again where it
+// might before, unless it has ended. One per thread: several teams with the same caller share it.
 class ThreadPin {
  public:
-  // Pins the calling thread, or gives the pin that it has (whose processor stays). Null where the system refuses.
-  static std::shared_ptr<ThreadPin> pin_caller(int processor);
+  // Pins the calling thread, or gives the pin that it has (whose processors stay). Null where the system refuses.
+  static std::shared_ptr<ThreadPin> pin_caller(const std::vector<int>& processors);
   ThreadPin(const ThreadPin&) = delete;
   ThreadPin& operator=(const ThreadPin&) = delete;
   ~ThreadPin();
@@ -30,9 +30,11 @@ class ThreadPin {
   static bool is_caller_pinned();
 
  private:
-  ThreadPin(int thread_id, std::vector<int> before) : thread_id_(thread_id), before_(std::move(before)) {}
+  class HeldThread;
+  ThreadPin(std::shared_ptr<HeldThread> thread, std::vector<int> before)
+      : thread_(std::move(thread)), before_(std::move(before)) {}
 
-  int thread_id_;
+  std::shared_ptr<HeldThread> thread_;
   std::vector<int> before_;
 };
 

@@ -33,17 +33,17 @@ void wait_while(const std::atomic<int32_t>& value, int32_t old) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int num_threads, std::span<const int> processors) : ticket_(kClosed) {
-  TESSERA_CHECK(processors.empty() || processors.size() == static_cast<size_t>(num_threads),
-                fmt::format("{} processors for {} threads", processors.size(), num_threads));
-  if (!processors.empty()) caller_processor_ = processors.front();
+ThreadPool::ThreadPool(int num_threads, std::span<const std::vector<int>> places) : ticket_(kClosed) {
+  TESSERA_CHECK(places.empty() || places.size() == static_cast<size_t>(num_threads),
+                fmt::format("{} places for {} threads", places.size(), num_threads));
+  if (!places.empty()) caller_place_ = places.front();
   try {
     for (int i = 1; i < num_threads; ++i) {
       std::vector<int> affinity;
-      if (!processors.empty()) {
-        affinity = {processors[static_cast<size_t>(i)]};
+      if (!places.empty()) {
+        affinity = places[static_cast<size_t>(i)];
       } else if (ThreadPin::is_caller_pinned()) {
-        affinity = unpinned_affinity();  // not the one processor of the thread that starts them
+        affinity = unpinned_affinity();  // not the place of the thread that starts them
       }
       workers_.emplace_back([this, affinity] {
         if (!affinity.empty()) set_affinity(affinity);
@@ -70,9 +70,9 @@ void ThreadPool::end() {
 }
 
 void ThreadPool::hold_caller() {
-  if (caller_processor_ < 0 || held_caller_ == std::this_thread::get_id()) return;
+  if (caller_place_.empty() || held_caller_ == std::this_thread::get_id()) return;
   caller_pin_.reset();  // a caller of before
-  caller_pin_ = ThreadPin::pin_caller(caller_processor_);
+  caller_pin_ = ThreadPin::pin_caller(caller_place_);
   held_caller_ = std::this_thread::get_id();
 }
 

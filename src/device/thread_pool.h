@@ -37,9 +37,9 @@ class RangeFunction {
 class ThreadPool {
  public:
   // Starts num_threads - 1 threads: the caller of run() is the other one. Throws kResourceExhausted where the system
-  // gives fewer. `processors` is empty, or has one for each thread, on which it is held: the started ones until the
-  // pool ends, and from its first run() until then the caller too, who had the choice before and gets it back.
-  explicit ThreadPool(int num_threads, std::span<const int> processors = {});
+  // gives fewer. `places` is empty, or has for each thread the processors on which it is held: the started ones until
+  // the pool ends, and from its first run() until then the caller too, who had the choice before and gets it back.
+  explicit ThreadPool(int num_threads, std::span<const std::vector<int>> places = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -53,7 +53,7 @@ class ThreadPool {
  private:
   void end();             // stops and joins the workers
   void work();            // what a worker thread does until the pool ends
-  void hold_caller();     // on the first processor, where that was asked for
+  void hold_caller();     // in the first place, where that was asked for
   void claim_and_call();  // parts of the open loop, until none is unclaimed
   void call_part(const RangeFunction& function, int64_t begin, int64_t end);
 
@@ -70,7 +70,7 @@ class ThreadPool {
   std::mutex error_lock_;
   std::exception_ptr first_error_;
   std::vector<std::thread> workers_;
-  int caller_processor_ = -1;  // -1: not to be held
+  std::vector<int> caller_place_;  // empty: not to be held
   std::thread::id held_caller_;
   std::shared_ptr<ThreadPin> caller_pin_;
 };

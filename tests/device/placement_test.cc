@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 #include <hwloc.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -100,18 +103,29 @@ TEST(Placement, KeepsItsPromisesOnRandomMachines) {
     }
     const int threads = 1 + static_cast<int>(rng() % (static_cast<unsigned>(packs * cores * units) + 2));
     const PinPlan plan = plan_pins(topology, threads, packs * cores * units, kOn);
-    EXPECT_EQ(plan.processors.size(), threads > packs * cores * units ? 0u : static_cast<size_t>(threads));
-    EXPECT_EQ(plan.processors.empty(), !plan.why_not.empty());
+    EXPECT_EQ(plan.places.size(), threads > packs * cores * units ? 0u : static_cast<size_t>(threads));
+    EXPECT_EQ(plan.places.empty(), !plan.why_not.empty());
+    // Whole cores up to one thread for each, then single processors; nobody's twice.
+    std::set<int> held;
+    for (const std::vector<int>& place : plan.places) {
+      EXPECT_EQ(place.size(), threads <= packs * cores ? static_cast<size_t>(units) : 1u);
+      for (const int processor : place) EXPECT_TRUE(held.insert(processor).second) << processor;
+    }
   }
 }
 
 TEST(Placement, PinsOnlyATeamThatHasTheMachine) {
   CpuTopology topology = probe_cpu_topology("pack:2 [numa(memory=1GB)] core:2 pu:2");
-  EXPECT_THAT(plan_pins(topology, 4, 8, kAuto).processors, ElementsAre(0, 4, 2, 6)) << "a thread per core";
-  EXPECT_THAT(plan_pins(topology, 8, 8, kAuto).processors, ElementsAre(0, 4, 2, 6, 1, 5, 3, 7));
+  const auto core = [](int first) { return ElementsAre(first, first + 1); };
+  EXPECT_THAT(plan_pins(topology, 4, 8, kAuto).places, ElementsAre(core(0), core(4), core(2), core(6)));
+  const auto one = [](int processor) { return ElementsAre(processor); };
+  EXPECT_THAT(plan_pins(topology, 5, 8, kAuto).places, ElementsAre(one(0), one(4), one(2), one(6), one(1)));
+  EXPECT_THAT(plan_pins(topology, 8, 8, kAuto).places,
+              ElementsAre(one(0), one(4), one(2), one(6), one(1), one(5), one(3), one(7)));
+  EXPECT_THAT(plan_pins(probe_cpu_topology("core:2 pu:1"), 2, 2, kAuto).places, ElementsAre(one(0), one(1)));
   const auto refusal = [&](int threads, int usable, PlacementSetting setting) {
     const PinPlan plan = plan_pins(topology, threads, usable, setting);
-    EXPECT_THAT(plan.processors, IsEmpty());
+    EXPECT_THAT(plan.places, IsEmpty());
     return plan.why_not;
   };
   EXPECT_THAT(refusal(9, 8, kAuto), HasSubstr("more threads than processors"));
@@ -121,7 +135,7 @@ TEST(Placement, PinsOnlyATeamThatHasTheMachine) {
   EXPECT_THAT(refusal(8, 8, kOff), HasSubstr("off"));
   topology.is_restricted = true;
   EXPECT_THAT(refusal(8, 8, kAuto), HasSubstr("given some of the processors"));
-  EXPECT_THAT(plan_pins(topology, 3, 2, kOn).processors, ElementsAre(0, 4, 2));
+  EXPECT_THAT(plan_pins(topology, 3, 2, kOn).places, ElementsAre(core(0), core(4), core(2)));
   EXPECT_THAT(nodes_to_interleave(topology, kAuto), ElementsAre(0, 1));
   EXPECT_THAT(nodes_to_interleave(topology, kOff), IsEmpty());
   EXPECT_THAT(nodes_to_interleave(probe_cpu_topology("core:8 pu:1"), kOn), IsEmpty());
@@ -152,7 +166,7 @@ TEST(Placement, ReadsItsVariable) {
   }
   const Setting setting("on");
   const CpuPlacement placement;
-  EXPECT_EQ(placement.pins(1).processors.size(), 1u);
+  EXPECT_EQ(placement.pins(1).places.size(), 1u);
 }
 
 TEST(Placement, SeesWhatThisProcessMayUse) {
@@ -168,7 +182,7 @@ TEST(Placement, SeesWhatThisProcessMayUse) {
     EXPECT_THAT(order_of(part), ElementsAre(before.back()));
     EXPECT_TRUE(part.is_restricted);
     EXPECT_EQ(usable_cores(), 1);
-    EXPECT_THAT(plan_pins(part, 1, 1, kAuto).processors, IsEmpty());
+    EXPECT_THAT(plan_pins(part, 1, 1, kAuto).places, IsEmpty());
   }).join();
 }
 
@@ -201,7 +215,7 @@ std::vector<std::vector<int>> masks_of_team(ThreadPool& pool) {
 TEST(ThreadPool, HoldsEachThreadWhereAsked) {
   const std::vector<int> before = unpinned_affinity();
   if (before.size() < 2) GTEST_SKIP() << "one processor";
-  const std::vector<int> two = {before[1], before[0]};
+  const std::vector<std::vector<int>> two = {{before[1]}, {before[0]}};
   {
     ThreadPool pool(2, two);
     EXPECT_FALSE(ThreadPin::is_caller_pinned()) << "not before the first loop";
@@ -211,7 +225,7 @@ TEST(ThreadPool, HoldsEachThreadWhereAsked) {
     EXPECT_EQ(probe_cpu_topology().processors.size(), before.size()) << "a pin is no wish of the user";
     // Threads of another team don't inherit the caller's one processor.
     ThreadPool free(2);
-    EXPECT_THAT(masks_of_team(free), ElementsAre(before, ElementsAre(two.front())));
+    EXPECT_THAT(masks_of_team(free), ElementsAre(before, two.front()));
     // The caller's pin is shared, and lasts as long as one of its teams.
     auto nested = std::make_unique<ThreadPool>(2, two);
     masks_of_team(*nested);
@@ -234,12 +248,48 @@ TEST(ThreadPool, HoldsEachThreadWhereAsked) {
 TEST(ThreadPool, FreesItsCallerFromAnotherThread) {
   const std::vector<int> before = unpinned_affinity();
   if (before.size() < 2) GTEST_SKIP() << "one processor";
-  auto pool = std::make_unique<ThreadPool>(2, before.size() > 2 ? std::vector<int>{before[0], before[1]} : before);
+  auto pool = std::make_unique<ThreadPool>(2, std::vector<std::vector<int>>{{before[0]}, {before[1]}});
   masks_of_team(*pool);
   std::thread([&] { pool.reset(); }).join();
   EXPECT_FALSE(ThreadPin::is_caller_pinned());
   ThreadPool after(1);
   EXPECT_THAT(masks_of_team(after), ElementsAre(before));
+}
+
+TEST(ThreadPool, MayHoldAThreadOnSeveralProcessors) {
+  const std::vector<int> all = unpinned_affinity();
+  if (all.size() < 2) GTEST_SKIP() << "one processor";
+  const std::vector<std::vector<int>> places = {{all[0], all[1]}, {all[1]}};
+  ThreadPool pool(2, places);
+  EXPECT_THAT(masks_of_team(pool), testing::UnorderedElementsAreArray(places));
+}
+
+// The system gives the number of a thread that has ended to another one, which a pin must leave alone.
+TEST(ThreadPool, LeavesAThreadAloneThatGotItsCallersNumber) {
+  const std::vector<int> before = unpinned_affinity();
+  if (before.size() < 2) GTEST_SKIP() << "one processor";
+  int64_t numbers = 0;
+  if (!(std::ifstream("/proc/sys/kernel/pid_max") >> numbers) || numbers > 1 << 16) {
+    GTEST_SKIP() << "too many numbers to wait for one to come again";
+  }
+  const auto number = [] { return syscall(SYS_gettid); };
+  auto pool = std::make_unique<ThreadPool>(2, std::vector<std::vector<int>>{{before[0]}, {before[1]}});
+  int64_t ended = 0;
+  std::thread([&] {
+    masks_of_team(*pool);
+    ended = number();
+  }).join();
+  bool is_seen = false;
+  for (int64_t i = 0; i < 3 * numbers && !is_seen; ++i) {
+    std::thread([&] {
+      if (number() != ended) return;
+      is_seen = true;
+      ASSERT_TRUE(set_affinity({before[1]}));
+      std::thread([&] { pool.reset(); }).join();
+      EXPECT_THAT(unpinned_affinity(), ElementsAre(before[1]));
+    }).join();
+  }
+  if (!is_seen) GTEST_SKIP() << "the number did not come again";
 }
 
 TEST(InterleavedMemory, DealsPagesOutOverNodes) {
