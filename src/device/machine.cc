@@ -19,6 +19,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "base/strings.h"
+#include "device/control_group.h"
 #include "device/thread_affinity.h"
 
 namespace tessera::device {
@@ -46,7 +47,7 @@ std::optional<uint64_t> number_in(const char* path) {
   std::ifstream file(path);
   uint64_t value = 0;
   if (file >> value) return value;
-  return std::nullopt;  // absent, or "max"
+  return std::nullopt;
 }
 
 // Register state that the operating system saves; only to be called where CPUID reports OSXSAVE.
@@ -89,11 +90,7 @@ CpuFeatures cpu_features() {
 int usable_cores() {
   const size_t allowed = unpinned_affinity().size();  // 0 where the system does not say
   const int cores = std::max(1, static_cast<int>(allowed > 0 ? allowed : std::thread::hardware_concurrency()));
-  // A container's share of processor time: "200000 100000" is two cores' worth, "max 100000" has no limit.
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;
-  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return cores;
-  return std::clamp(static_cast<int>(std::ceil(quota / period)), 1, cores);
+  return std::max(1, static_cast<int>(std::min<double>(std::ceil(read_group_limits().processors), cores)));
 }
 
 uint64_t peak_memory_bytes() {
@@ -105,12 +102,7 @@ Machine probe_machine() {
   machine.cpu_name = cpu_model_name();
   machine.num_cores = usable_cores();
   machine.memory_total_bytes = proc_bytes("/proc/meminfo", "MemTotal");
-  uint64_t available = proc_bytes("/proc/meminfo", "MemAvailable");
-  // Control group v2 as seen from inside a container; usage counts against the limit.
-  if (const auto limit = number_in("/sys/fs/cgroup/memory.max")) {
-    const uint64_t used = number_in("/sys/fs/cgroup/memory.current").value_or(0);
-    available = std::min(available, *limit > used ? *limit - used : 0);
-  }
+  uint64_t available = std::min(proc_bytes("/proc/meminfo", "MemAvailable"), read_group_limits().memory_left_bytes);
   rlimit address_space{};
   if (getrlimit(RLIMIT_AS, &address_space) == 0 && address_space.rlim_cur != RLIM_INFINITY) {
     // What is mapped already counts against the limit: the first number of statm, in pages.
