@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 
 #include "base/error.h"
 #include "model/placed_weights.h"
@@ -314,11 +315,12 @@ TensorView Model::draft(std::span<const SequenceSlice> slices) {
 }
 
 int32_t Model::sample(const SampleRequest& request) {
-  // A row of the last step is still where the ops compute.
+  // A row of the last step is still where the ops compute. Logits may be anybody's: pointers into different arrays have
+  // an order by std::less only, and no difference.
   const float* first = (host_logits_.view().data != nullptr ? host_logits_ : logits_).as<float>();
-  const ptrdiff_t at = request.logits.data() - first;
-  const bool is_ours = at >= 0 && at < logits_.view().shape.num_elements();
-  return sample_->run(request, is_ours ? logits_.as<float>() + at : nullptr, workspace_.data());
+  const float *row = request.logits.data(), *end = first + logits_.view().shape.num_elements();
+  const bool is_ours = !std::less<>()(row, first) && std::less<>()(row, end);
+  return sample_->run(request, is_ours ? logits_.as<float>() + (row - first) : nullptr, workspace_.data());
 }
 
 }  // namespace tessera::model
