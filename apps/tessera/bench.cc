@@ -189,7 +189,7 @@ class Bench final : public Verb {
   }
 
   int run_ops() {
-    warn_of_backends(device::probe_machine());
+    warn_of_backends(device::machine_of(options_.device));
     // Opened before anything is measured.
     std::optional<AtomicFile> plot;
     if (!plot_.empty()) plot.emplace(plot_);
