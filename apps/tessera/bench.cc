@@ -224,6 +224,10 @@ class Bench final : public Verb {
     warn_of_backends(device::machine_of(model_options_.device));
     bench::ModelObserver observer;
     if (!is_json_) {
+      observer.on_loaded = [](const bench::LoadTime& load) {
+        print_result(fmt::format("{} of weights in place after {:.2f} s ({:.2f} GB/s)\n", format_bytes(load.bytes),
+                                 load.seconds, static_cast<double>(load.bytes) / load.seconds * 1e-9));
+      };
       observer.on_made = [&](const bench::SyntheticModel& made) { print_made(made); };
       observer.on_row = [](const bench::ModelRow& row) {
         std::string note;
@@ -241,6 +245,7 @@ class Bench final : public Verb {
                                   {"threads", num_threads_ > 0 ? num_threads_ : machine.num_cores},
                                   {"mode", mode_}};
     if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
+    if (!is_synthetic) out["load"] = {{"bytes", report.load.bytes}, {"seconds", report.load.seconds}};
     out["rows"] = nlohmann::ordered_json::array();
     for (const bench::ModelRow& row : report.rows) {
       out["rows"].push_back({{"context", row.context},

@@ -174,6 +174,8 @@ ModelReport run_model(const ModelOptions& options, const ModelObserver& observer
   const model::LoadedModel loaded = model::load_model(options.directory, options.load, backends::all_backends(),
                                                       device::machine_of(options.device), nullptr, nullptr);
   ModelReport report;
+  report.load = {static_cast<uint64_t>(loaded.runner->facts().weight_bytes), loaded.load_seconds};
+  if (observer.on_loaded) observer.on_loaded(report.load);
   report.rows = run_contexts(*loaded.runner, options, observer, [](int64_t) { return int64_t{0}; });
   return report;
 }

@@ -40,13 +40,21 @@ struct SyntheticModel {
   std::vector<LayerRow> layers;  // one token through each at the longest context
 };
 
+// A checkpoint's weights on their way from its files to where the ops find them.
+struct LoadTime {
+  uint64_t bytes = 0;
+  double seconds = 0;
+};
+
 struct ModelReport {
+  LoadTime load;  // unless ModelOptions::synthetic is given
   std::vector<ModelRow> rows;
   SyntheticModel synthetic;  // where ModelOptions::synthetic is given
 };
 
-// What is called as results come; either may be empty.
+// What is called as results come; each may be empty.
 struct ModelObserver {
+  std::function<void(const LoadTime&)> on_loaded;
   std::function<void(const SyntheticModel&)> on_made;  // before the first row
   std::function<void(const ModelRow&)> on_row;
 };

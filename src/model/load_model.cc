@@ -98,13 +98,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
     if (error.code() != ErrorCode::kUnsupported || message.find(directory) != std::string::npos) throw;
     fail(ErrorCode::kUnsupported, fmt::format("{}: {}", printable(directory), message));
   }
-  constexpr uint64_t kLongRead = 1'000'000'000;  // bytes after which people wonder what they waited for
-  if (log != nullptr && weights.total_bytes() >= kLongRead) {
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    log->write(LogLevel::kDebug,
-               fmt::format("{} of weights in place after {:.2f} s ({}/s)", format_bytes(weights.total_bytes()), seconds,
-                           format_bytes(static_cast<uint64_t>(static_cast<double>(weights.total_bytes()) / seconds))));
-  }
+  loaded.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (log != nullptr && weights.num_rounded_blocks() > 0) {
     log->write(LogLevel::kWarning, fmt::format("{} blocks of MXFP4 experts were rounded: NVFP4 can't hold them exactly",
                                                weights.num_rounded_blocks()));

@@ -33,6 +33,7 @@ struct LoadedModel {
   Config config;
   std::unique_ptr<Runner> runner;
   std::vector<ops::PlanLine> plan;
+  double load_seconds = 0;  // from the first weight read to the last one in its place
 };
 
 // Classic draft blocks of a checkpoint, which this program runs: 0 or 1. DSpark's stages are kept aside.
