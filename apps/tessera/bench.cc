@@ -30,17 +30,28 @@ double rate(int64_t amount, const bench::Samples& samples) {
   return static_cast<double>(amount) / samples.quantile(0.5) * 1e-9;
 }
 
-nlohmann::ordered_json json_of(const bench::Report& report) {
+// The best of each, and below what a tenth of the measurements was.
+void add_ceilings(const bench::Ceilings& ceilings, nlohmann::ordered_json& out) {
+  const auto add = [&](const std::string& name, const bench::Ceiling& ceiling) {
+    out[name] = ceiling.best;
+    out[name + "_p10"] = ceiling.p10;
+  };
+  add("read_gbs", ceilings.read_gbs);
+  add("copy_gbs", ceilings.copy_gbs);
+  add("mma_bf16_gflops", ceilings.mma_gflops);
+  add("read_one_thread_gbs", ceilings.read_one_gbs);
+  add("avx512_bf16_gflops", ceilings.bf16_gflops);
+  add("amx_bf16_gflops", ceilings.amx_gflops);
+  out["unstable"] = ceilings.unstable();
+}
+
+nlohmann::ordered_json json_of(const bench::Report& report, const std::string& mode) {
   nlohmann::ordered_json out = {{"cpu", device::probe_machine().cpu_name},
                                 {"device", report.device},
                                 {"threads", report.num_threads},
-                                {"read_gbs", report.ceilings.read_gbs},
-                                {"copy_gbs", report.ceilings.copy_gbs},
-                                {"mma_bf16_gflops", report.ceilings.mma_gflops},
-                                {"read_one_thread_gbs", report.ceilings.read_one_gbs},
-                                {"avx512_bf16_gflops", report.ceilings.bf16_gflops},
-                                {"amx_bf16_gflops", report.ceilings.amx_gflops},
-                                {"rows", nlohmann::ordered_json::array()}};
+                                {"mode", mode}};
+  add_ceilings(report.ceilings, out);
+  out["rows"] = nlohmann::ordered_json::array();
   for (const bench::Row& row : report.rows) {
     out["rows"].push_back({{"name", row.name},
                            {"variant", row.variant},
@@ -59,6 +70,7 @@ nlohmann::ordered_json json_of(const bench::Report& report) {
                            {"share_of_read", row.share_of_read()},
                            {"share_of_products", row.share_of_products(report.ceilings)},
                            {"share", row.share(report.ceilings)},
+                           {"is_implausible", row.is_implausible(report.ceilings)},
                            {"seconds", row.time.seconds},
                            {"read_seconds", row.read_time.seconds}});
   }
@@ -83,10 +95,9 @@ nlohmann::ordered_json json_of(const std::string& shape, const bench::SyntheticM
                                 {"make_seconds", made.make_seconds},
                                 {"pack_seconds", made.pack_seconds},
                                 {"packed_bytes", made.packed_bytes},
-                                {"peak_bytes", made.peak_bytes},
-                                {"read_gbs", made.ceilings.read_gbs},
-                                {"read_one_thread_gbs", made.ceilings.read_one_gbs},
-                                {"one_token_in_a_layer", nlohmann::ordered_json::array()}};
+                                {"peak_bytes", made.peak_bytes}};
+  add_ceilings(made.ceilings, out);
+  out["one_token_in_a_layer"] = nlohmann::ordered_json::array();
   for (const bench::LayerRow& row : made.layers) {
     out["one_token_in_a_layer"].push_back({{"layer", row.layer},
                                            {"compress_ratio", row.ratio},
@@ -203,12 +214,16 @@ class Bench final : public Verb {
         has_head = true;
       }
       const bool is_read = row.share_of_read() >= row.share_of_products(all.ceilings);
-      print_result(fmt::format("{:<66} {:>12} {:>6} {:>10.1f} {:>8.2f} {:>9.1f} {:>5.0f}%{} {}\n", row.name,
+      print_result(fmt::format("{:<66} {:>12} {:>6} {:>10.1f} {:>8.2f} {:>9.1f} {:>5.0f}%{}{} {}\n", row.name,
                                row.variant, row.tokens, row.time.quantile(0.5) * 1e6, rate(row.bytes, row.time),
                                rate(row.flops, row.time), 100 * row.share(all.ceilings), is_read ? 'r' : 'p',
-                               text_bar(row.share(all.ceilings), 20)));
+                               row.is_implausible(all.ceilings) ? '!' : ' ', text_bar(row.share(all.ceilings), 20)));
     });
-    if (is_json_) print_result(json_of(report).dump() + "\n");
+    if (is_json_) {
+      print_result(json_of(report, mode_).dump() + "\n");
+    } else {
+      for (const std::string& note : bench::report_notes(report)) print_result(note + "\n");
+    }
     if (plot) {
       const std::string cpu = fmt::format("{}, {} threads", device::probe_machine().cpu_name, report.num_threads);
       const std::string picture = bench::report_svg(report, report.is_on_gpu ? report.device : cpu);
@@ -260,10 +275,11 @@ class Bench final : public Verb {
   void print_made(const bench::SyntheticModel& made) const {
     print_result(fmt::format(
         "{} of {} layers of {}, random weights, {}; made in {:.1f} s, of that packing {:.1f} s ({:.1f} GB/s)\n"
-        "read {:.1f} GB/s, {:.1f} with one thread\n{:<24} {:>10} {:>10} {:>8}\n",
+        "read {}, {} with one thread\n{:<24} {:>10} {:>10} {:>8}\n",
         made.num_layers, made.all_layers, model_options_.synthetic, format_bytes(made.weight_bytes), made.make_seconds,
         made.pack_seconds, static_cast<double>(made.packed_bytes) / std::max(made.pack_seconds, 1e-9) * 1e-9,
-        made.ceilings.read_gbs, made.ceilings.read_one_gbs, "one token in a layer", "us", "GB/s", "of read"));
+        to_string(made.ceilings.read_gbs, 1, "GB/s"), to_string(made.ceilings.read_one_gbs, 1, "GB/s"),
+        "one token in a layer", "us", "GB/s", "of read"));
     for (const bench::LayerRow& row : made.layers) {
       const double share = row.share_of_read();
       print_result(fmt::format("{:<24} {:>10.1f} {:>10.2f} {:>7.0f}% {}\n", describe(row), row.time.quantile(0.5) * 1e6,

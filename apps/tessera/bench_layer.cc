@@ -17,8 +17,8 @@ namespace tessera::app {
 namespace {
 
 std::string ceilings_of(const bench::LayerReport& report) {
-  if (report.is_on_gpu) return fmt::format("{}: read {:.0f} GB/s", report.device, report.ceilings.read_gbs);
-  return fmt::format("read {:.1f} GB/s with {} threads", report.ceilings.read_gbs, report.num_threads);
+  if (report.is_on_gpu) return fmt::format("{}: read {:.0f} GB/s", report.device, report.ceilings.read_gbs.best);
+  return fmt::format("read {:.1f} GB/s with {} threads", report.ceilings.read_gbs.best, report.num_threads);
 }
 
 nlohmann::ordered_json json_of(const bench::LayerReport& report, const bench::LayerOptions& options) {
@@ -28,8 +28,8 @@ nlohmann::ordered_json json_of(const bench::LayerReport& report, const bench::La
                                 {"threads", report.num_threads},
                                 {"mode", to_string(options.load.precision.input)},
                                 {"context", report.context},
-                                {"read_gbs", report.ceilings.read_gbs},
-                                {"copy_gbs", report.ceilings.copy_gbs},
+                                {"read_gbs", report.ceilings.read_gbs.best},
+                                {"copy_gbs", report.ceilings.copy_gbs.best},
                                 {"rows", nlohmann::ordered_json::array()}};
   for (const bench::KindRows& kind : report.kinds) {
     for (const bench::LayerRow& row : kind.rows) {

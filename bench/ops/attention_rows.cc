@@ -39,8 +39,12 @@ void attention(OpBench& bench, const std::string& name, const model::Config& c, 
                                   .window = window,
                                   .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
                                   .layout = layout};
+  const OpBench::Footprint footprint{
+      .fixed = (window + 4 * entries) * layout.entry_bytes(),
+      .per_token = layout.entry_bytes() + heads * width * 4 + entries * 8 + 12,  // the list grows by doubling
+  };
   bench.rows<ops::Attention>(
-      name + " " + std::to_string(window) + " + " + std::to_string(entries), desc,
+      name + " " + std::to_string(window) + " + " + std::to_string(entries), desc, footprint,
       [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<AttentionOperands>();
         const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
@@ -97,8 +101,10 @@ void index_scores(OpBench& bench, const std::string& name, const model::Config& 
   const int64_t heads = c.index_num_heads, width = c.index_head_dim;
   const EntryLayout layout = ops::index_entry_layout({}, width);
   const ops::IndexScores::Desc desc{.heads = heads, .width = width, .keys = layout};
+  const OpBench::Footprint footprint{.fixed = entries * layout.entry_bytes(),
+                                     .per_token = heads * (width + 1) * 2 + 4 + entries * 4};
   bench.rows<ops::IndexScores>(
-      name + " " + std::to_string(entries) + " keys", desc, scored_at_once(bench.options()),
+      name + " " + std::to_string(entries) + " keys", desc, footprint, scored_at_once(bench.options()),
       [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
         const auto o = std::make_shared<ScoreOperands>();
         o->keys = bench.place(random_cache(bench.rng(), layout, entries));
@@ -122,8 +128,9 @@ void index_scores(OpBench& bench, const std::string& name, const model::Config& 
 }
 
 void top_k(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
+  const OpBench::Footprint footprint{.per_token = (entries + 1 + c.index_topk) * 4};
   bench.rows<ops::TopK>(
-      name + " of " + std::to_string(entries), {.k = c.index_topk}, scored_at_once(bench.options()),
+      name + " of " + std::to_string(entries), {.k = c.index_topk}, footprint, scored_at_once(bench.options()),
       [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<ScoreOperands>();
         o->scores = bench.place(bench.floats(tokens * entries, 1));
@@ -148,7 +155,9 @@ void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t 
     Placed<ops::CompressorSlice> slices;
   };
   const ops::CompressorPool::Desc desc{.ratio = ratio, .width = width};
-  bench.rows<ops::CompressorPool>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+  const OpBench::Footprint footprint{.fixed = (ratio * desc.row_width() + desc.state_floats()) * 4,
+                                     .per_token = 2 * desc.row_width() * 4 + width * 2};
+  bench.rows<ops::CompressorPool>(name, desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
     o->values = bench.place(bench.floats(tokens * desc.row_width(), 1));
     o->gates = bench.place(bench.floats(tokens * desc.row_width(), 1));
@@ -176,13 +185,14 @@ void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t 
 
 void hadamard(OpBench& bench, const std::string& name, int64_t vectors, int64_t width, bool is_fp4) {
   const ops::Hadamard::Desc desc{.width = width, .is_fp4 = is_fp4};
-  bench.rows<ops::Hadamard>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto x = std::make_shared<device::Tensor>(bench.activations(tokens * vectors, width));
-    int64_t steps = 0;
-    for (int64_t size = width; size > 1; size /= 2) ++steps;
-    return {{.tokens = tokens, .bytes = 4 * tokens * vectors * width, .flops = tokens * vectors * width * steps},
-            [=, &bench](int64_t) { op.run({.x = *x, .num_rows = tokens * vectors}, bench.queue()); }};
-  });
+  bench.rows<ops::Hadamard>(
+      name, desc, {.per_token = vectors * width * 2}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto x = std::make_shared<device::Tensor>(bench.activations(tokens * vectors, width));
+        int64_t steps = 0;
+        for (int64_t size = width; size > 1; size /= 2) ++steps;
+        return {{.tokens = tokens, .bytes = 4 * tokens * vectors * width, .flops = tokens * vectors * width * steps},
+                [=, &bench](int64_t) { op.run({.x = *x, .num_rows = tokens * vectors}, bench.queue()); }};
+      });
 }
 
 void cache_write(OpBench& bench, const std::string& name, const EntryLayout& layout) {
@@ -191,18 +201,21 @@ void cache_write(OpBench& bench, const std::string& name, const EntryLayout& lay
     device::Buffer cache;
     Placed<int64_t> slots;
   };
-  bench.rows<ops::CacheWrite>(name, {.layout = layout}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = std::make_shared<Operands>();
-    o->rows = bench.activations(tokens, layout.width);
-    o->cache = device::Buffer(static_cast<size_t>(tokens * layout.entry_bytes()), bench.memory());
-    o->slots = bench.place(OpBench::positions(0, tokens));
-    return {
-        {.tokens = tokens, .bytes = tokens * (2 * layout.width + layout.entry_bytes())}, [=, &bench](int64_t) {
-          op.run(
-              {.rows = o->rows, .slots = o->slots.data(), .cache = o->cache.template as<uint8_t>(), .num_rows = tokens},
-              bench.queue());
-        }};
-  });
+  const OpBench::Footprint footprint{.per_token = layout.width * 2 + layout.entry_bytes() + 8};
+  bench.rows<ops::CacheWrite>(
+      name, {.layout = layout}, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<Operands>();
+        o->rows = bench.activations(tokens, layout.width);
+        o->cache = device::Buffer(static_cast<size_t>(tokens * layout.entry_bytes()), bench.memory());
+        o->slots = bench.place(OpBench::positions(0, tokens));
+        return {{.tokens = tokens, .bytes = tokens * (2 * layout.width + layout.entry_bytes())}, [=, &bench](int64_t) {
+                  op.run({.rows = o->rows,
+                          .slots = o->slots.data(),
+                          .cache = o->cache.template as<uint8_t>(),
+                          .num_rows = tokens},
+                         bench.queue());
+                }};
+      });
 }
 
 }  // namespace

@@ -25,7 +25,26 @@ constexpr int64_t kPoolBytes = int64_t{512} << 20;  // many times any last-level
 // What a round of recorded calls reads at least where weights are cold: more than twice any GPU's cache.
 constexpr int64_t kColdBytes = int64_t{256} << 20, kFewestColdCalls = 4, kMostColdCalls = 256, kWarmCalls = 32;
 
+// Throws kResourceExhausted with figures where `bytes` are not there.
+void check_memory(const device::Machine& machine, const std::string& what, int64_t bytes) {
+  const uint64_t needed = static_cast<uint64_t>(bytes);
+  const uint64_t available = machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes;
+  if (needed <= available) return;
+  fail(ErrorCode::kResourceExhausted, fmt::format("does not fit: {} needs {}, {} has {} available; {} are missing",
+                                                  what, format_bytes(needed), machine.gpu ? "the GPU" : "this machine",
+                                                  format_bytes(available), format_bytes(needed - available)));
+}
+
+int64_t checked_pool_bytes(const device::Machine& machine) {
+  check_memory(machine, "the pool of random weights", WeightPool::memory_bytes(kPoolBytes));
+  return kPoolBytes;
+}
+
 }  // namespace
+
+void OpBench::check_fit(const std::string& name, int64_t tokens, int64_t bytes) const {
+  check_memory(device::machine_of(options_.device), fmt::format("{} at {} tokens", name, tokens), bytes);
+}
 
 OpBench::OpBench(const Options& options, const std::function<void(const Report&, const Row&)>& on_row)
     : options_(options),
@@ -35,7 +54,7 @@ OpBench::OpBench(const Options& options, const std::function<void(const Report&,
       interleaved_(executor_->interleave()),
       probe_(make_probe(machine_, *executor_)),
       planner_(backends::all_backends(), machine_, options.forced),
-      pool_(kPoolBytes, executor_->memory()) {
+      pool_(checked_pool_bytes(machine_), executor_->memory()) {
   report_.is_on_gpu = machine_.gpu.has_value();
   report_.device = report_.is_on_gpu ? printable(machine_.gpu->name) : "cpu";
   report_.num_threads = executor_->queue().num_threads();
@@ -79,9 +98,9 @@ void OpBench::measure(const std::string& name, const Case& a_case) {
 }
 
 double Row::share_of_products(const Ceilings& ceilings) const {
-  const double peak = ceilings.mma_gflops > 0       ? ceilings.mma_gflops
-                      : variant.starts_with("amx.") ? ceilings.amx_gflops
-                                                    : ceilings.bf16_gflops;
+  const double peak = ceilings.mma_gflops.best > 0  ? ceilings.mma_gflops.best
+                      : variant.starts_with("amx.") ? ceilings.amx_gflops.best
+                                                    : ceilings.bf16_gflops.best;
   return peak > 0 ? static_cast<double>(flops) * 1e-9 / time.quantile(0.5) / peak : 0;
 }
 
@@ -110,10 +129,26 @@ std::string ceilings_text(const Report& report) {
   const Ceilings& c = report.ceilings;
   if (report.is_on_gpu) {
     return fmt::format("{}: read {:.0f} GB/s, copy {:.0f} (read + written), mma.sync BF16 {:.0f} GFLOP/s",
-                       report.device, c.read_gbs, c.copy_gbs, c.mma_gflops);
+                       report.device, c.read_gbs.best, c.copy_gbs.best, c.mma_gflops.best);
   }
-  return fmt::format("read {:.1f} GB/s with {} threads, {:.1f} with one; BF16 products {:.0f} GFLOP/s, AMX {:.0f}",
-                     c.read_gbs, report.num_threads, c.read_one_gbs, c.bf16_gflops, c.amx_gflops);
+  return fmt::format("read {} with {} threads, {} with one; BF16 products {}, AMX {}", to_string(c.read_gbs, 1, "GB/s"),
+                     report.num_threads, to_string(c.read_one_gbs, 1, "GB/s"), to_string(c.bf16_gflops, 0, "GFLOP/s"),
+                     to_string(c.amx_gflops, 0, "GFLOP/s"));
+}
+
+std::vector<std::string> report_notes(const Report& report) {
+  std::vector<std::string> notes;
+  if (const std::string unstable = report.ceilings.unstable(); !unstable.empty()) {
+    notes.push_back(
+        fmt::format("Unstable, a tenth of the measurements below 80 % of the best: {}. Shares are of the best; "
+                    "measure again on a quiet machine.",
+                    unstable));
+  }
+  if (std::any_of(report.rows.begin(), report.rows.end(),
+                  [&](const Row& row) { return row.is_implausible(report.ceilings); })) {
+    notes.push_back("! more than 115 %: the read beside was disturbed, or bytes counted as memory's were in a cache.");
+  }
+  return notes;
 }
 
 std::string report_svg(const Report& report, const std::string& title) {
@@ -130,13 +165,14 @@ std::string report_svg(const Report& report, const std::string& title) {
     page.bar(kBars, y, std::min(share, 1.25) * kFull, kStep - 4, is_read ? "#35638f" : "#b5533c",
              fmt::format("{}: {:.1f} us", row.variant, row.time.quantile(0.5) * 1e6));
     page.text(kBars + 6 + static_cast<int>(std::min(share, 1.25) * kFull), y + 10,
-              fmt::format("{:.0f} %", share * 100));
+              fmt::format("{:.0f} %{}", share * 100, row.is_implausible(c) ? " !" : ""));
     y += kStep;
   }
   page.line(kBars + kFull, kTop - 4, kBars + kFull, y);
-  page.note(kLeft, y + 14,
+  page.note(kLeft, y += 14,
             "Share of the nearer ceiling: blue, reading as many bytes (from where the op finds them); red, products. "
             "The line is 100 %.");
+  for (const std::string& line : report_notes(report)) page.note(kLeft, y += 14, line);
   return page.finish(y + 26);
 }
 

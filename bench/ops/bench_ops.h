@@ -42,6 +42,9 @@ struct Row {
   double share_of_products(const Ceilings& ceilings) const;
   // Of the ceiling that is nearer.
   double share(const Ceilings& ceilings) const;
+  // Whether the share is more than measuring explains: the ceiling was measured while another program ran, or bytes
+  // that count as memory's were in a cache.
+  bool is_implausible(const Ceilings& ceilings) const { return share(ceilings) > 1.15; }
 };
 
 struct Report {
@@ -55,8 +58,12 @@ struct Report {
 // What a picture or a table of the report begins with.
 std::string ceilings_text(const Report& report);
 
-// `on_row` is called as rows come. Throws kInvalidArgument where no row's name contains `only`.
+// `on_row` is called as rows come. Throws kInvalidArgument where no row's name contains `only`, and
+// kResourceExhausted with figures where the weights or a row don't fit into memory.
 Report run_ops(const Options& options, const std::function<void(const Report&, const Row&)>& on_row);
+
+// Lines to say below a table: unstable ceilings, and what "!" behind a share means; none where all is well.
+std::vector<std::string> report_notes(const Report& report);
 
 // A picture of each row's share, coloured by the ceiling that is nearer.
 std::string report_svg(const Report& report, const std::string& title);

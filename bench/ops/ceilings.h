@@ -2,7 +2,9 @@
 #pragma once
 // What this machine can do at most, measured in the same run as what is held against it.
 #include <cstdint>
+#include <string>
 
+#include "bench/ops/timing.h"
 #include "device/machine.h"
 #include "device/queue.h"
 
@@ -11,14 +13,32 @@ namespace tessera::bench {
 // Reads every byte once with all threads of the queue; returns something that depends on all of them.
 uint64_t read_bytes(const void* data, int64_t bytes, device::Queue& queue);
 
-struct Ceilings {
-  double read_gbs = 0, read_one_gbs = 0;  // bytes per second / 1e9 from memory: all threads, one thread
-  double bf16_gflops = 0;                 // dot products of BF16 pairs, all threads; 0 without AVX512_BF16
-  double amx_gflops = 0;                  // tiles; 0 without AMX
-  // Of a GPU: copying within its memory (read + written), and BF16 products of mma.sync.
-  double copy_gbs = 0, mma_gflops = 0;
+// A rate, of several measurements spread over the others'.
+struct Ceiling {
+  Ceiling(double rate = 0) : Ceiling(rate, rate) {}  // NOLINT: implicit, for what is measured once
+  Ceiling(double the_best, double the_p10) : best(the_best), p10(the_p10) {}
+
+  double best;  // what others are held against
+  double p10;   // the slowest tenth is slower
+
+  // False where other programs, heat or a limit of power made a tenth of the measurements much slower than the best.
+  bool is_stable() const { return p10 >= 0.8 * best; }
 };
-// `data`: several times the last-level cache.
+// "37.4 GB/s (p10 30.1)".
+std::string to_string(const Ceiling& ceiling, int digits, const char* unit);
+// Of runs that each did `amount`.
+Ceiling ceiling_of(double amount, const Samples& samples);
+
+struct Ceilings {
+  Ceiling read_gbs, read_one_gbs;  // bytes per second / 1e9 from memory: all threads, one thread
+  Ceiling bf16_gflops;             // dot products of BF16 pairs, all threads; 0 without AVX512_BF16
+  Ceiling amx_gflops;              // tiles; 0 without AMX
+  // Of a GPU: copying within its memory (read + written), and BF16 products of mma.sync.
+  Ceiling copy_gbs, mma_gflops;
+  // What is not stable, for people: "read, AMX"; empty where all is.
+  std::string unstable() const;
+};
+// `data`: several times the last-level cache, written before. Takes about two seconds.
 Ceilings measure_ceilings(const device::Machine& machine, const void* data, int64_t bytes, device::Queue& queue);
 
 // Loops of known length in registers, compiled for their instruction set.

@@ -15,8 +15,9 @@ void embedding(OpBench& bench, const std::string& name, const model::Config& c) 
     Placed<int32_t> ids;
     device::Tensor out;
   };
-  bench.rows<ops::Embedding>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    constexpr int64_t kRuns = 64;
+  constexpr int64_t kRuns = 64;
+  const OpBench::Footprint footprint{.per_token = kRuns * 8 + ops::kHcStreams * hidden * 2};  // ids grow by doubling
+  bench.rows<ops::Embedding>(name, desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
     std::vector<int32_t> ids;
     for (int64_t i = 0; i < kRuns * tokens; ++i) {
@@ -43,7 +44,9 @@ void router(OpBench& bench, const std::string& name, const model::Config& c) {
   const ops::Router::Desc desc{.num_experts = c.num_experts,
                                .top_k = c.experts_per_token,
                                .scaling = static_cast<float>(c.routed_scaling_factor)};
-  bench.rows<ops::Router>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+  const OpBench::Footprint footprint{.fixed = c.num_experts * 4,
+                                     .per_token = (c.num_experts + 2 * c.experts_per_token) * 4};
+  bench.rows<ops::Router>(name, desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = std::make_shared<Operands>();
     o->logits = bench.place(bench.floats(tokens * c.num_experts, 2));
     o->bias = bench.place(bench.floats(c.num_experts, 0.1f));
@@ -66,7 +69,8 @@ void finite_check(OpBench& bench, const std::string& name, const model::Config& 
     Placed<int32_t> first_bad;
   };
   bench.rows<ops::FiniteCheck>(
-      name, {.width = c.vocab_size}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+      name, {.width = c.vocab_size}, {.per_token = c.vocab_size * 4 + 4},
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
         const auto o = std::make_shared<Operands>();
         o->values = bench.zeros(DType::kF32, {tokens, c.vocab_size});
         o->first_bad = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens)));
@@ -84,7 +88,7 @@ void sample(OpBench& bench, const std::string& name, const model::Config& c, con
     Placed<int32_t> token;
   };
   // One row at a time, whatever --tokens says.
-  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {1},
+  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {.fixed = c.vocab_size * 4}, {1},
                           [&](const auto& op, int64_t, void* workspace) -> OpBench::Case {
                             const auto o = std::make_shared<Operands>();
                             // As peaked as a language model: a few likely tokens over a broad tail.

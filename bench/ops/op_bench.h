@@ -46,24 +46,32 @@ class OpBench {
     int64_t tokens = 0, bytes = 0, flops = 0;
     Residence residence = Residence::kCache;
   };
+  // Bytes that a row's operands take: at any number of tokens, and more for each token.
+  struct Footprint {
+    int64_t fixed = 0, per_token = 0;
+  };
   // Binds `desc`, then for each number of tokens: `prepare(bound, tokens, workspace)` makes the operands and returns
-  // the work and the call, whose argument counts runs. Rows that `only` leaves out are neither prepared nor run.
+  // the work and the call, whose argument counts runs. Rows that `only` leaves out are neither prepared nor run. Throws
+  // kResourceExhausted with figures, before anything is made, where a row doesn't fit into memory.
   struct Case {
     Work work;
     std::function<void(int64_t)> call;
   };
   template <class Op, class Prepare>
-  void rows(const std::string& name, const typename Op::Desc& desc, const Prepare& prepare) {
-    rows<Op>(name, desc, options_.tokens, prepare);
+  void rows(const std::string& name, const typename Op::Desc& desc, const Footprint& footprint,
+            const Prepare& prepare) {
+    rows<Op>(name, desc, footprint, options_.tokens, prepare);
   }
   template <class Op, class Prepare>
-  void rows(const std::string& name, const typename Op::Desc& desc, const std::vector<int64_t>& token_counts,
-            const Prepare& prepare) {
+  void rows(const std::string& name, const typename Op::Desc& desc, const Footprint& footprint,
+            const std::vector<int64_t>& token_counts, const Prepare& prepare) {
     const std::string full = std::string(Op::kName) + " " + name + " " + desc.to_string();
     if (full.find(options_.only) == std::string::npos) return;
     const ops::Bound<Op> bound = planner_.bind<Op>(full, desc);
     for (const int64_t tokens : token_counts) {
-      const device::Buffer workspace(static_cast<size_t>(bound.workspace_bytes(tokens)), memory());
+      const int64_t work_bytes = bound.workspace_bytes(tokens);
+      check_fit(full, tokens, footprint.fixed + tokens * footprint.per_token + work_bytes);
+      const device::Buffer workspace(static_cast<size_t>(work_bytes), memory());
       measure(full, prepare(bound, tokens, workspace.data()));
     }
   }
@@ -82,6 +90,7 @@ class OpBench {
   static std::vector<int64_t> positions(int64_t first, int64_t count);
 
  private:
+  void check_fit(const std::string& name, int64_t tokens, int64_t bytes) const;
   void measure(const std::string& name, const Case& a_case);
 
   const Options& options_;

@@ -9,17 +9,20 @@ namespace tessera::bench {
 namespace {
 
 void rms_norm(OpBench& bench, const std::string& name, int64_t vectors, int64_t width, bool has_weight) {
-  bench.rows<ops::RmsNorm>(name, {.width = width}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto x = std::make_shared<device::Tensor>(bench.activations(tokens * vectors, width));
-    const auto weight = std::make_shared<device::Tensor>(bench.activations(1, width));
-    return {
-        {.tokens = tokens, .bytes = 4 * tokens * vectors * width, .flops = 4 * tokens * vectors * width},
-        [=, &bench](int64_t) {
-          op.run(
-              {.x = *x, .weight = has_weight ? weight->view() : TensorView{}, .out = *x, .num_rows = tokens * vectors},
-              bench.queue());
-        }};
-  });
+  const OpBench::Footprint footprint{.fixed = width * 2, .per_token = vectors * width * 2};
+  bench.rows<ops::RmsNorm>(
+      name, {.width = width}, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto x = std::make_shared<device::Tensor>(bench.activations(tokens * vectors, width));
+        const auto weight = std::make_shared<device::Tensor>(bench.activations(1, width));
+        return {{.tokens = tokens, .bytes = 4 * tokens * vectors * width, .flops = 4 * tokens * vectors * width},
+                [=, &bench](int64_t) {
+                  op.run({.x = *x,
+                          .weight = has_weight ? weight->view() : TensorView{},
+                          .out = *x,
+                          .num_rows = tokens * vectors},
+                         bench.queue());
+                }};
+      });
 }
 
 void rope(OpBench& bench, const std::string& name, const model::Config& c, int64_t vectors, int64_t width) {
@@ -29,19 +32,21 @@ void rope(OpBench& bench, const std::string& name, const model::Config& c, int64
     Placed<int64_t> positions;
     Placed<float> frequencies;
   };
-  bench.rows<ops::Rope>(name, desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = std::make_shared<Operands>();
-    o->x = bench.activations(tokens, vectors * width);
-    o->positions = bench.place(OpBench::positions(4096, tokens));
-    o->frequencies = bench.place(ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr));
-    const int64_t values = tokens * vectors * c.rope_dim;
-    return {
-        {.tokens = tokens, .bytes = 4 * values, .flops = 3 * values}, [=, &bench](int64_t) {
-          op.run(
-              {.x = o->x, .positions = o->positions.data(), .frequencies = o->frequencies.data(), .num_tokens = tokens},
-              bench.queue());
-        }};
-  });
+  bench.rows<ops::Rope>(name, desc, {.per_token = vectors * width * 2 + 8},
+                        [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+                          const auto o = std::make_shared<Operands>();
+                          o->x = bench.activations(tokens, vectors * width);
+                          o->positions = bench.place(OpBench::positions(4096, tokens));
+                          o->frequencies = bench.place(ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr));
+                          const int64_t values = tokens * vectors * c.rope_dim;
+                          return {{.tokens = tokens, .bytes = 4 * values, .flops = 3 * values}, [=, &bench](int64_t) {
+                                    op.run({.x = o->x,
+                                            .positions = o->positions.data(),
+                                            .frequencies = o->frequencies.data(),
+                                            .num_tokens = tokens},
+                                           bench.queue());
+                                  }};
+                        });
 }
 
 struct Mixing {
@@ -66,7 +71,9 @@ void hyper_connections(OpBench& bench, const std::string& name, const model::Con
   constexpr int64_t kS = ops::kHcStreams;
   const int64_t hidden = c.hidden_size, width = kS * hidden;
   const ops::MhcDesc desc{.hidden = hidden};
-  bench.rows<ops::MhcPre>(name + " read", desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+  const OpBench::Footprint footprint{.fixed = ops::kHcCoefficients * (width + 1) * 4,
+                                     .per_token = (width + hidden) * 2 + (kS + kS * kS) * 4};
+  bench.rows<ops::MhcPre>(name + " read", desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
     const auto o = mixing(bench, hidden, tokens);
     return {{.tokens = tokens,
              .bytes = ops::kHcCoefficients * width * 4 + tokens * (width + hidden) * 2,
@@ -83,31 +90,36 @@ void hyper_connections(OpBench& bench, const std::string& name, const model::Con
                      bench.queue());
             }};
   });
-  bench.rows<ops::MhcPost>(name + " write", desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = mixing(bench, hidden, tokens);
-    return {
-        {.tokens = tokens, .bytes = tokens * (2 * width + hidden) * 2, .flops = 2 * tokens * width * (kS + 1)},
-        [=, &bench](int64_t) {
-          op.run(
-              {.x = o->x, .o = o->y, .post = o->post.data(), .comb = o->comb.data(), .out = o->x, .num_tokens = tokens},
-              bench.queue());
-        }};
-  });
-  bench.rows<ops::MhcHead>(name + " head", desc, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = mixing(bench, hidden, tokens);
-    return {{.tokens = tokens,
-             .bytes = kS * width * 4 + tokens * (width + hidden) * 2,
-             .flops = 2 * tokens * width * (kS + 2)},
-            [=, &bench](int64_t) {
-              op.run({.x = o->x,
-                      .fn = o->fn.data(),
-                      .base = o->base.data(),
-                      .scale = o->scale.data(),
-                      .h = o->y,
-                      .num_rows = tokens},
-                     bench.queue());
-            }};
-  });
+  bench.rows<ops::MhcPost>(
+      name + " write", desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = mixing(bench, hidden, tokens);
+        return {{.tokens = tokens, .bytes = tokens * (2 * width + hidden) * 2, .flops = 2 * tokens * width * (kS + 1)},
+                [=, &bench](int64_t) {
+                  op.run({.x = o->x,
+                          .o = o->y,
+                          .post = o->post.data(),
+                          .comb = o->comb.data(),
+                          .out = o->x,
+                          .num_tokens = tokens},
+                         bench.queue());
+                }};
+      });
+  bench.rows<ops::MhcHead>(name + " head", desc, footprint,
+                           [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+                             const auto o = mixing(bench, hidden, tokens);
+                             return {{.tokens = tokens,
+                                      .bytes = kS * width * 4 + tokens * (width + hidden) * 2,
+                                      .flops = 2 * tokens * width * (kS + 2)},
+                                     [=, &bench](int64_t) {
+                                       op.run({.x = o->x,
+                                               .fn = o->fn.data(),
+                                               .base = o->base.data(),
+                                               .scale = o->scale.data(),
+                                               .h = o->y,
+                                               .num_rows = tokens},
+                                              bench.queue());
+                                     }};
+                           });
 }
 
 void additions(OpBench& bench, const std::string& name, const model::Config& c) {
@@ -117,32 +129,38 @@ void additions(OpBench& bench, const std::string& name, const model::Config& c) 
   const int64_t hidden = c.hidden_size, inner = c.expert_inner, top_k = c.experts_per_token;
   constexpr int64_t kS = ops::kHcStreams;
   const ops::SwiGlu::Desc swiglu{.inner = inner, .limit = static_cast<float>(c.swiglu_limit)};
-  bench.rows<ops::SwiGlu>(name, swiglu, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = std::make_shared<Operands>();
-    o->a = bench.activations(tokens, inner), o->b = bench.activations(tokens, inner);
-    o->out = bench.activations(tokens, inner);
-    return {{.tokens = tokens, .bytes = 6 * tokens * inner}, [=, &bench](int64_t) {
-              op.run({.gate = o->a, .up = o->b, .out = o->out, .num_tokens = tokens}, bench.queue());
-            }};
-  });
+  bench.rows<ops::SwiGlu>(
+      name, swiglu, {.per_token = 6 * inner}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<Operands>();
+        o->a = bench.activations(tokens, inner), o->b = bench.activations(tokens, inner);
+        o->out = bench.activations(tokens, inner);
+        return {{.tokens = tokens, .bytes = 6 * tokens * inner}, [=, &bench](int64_t) {
+                  op.run({.gate = o->a, .up = o->b, .out = o->out, .num_tokens = tokens}, bench.queue());
+                }};
+      });
   const ops::MoeCombine::Desc combine{.hidden = hidden, .top_k = top_k};
-  bench.rows<ops::MoeCombine>(name, combine, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = std::make_shared<Operands>();
-    o->a = bench.activations(tokens, top_k * hidden), o->b = bench.activations(tokens, hidden);
-    o->out = bench.activations(tokens, hidden);
-    return {{.tokens = tokens, .bytes = 2 * tokens * hidden * (top_k + 2), .flops = tokens * hidden * top_k},
-            [=, &bench](int64_t) {
-              op.run({.routed = o->a, .shared = o->b, .out = o->out, .num_tokens = tokens}, bench.queue());
-            }};
-  });
-  bench.rows<ops::StreamAdd>(name, {.hidden = hidden}, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = std::make_shared<Operands>();
-    o->a = bench.activations(tokens, kS * hidden), o->b = bench.activations(tokens, hidden);
-    o->out = bench.activations(tokens, kS * hidden);
-    return {
-        {.tokens = tokens, .bytes = 2 * tokens * hidden * (2 * kS + 1), .flops = tokens * hidden * kS},
-        [=, &bench](int64_t) { op.run({.z = o->a, .e = o->b, .out = o->out, .num_tokens = tokens}, bench.queue()); }};
-  });
+  bench.rows<ops::MoeCombine>(
+      name, combine, {.per_token = 2 * hidden * (top_k + 2)},
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<Operands>();
+        o->a = bench.activations(tokens, top_k * hidden), o->b = bench.activations(tokens, hidden);
+        o->out = bench.activations(tokens, hidden);
+        return {{.tokens = tokens, .bytes = 2 * tokens * hidden * (top_k + 2), .flops = tokens * hidden * top_k},
+                [=, &bench](int64_t) {
+                  op.run({.routed = o->a, .shared = o->b, .out = o->out, .num_tokens = tokens}, bench.queue());
+                }};
+      });
+  bench.rows<ops::StreamAdd>(
+      name, {.hidden = hidden}, {.per_token = 2 * hidden * (2 * kS + 1)},
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<Operands>();
+        o->a = bench.activations(tokens, kS * hidden), o->b = bench.activations(tokens, hidden);
+        o->out = bench.activations(tokens, kS * hidden);
+        return {{.tokens = tokens, .bytes = 2 * tokens * hidden * (2 * kS + 1), .flops = tokens * hidden * kS},
+                [=, &bench](int64_t) {
+                  op.run({.z = o->a, .e = o->b, .out = o->out, .num_tokens = tokens}, bench.queue());
+                }};
+      });
 }
 
 }  // namespace

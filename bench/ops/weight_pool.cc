@@ -14,7 +14,7 @@ using ops::WeightFormat;
 WeightPool::WeightPool(int64_t bytes, device::MemorySpace& memory)
     : codes_(static_cast<size_t>(bytes), memory),
       scales_(static_cast<size_t>(bytes / 8), memory),
-      block_scales_(1 << 20, memory),
+      block_scales_(kBlockScaleBytes, memory),
       values_(static_cast<size_t>(bytes), memory) {
   constexpr int64_t kSeedBytes = 1 << 20;
   Rng rng(7);

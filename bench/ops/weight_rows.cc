@@ -18,7 +18,8 @@ void linear(OpBench& bench, const std::string& name, WeightFormat format, int64_
   const ops::InputMode mode = format == kNvfp4 ? bench.options().mode : ops::InputMode::kA16;
   const ops::Linear::Desc desc{
       .in = in, .out = out, .groups = groups, .format = format, .input = mode, .output = output};
-  bench.rows<ops::Linear>(name, desc, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+  const OpBench::Footprint footprint{.per_token = groups * (in * 2 + out * 4)};
+  bench.rows<ops::Linear>(name, desc, footprint, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
     const auto x = std::make_shared<device::Tensor>(bench.activations(tokens, groups * in));
     const auto y = std::make_shared<device::Tensor>(bench.zeros(output, {tokens, groups * out}));
     const ops::WeightView shape = bench.pool().weight(format, groups * out, in, 0);
@@ -83,8 +84,10 @@ void experts(OpBench& bench, const std::string& name, const model::Config& c, bo
                                    .format = kNvfp4,
                                    .input = bench.options().mode,
                                    .swiglu_limit = static_cast<float>(c.swiglu_limit)};
+  const OpBench::Footprint footprint{.per_token = (1 + top_k) * hidden * 2 + top_k * 8 * (kChoices + 1)};
   bench.rows<ops::MoeExperts>(
-      name + (is_skewed ? " zipf" : ""), desc, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+      name + (is_skewed ? " zipf" : ""), desc, footprint,
+      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<ExpertOperands>();
         o->x = bench.activations(tokens, hidden);
         o->out = bench.zeros(DType::kBF16, {tokens, top_k, hidden});

@@ -240,10 +240,12 @@ class Cli(ProgramTest):
     def test_bench_reports_rows_with_samples(self):
         report = json.loads(run('bench', 'ops', '--json', '--only', 'flash gate bf16', '--tokens', '1,3', '--seconds', '0.01').stdout)
         self.assertGreater(report['read_gbs'], 0)
+        self.assertGreaterEqual(report['read_gbs'], report['read_gbs_p10'])
         self.assertEqual([row['tokens'] for row in report['rows']], [1, 3])
         for row in report['rows']:
             self.assertEqual(row['flops'], 2 * 256 * 4096 * row['tokens'])
             self.assertGreaterEqual(len(row['seconds']), 20)
+            self.assertEqual(row['is_implausible'], row['share'] > 1.15)
         model = json.loads(run('bench', 'model', '--json', '--contexts', '8', '--decode', '2', '--repeats', '1').stdout)
         self.assertEqual([row['context'] for row in model['rows']], [8])
         self.check_error(run('bench', 'ops', '--tokens', '0'), 2, '--tokens')
@@ -252,6 +254,10 @@ class Cli(ProgramTest):
         self.check_error(run('bench', 'model', '--contexts', '8,100000'), 2, 'contexts')
         self.check_error(run('bench', 'model', '--layers', '3'), 2, '--synthetic')
         self.check_error(run('bench', 'ops', '--mode', 'f32'), 2, '--mode')
+        self.check_error(run('bench', 'ops', TESSERA_MEMORY_BYTES='1000000'), 4, 'random weights', 'missing')
+        # Room for the weights, and none for the rows of so many tokens.
+        self.check_error(run('bench', 'ops', '--only', 'attention flash 128', '--tokens', '65536', '--seconds', '0',
+                             TESSERA_MEMORY_BYTES='2000000000'), 4, 'attention flash', '65536 tokens', 'missing')
         self.check_error(run('bench', 'ops', '--only', 'no such row'), 2, 'no such row')
 
     def test_bench_has_a_row_for_every_op_and_a_plot(self):
