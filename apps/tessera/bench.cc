@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "base/atomic_file.h"
 #include "base/env.h"
@@ -81,12 +80,6 @@ double median(const std::vector<double>& values) {
   return bench::Samples{values}.quantile(0.5);
 }
 
-// "2: ratio 4, hashed".
-std::string describe(const bench::LayerRow& row) {
-  const std::string kind = row.ratio == 0 ? "window" : fmt::format("ratio {}", row.ratio);
-  return fmt::format("{}: {}{}", row.layer, kind, row.is_hashed ? ", hashed" : "");
-}
-
 nlohmann::ordered_json json_of(const std::string& shape, const bench::SyntheticModel& made) {
   nlohmann::ordered_json out = {{"shape", shape},
                                 {"layers", made.num_layers},
@@ -122,7 +115,6 @@ class Bench final : public Verb {
     ops_->add_option("--only", options_.only, "Rows whose name contains this");
     ops_->add_option("--seconds", options_.seconds, "At least so long per row");
     add_device_flag(*ops_, options_.device);
-    ops_->add_option("--plot", plot_, "Also write a picture of the shares (SVG) to this file");
     layer_ = std::make_unique<BenchLayer>(*command_);
     model_ = command_->add_subcommand("model", "Prefill and greedy decode of one sequence, tokens per second");
     CLI::Option* directory =
@@ -149,6 +141,7 @@ class Bench final : public Verb {
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
+    for (CLI::App* verb : {ops_, model_}) verb->add_option("--plot", plot_, "Also draw it")->type_name("FILE.svg");
   }
   CLI::App* command() const override { return command_; }
 
@@ -202,8 +195,7 @@ class Bench final : public Verb {
   int run_ops() {
     warn_of_backends(device::machine_of(options_.device));
     // Opened before anything is measured.
-    std::optional<AtomicFile> plot;
-    if (!plot_.empty()) plot.emplace(plot_);
+    const std::unique_ptr<AtomicFile> plot = open_plot();
     bool has_head = false;
     const bench::Report report = bench::run_ops(options_, [&](const bench::Report& all, const bench::Row& row) {
       if (is_json_) return;
@@ -224,19 +216,26 @@ class Bench final : public Verb {
     } else {
       for (const std::string& note : bench::report_notes(report)) print_result(note + "\n");
     }
-    if (plot) {
-      const std::string cpu = fmt::format("{}, {} threads", device::probe_machine().cpu_name, report.num_threads);
-      const std::string picture = bench::report_svg(report, report.is_on_gpu ? report.device : cpu);
-      plot->write(picture.data(), picture.size());
-      plot->commit();
-    }
+    const std::string cpu = fmt::format("{}, {} threads", device::probe_machine().cpu_name, report.num_threads);
+    write_plot(plot.get(), bench::report_svg(report, report.is_on_gpu ? report.device : cpu));
     return kExitOk;
+  }
+
+  // The file of --plot, if any.
+  std::unique_ptr<AtomicFile> open_plot() const {
+    return plot_.empty() ? nullptr : std::make_unique<AtomicFile>(plot_);
+  }
+  static void write_plot(AtomicFile* plot, const std::string& picture) {
+    if (plot == nullptr) return;
+    plot->write(picture.data(), picture.size());
+    plot->commit();
   }
 
   int run_model() {
     const bool is_synthetic = !model_options_.synthetic.empty();
     if (!is_synthetic && model_options_.directory.empty()) model_options_.directory = default_model();
     warn_of_backends(device::machine_of(model_options_.device));
+    const std::unique_ptr<AtomicFile> plot = open_plot();
     bench::ModelObserver observer;
     if (!is_json_) {
       observer.on_loaded = [](const bench::LoadTime& load) {
@@ -253,12 +252,18 @@ class Bench final : public Verb {
       };
     }
     const bench::ModelReport report = bench::run_model(model_options_, observer);
-    if (!is_json_) return kExitOk;
     const device::Machine machine = device::probe_machine();
-    nlohmann::ordered_json out = {{"cpu", machine.cpu_name},
-                                  {"device", model_options_.device},
-                                  {"threads", num_threads_ > 0 ? num_threads_ : machine.num_cores},
-                                  {"mode", mode_}};
+    const int threads = num_threads_ > 0 ? num_threads_ : machine.num_cores;
+    if (plot) {
+      const std::string model = is_synthetic ? "random weights, " + model_options_.synthetic : model_options_.directory;
+      write_plot(plot.get(), bench::model_svg(report, fmt::format("{}, {}", printable(model, 200), mode_),
+                                              model_options_.device == "cpu"
+                                                  ? fmt::format("{}, {} threads", machine.cpu_name, threads)
+                                                  : fmt::format("{} of {}", model_options_.device, machine.cpu_name)));
+    }
+    if (!is_json_) return kExitOk;
+    nlohmann::ordered_json out = {
+        {"cpu", machine.cpu_name}, {"device", model_options_.device}, {"threads", threads}, {"mode", mode_}};
     if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
     if (!is_synthetic) out["load"] = {{"bytes", report.load.bytes}, {"seconds", report.load.seconds}};
     out["rows"] = nlohmann::ordered_json::array();
@@ -282,8 +287,9 @@ class Bench final : public Verb {
         "one token in a layer", "us", "GB/s", "of read"));
     for (const bench::LayerRow& row : made.layers) {
       const double share = row.share_of_read();
-      print_result(fmt::format("{:<24} {:>10.1f} {:>10.2f} {:>7.0f}% {}\n", describe(row), row.time.quantile(0.5) * 1e6,
-                               rate(row.bytes, row.time), 100 * share, text_bar(share, 20)));
+      print_result(fmt::format("{:<24} {:>10.1f} {:>10.2f} {:>7.0f}% {}\n", row.description(),
+                               row.time.quantile(0.5) * 1e6, rate(row.bytes, row.time), 100 * share,
+                               text_bar(share, 20)));
     }
   }
 

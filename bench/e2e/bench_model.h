@@ -64,6 +64,9 @@ struct ModelObserver {
 // kResourceExhausted with figures where the model doesn't fit.
 ModelReport run_model(const ModelOptions& options, const ModelObserver& observer);
 
+// A picture of the rows, and of the layers where there are any. `model` and `machine` are said in its title.
+std::string model_svg(const ModelReport& report, const std::string& model, const std::string& machine);
+
 // Layers that `available` bytes hold for a shape, at least 1.
 int64_t layers_that_fit(const ModelOptions& options, uint64_t available);
 

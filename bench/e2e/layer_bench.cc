@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/e2e/layer_bench.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -30,6 +32,11 @@ class ExpertCounter final : public model::Tracer {
 };
 
 }  // namespace
+
+std::string LayerRow::description() const {
+  const std::string kind = ratio == 0 ? "window" : fmt::format("ratio {}", ratio);
+  return fmt::format("{}: {}{}", layer, kind, is_hashed ? ", hashed" : "");
+}
 
 LayerBench::LayerBench(model::Model& model, const model::Config& config, const SyntheticWeights& weights,
                        const device::Machine& machine, uint64_t seed)

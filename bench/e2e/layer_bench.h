@@ -2,6 +2,7 @@
 #pragma once
 // Single layers of a model of random weights, on random streams, beside reading as many bytes where they compute.
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/ops/probe.h"
@@ -21,6 +22,7 @@ struct LayerRow {
   int64_t calls = 1;        // timed at once, as one recording: a sample is their mean
   Samples time, read_time;  // of the layer; of reading as many bytes in the same run
 
+  std::string description() const;  // "2: ratio 4, hashed"
   double gbs() const { return static_cast<double>(bytes) / time.quantile(0.5) * 1e-9; }
   double share_of_read() const { return read_time.quantile(0.5) / time.quantile(0.5); }
 };

@@ -293,7 +293,14 @@ class Cli(ProgramTest):
 
     def test_bench_of_a_synthetic_model(self):
         report = json.loads(run('bench', 'model', '--synthetic', 'small', '--layers', '3', '--contexts', '40,1000', '--decode', '2',
-                                '--repeats', '1', '--step-tokens', '64', '--json').stdout)
+                                '--repeats', '1', '--step-tokens', '64', '--json', '--plot',
+                                str(self.folder / 'model.svg')).stdout)
+        drawing = ElementTree.parse(self.folder / 'model.svg')
+        texts = [''.join(text.itertext()) for text in drawing.iter('{http://www.w3.org/2000/svg}text')]
+        for expected in ('prefill, context 40', 'prefill, context 1000', 'decode, context 1000', '2: ratio 4'):
+            self.assertIn(expected, texts)
+        self.assertEqual(len(list(drawing.iter('{http://www.w3.org/2000/svg}title'))), 2 * 2 + 3)
+        self.check_error(run('bench', 'model', '--plot', str(self.folder / 'none' / 'a.svg')), 2, 'none')
         self.assertEqual([row['compress_ratio'] for row in report['synthetic']['one_token_in_a_layer']], [4, 128, 4])
         self.assertEqual([(row['context'], row['tokens_with_random_cache_entries']) for row in report['rows']], [(40, 0), (1000, 896)])
         for row in report['rows']:
