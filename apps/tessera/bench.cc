@@ -13,12 +13,14 @@
 #include "base/strings.h"
 #include "bench/e2e/bench_model.h"
 #include "bench/ops/bench_ops.h"
+#include "bench/shapes/published.h"
 #include "bench_layer.h"
 #include "console.h"
 #include "default_model.h"
 #include "device/device_choice.h"
 #include "model_flags.h"
 #include "ops/planner.h"
+#include "usage.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -111,11 +113,13 @@ class Bench final : public Verb {
     ops_ = command_->add_subcommand("ops",
                                     "Every op at the shapes of Flash and Pro, beside what memory and arithmetic "
                                     "allow in the same run");
-    ops_->add_option("--tokens", options_.tokens, "Tokens per call, comma-separated")->delimiter(',');
+    ops_->add_option("--tokens", options_.tokens, "Tokens per call, comma-separated [1,4,64,256]")->delimiter(',');
+    ops_->add_option("--mode", mode_, "Inputs of linear maps [a16]")->type_name("a16|a8|a4");
     ops_->add_option("--only", options_.only, "Rows whose name contains this");
-    ops_->add_option("--seconds", options_.seconds, "At least so long per row");
+    ops_->add_option("--seconds", options_.seconds, "At least so long per row [0.5]");
     add_device_flag(*ops_, options_.device);
     layer_ = std::make_unique<BenchLayer>(*command_);
+    layer_->command()->add_option("--mode", mode_, "Inputs of linear maps [a16]")->type_name("a16|a8|a4");
     model_ = command_->add_subcommand("model", "Prefill and greedy decode of one sequence, tokens per second");
     CLI::Option* directory =
         model_->add_option("--model", model_options_.directory, "Folder [the bundled tiny-v4, or TESSERA_MODEL]");
@@ -135,9 +139,10 @@ class Bench final : public Verb {
     model_->add_option(
         "--step-tokens", step_tokens_,
         "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
+    model_->add_option("--mode", mode_, "Inputs of linear maps; f32 without --synthetic only [a16]")
+        ->type_name("f32|a16|a8|a4");
     add_device_flag(*model_, model_options_.device);
     for (CLI::App* verb : {ops_, layer_->command(), model_}) {
-      verb->add_option("--mode", mode_, "Inputs of linear maps: a16, a8 or a4; f32 for a real model [a16]");
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
@@ -146,9 +151,11 @@ class Bench final : public Verb {
   CLI::App* command() const override { return command_; }
 
   int run() override {
+    const bool is_synthetic = !model_options_.synthetic.empty(), takes_f32 = model_->parsed() && !is_synthetic;
     const auto mode = ops::input_mode_from_name(mode_);
-    if (!mode || (*mode == ops::InputMode::kF32 && !model_->parsed())) {
-      fail(ErrorCode::kInvalidArgument, fmt::format("--mode: expected a16, a8 or a4, found \"{}\"", mode_));
+    if (!mode || (*mode == ops::InputMode::kF32 && !takes_f32)) {
+      fail_usage(fmt::format("--mode: expected {}a16, a8 or a4{}, found \"{}\"", takes_f32 ? "f32, " : "",
+                             is_synthetic ? " with --synthetic" : "", printable(mode_, 40)));
     }
     check("--threads", num_threads_, 0, 4096);
     const auto forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
@@ -170,11 +177,10 @@ class Bench final : public Verb {
       layer_->run(model_options_.load, is_json_);
       return kExitOk;
     }
-    const bool is_synthetic = !model_options_.synthetic.empty();
-    if (is_synthetic && *mode == ops::InputMode::kF32) {
-      fail(ErrorCode::kInvalidArgument, "--mode: expected a16, a8 or a4 with --synthetic, found \"f32\"");
+    if (model_->count("--layers") > 0) {
+      const int64_t all = bench::published_config(model_options_.synthetic).num_layers;
+      check("--layers", model_options_.num_layers, 1, all);
     }
-    if (model_options_.num_layers != 0) check("--layers", model_options_.num_layers, 1, 4096);
     if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;
     check("--step-tokens", step_tokens_, 1, 4096);
     model_options_.load.max_step_tokens = step_tokens_;
@@ -262,8 +268,11 @@ class Bench final : public Verb {
                                                   : fmt::format("{} of {}", model_options_.device, machine.cpu_name)));
     }
     if (!is_json_) return kExitOk;
-    nlohmann::ordered_json out = {
-        {"cpu", machine.cpu_name}, {"device", model_options_.device}, {"threads", threads}, {"mode", mode_}};
+    nlohmann::ordered_json out = {{"cpu", machine.cpu_name},
+                                  {"device", model_options_.device},
+                                  {"threads", threads},
+                                  {"mode", mode_},
+                                  {"variants", report.variants}};
     if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
     if (!is_synthetic) out["load"] = {{"bytes", report.load.bytes}, {"seconds", report.load.seconds}};
     out["rows"] = nlohmann::ordered_json::array();

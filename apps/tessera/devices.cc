@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "backends/registry.h"
 #include "base/env.h"
@@ -49,6 +50,11 @@ const char* plural(size_t count) {
 // Nodes, cores, processors, and what a model with the default number of threads would do with them.
 void describe_placement(const device::CpuPlacement& placement, std::string& text, nlohmann::ordered_json& out) {
   const device::CpuTopology& topology = placement.topology();
+  const auto imagined = env_value("HWLOC_SYNTHETIC");
+  if (imagined && !topology.is_imagined) {
+    print_note(
+        fmt::format("HWLOC_SYNTHETIC: hwloc can't read \"{}\", so this machine is used", printable(*imagined, 100)));
+  }
   const device::PinPlan plan = placement.pins(0);
   out["placement"] = {{"nodes", topology.nodes},
                       {"cores", topology.num_cores},
@@ -129,6 +135,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
                     format_bytes(machine.memory_available_bytes), format_bytes(machine.memory_total_bytes));
     describe_placement(device::CpuPlacement(), text, out);
     const device::GpuFacts gpus = device::probe_gpus(env_value("LD_LIBRARY_PATH"));
+    std::set<std::string> usable;
     for (const ops::Backend* backend : backends::all_backends()) {
       // A GPU's backend is judged by the first GPU.
       const bool lacks_gpu = backend->is_on_gpu && gpus.cuda.devices.empty();
@@ -136,6 +143,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
       if (backend->is_on_gpu && !lacks_gpu) judged.gpu = gpus.cuda.devices.front();
       std::string why_not = lacks_gpu ? "no GPU that CUDA can use" : "";
       const bool is_available = !lacks_gpu && ops::is_usable(*backend, judged, why_not);
+      if (is_available) usable.insert(backend->name);
       if (!is_available && ops::is_named(*backend, machine)) {
         print_note(fmt::format("TESSERA_BACKENDS names {}, which is not used: {}", backend->name, why_not));
       }
@@ -146,6 +154,10 @@ memory, CUDA 12 libraries beside CUDA 13.)");
       text +=
           fmt::format("backend   {:<8} {} (verified: {})\n", backend->name,
                       is_available ? "available" : "not available: " + why_not, ops::to_string(backend->verification));
+    }
+    if (usable.count("amx") > 0 && usable.count("avx512") > 0) {
+      // docs/performance/cpu.md
+      text += "hint      amx is made for long prompts; TESSERA_BACKENDS=avx512 may decode a single sequence faster\n";
     }
     describe_gpus(gpus, text, out);
     print_result(is_json_ ? out.dump() + "\n" : text);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "backends/registry.h"
 #include "base/error.h"
@@ -20,6 +21,13 @@ namespace tessera::bench {
 namespace {
 
 using model::LogitRows;
+
+template <class Lines>
+std::vector<std::string> variants_of(const Lines& lines) {
+  std::set<std::string> variants;
+  for (const ops::PlanLine& line : lines) variants.insert(line.chosen);
+  return {variants.begin(), variants.end()};
+}
 
 int32_t likeliest(const TensorView& logits) {
   const float* row = logits.as<float>();
@@ -143,6 +151,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
   model::Model model(config, planner, weights, options.load.precision, 0, options.load.max_step_tokens,
                      device::make_executor(machine, options.load.num_threads), options.load.bypass);
   made.make_seconds = seconds_now() - start;
+  report.variants = variants_of(planner.lines());
   made.pack_seconds = weights.pack_seconds();
   made.packed_bytes = weights.packed_bytes();
   made.peak_bytes = device::peak_memory_bytes();
@@ -176,6 +185,7 @@ ModelReport run_model(const ModelOptions& options, const ModelObserver& observer
   ModelReport report;
   report.load = {static_cast<uint64_t>(loaded.runner->facts().weight_bytes), loaded.load_seconds};
   if (observer.on_loaded) observer.on_loaded(report.load);
+  report.variants = variants_of(loaded.plan);
   report.rows = run_contexts(*loaded.runner, options, observer, [](int64_t) { return int64_t{0}; });
   return report;
 }

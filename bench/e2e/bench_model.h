@@ -49,7 +49,8 @@ struct LoadTime {
 struct ModelReport {
   LoadTime load;  // unless ModelOptions::synthetic is given
   std::vector<ModelRow> rows;
-  SyntheticModel synthetic;  // where ModelOptions::synthetic is given
+  std::vector<std::string> variants;  // "backend.variant", each that computes an op of the model once, sorted
+  SyntheticModel synthetic;           // where ModelOptions::synthetic is given
 };
 
 // What is called as results come; each may be empty.

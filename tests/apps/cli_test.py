@@ -205,6 +205,8 @@ class Cli(ProgramTest):
         self.assertIn('2 nodes, 4 cores, 8 processors; threads pinned to 0,4,2,6,1,5,3,7', line)
         self.assertIn('interleaved over nodes 0,1', line)
         self.assertIn('not this machine', line)
+        self.assertIn(b'HWLOC_SYNTHETIC', run('devices', HWLOC_SYNTHETIC='nonsense').stderr)
+        self.assertEqual(run('devices', HWLOC_SYNTHETIC=two_nodes).stderr, b'')
         off = json.loads(run('devices', '--json', TESSERA_PLACEMENT='off').stdout)['placement']
         self.assertEqual(off['pinned'], [])
         self.assertIn('TESSERA_PLACEMENT', off['why_not_pinned'])
@@ -248,11 +250,18 @@ class Cli(ProgramTest):
             self.assertEqual(row['is_implausible'], row['share'] > 1.15)
         model = json.loads(run('bench', 'model', '--json', '--contexts', '8', '--decode', '2', '--repeats', '1').stdout)
         self.assertEqual([row['context'] for row in model['rows']], [8])
+        self.assertEqual((model['device'], model['mode']), ('cpu', 'a16'))
+        self.assertGreater(model['threads'], 0)
+        self.assertTrue(model['variants'] and all('.' in name for name in model['variants']), model['variants'])
         self.check_error(run('bench', 'ops', '--tokens', '0'), 2, '--tokens')
         self.check_error(run('bench', 'ops', '--seconds', '-1'), 2, '--seconds')
         self.check_error(run('bench', 'ops', '--seconds', 'nan'), 2, '--seconds')
         self.check_error(run('bench', 'model', '--contexts', '8,100000'), 2, 'contexts')
         self.check_error(run('bench', 'model', '--layers', '3'), 2, '--synthetic')
+        for layers in ('0', '44', '5000'):
+            self.check_error(run('bench', 'model', '--synthetic', 'flash', '--layers', layers), 2, '--layers', '1 to 43', layers)
+        self.check_error(run('bench', 'model', '--synthetic', 'small', '--mode', 'f32'), 2, '--mode', '--synthetic')
+        self.check_error(run('bench', 'model', '--mode', 'a32'), 2, '--mode', 'f32, a16')
         self.check_error(run('bench', 'ops', '--mode', 'f32'), 2, '--mode')
         self.check_error(run('bench', 'ops', TESSERA_MEMORY_BYTES='1000000'), 4, 'random weights', 'missing')
         # Room for the weights, and none for the rows of so many tokens.
