@@ -65,11 +65,8 @@ void run_once(model::Runner& runner, model::SequenceState& state, const std::vec
   row.decode_tokens_per_second.push_back(static_cast<double>(decode_tokens) / (seconds_now() - middle));
 }
 
-// Rows at every context. `filled` says how many of a context's tokens get random cache entries.
-template <class Filled>
-std::vector<ModelRow> run_contexts(model::Runner& runner, const ModelOptions& options, const ModelObserver& observer,
-                                   const Filled& filled) {
-  std::vector<ModelRow> rows;
+// The contexts to run. Throws kInvalidArgument for one that the model can't hold.
+std::vector<int64_t> contexts_of(const model::Runner& runner, const ModelOptions& options) {
   const int64_t most = runner.facts().max_positions - options.decode_tokens;
   std::vector<int64_t> contexts = options.contexts;
   if (contexts.empty()) {
@@ -85,6 +82,15 @@ std::vector<ModelRow> run_contexts(model::Runner& runner, const ModelOptions& op
                std::max<int64_t>(most, 0), runner.facts().max_positions, options.decode_tokens, context));
     }
   }
+  return contexts;
+}
+
+// Rows at every context. `filled` says how many of a context's tokens get random cache entries.
+template <class Filled>
+std::vector<ModelRow> run_contexts(model::Runner& runner, const ModelOptions& options,
+                                   const std::vector<int64_t>& contexts, const ModelObserver& observer,
+                                   const Filled& filled) {
+  std::vector<ModelRow> rows;
   for (const int64_t context : contexts) {
     const int64_t capacity = context + options.decode_tokens;
     ModelRow row{context, filled(context), {}, {}};
@@ -158,7 +164,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
   run_layers(model, config, weights, options, machine, made);
   if (observer.on_made) observer.on_made(made);
   // States are filled at whole windows of every compressor.
-  report.rows = run_contexts(model, options, observer, [&](int64_t context) {
+  report.rows = run_contexts(model, options, contexts_of(model, options), observer, [&](int64_t context) {
     return std::max<int64_t>(0, context - options.load.max_step_tokens) / 128 * 128;
   });
   return report;
@@ -183,10 +189,11 @@ ModelReport run_model(const ModelOptions& options, const ModelObserver& observer
   const model::LoadedModel loaded = model::load_model(options.directory, options.load, backends::all_backends(),
                                                       device::machine_of(options.device), nullptr, nullptr);
   ModelReport report;
+  const std::vector<int64_t> contexts = contexts_of(*loaded.runner, options);  // before anything is said of the model
   report.load = {static_cast<uint64_t>(loaded.runner->facts().weight_bytes), loaded.load_seconds};
   if (observer.on_loaded) observer.on_loaded(report.load);
   report.variants = variants_of(loaded.plan);
-  report.rows = run_contexts(*loaded.runner, options, observer, [](int64_t) { return int64_t{0}; });
+  report.rows = run_contexts(*loaded.runner, options, contexts, observer, [](int64_t) { return int64_t{0}; });
   return report;
 }
 

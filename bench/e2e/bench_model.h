@@ -60,9 +60,9 @@ struct ModelObserver {
   std::function<void(const ModelRow&)> on_row;
 };
 
-// Contexts that the model can't hold are left out. A synthetic model computes at most load.max_step_tokens tokens of a
-// prefill, those before the frontier; the cache entries of the tokens before them are filled with random values. Throws
-// kResourceExhausted with figures where the model doesn't fit.
+// Throws kInvalidArgument for a context that the model can't hold. A synthetic model computes at most
+// load.max_step_tokens tokens of a prefill, those before the frontier; the cache entries of the tokens before them are
+// filled with random values. Throws kResourceExhausted with figures where the model doesn't fit.
 ModelReport run_model(const ModelOptions& options, const ModelObserver& observer);
 
 // A picture of the rows, and of the layers where there are any. `model` and `machine` are said in its title.
