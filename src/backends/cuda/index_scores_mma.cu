@@ -124,8 +124,9 @@ bool index_scores_mma_supports(const ops::IndexScores::Desc& desc, std::string& 
   const ops::EntryFormat format = desc.keys.format;
   if (desc.activation != DType::kBF16 || (format != ops::EntryFormat::kIndexFp4 && format != ops::EntryFormat::kBf16)) {
     why_not = "needs BF16 queries and keys in FP4 or BF16";
-  } else if (desc.width % kGroup != 0 || desc.width > kMaxWidth || desc.heads > kMaxHeads) {
-    why_not = "needs at most 128 heads of 64 or 128 channels";
+  } else if (desc.width % kGroup != 0 || desc.width > kMaxWidth || desc.heads > kMaxHeads ||
+             desc.keys.entry_bytes() % 4 != 0) {
+    why_not = "needs at most 128 heads of 128 channels, or of 64 in BF16";
   } else {
     return true;
   }

@@ -25,7 +25,7 @@ template <class... Parameters, class... Arguments>
 void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
             size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
-  constexpr size_t kSharedForAll = 48 << 10;  // more has to be asked for
+  constexpr size_t kSharedForAll = 16 << 10;  // with what kernels declare themselves, more has to be asked for
   if (shared_bytes > kSharedForAll) {
     TESSERA_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));

@@ -23,7 +23,12 @@ void LoadingMemory::clear() noexcept {
   const std::lock_guard lock(mutex_);
   std::erase_if(blocks_, [&](Block* block) {
     if (block->is_used) return false;
-    cudaFreeHost(block->data);  // waits for the GPU
+    try {
+      block->free.wait();  // the GPU may still be copying from it
+    } catch (...) {
+      return false;  // then so be it: it stays locked
+    }
+    cudaFreeHost(block->data);
     total_ -= block->bytes;
     delete block;
     return true;
