@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrices large enough that several threads read and check pieces of them.
+#include "model/matrix_reader.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <fstream>
+#include <random>
+#include <vector>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "testing/temporary_folder.h"
+
+namespace tessera::model {
+namespace {
+
+class MatrixReaderTest : public ::testing::TestWithParam<DType> {
+ protected:
+  // Several pieces and a tail.
+  static constexpr int64_t kRows = 701, kCols = 1003;
+
+  MatrixReaderTest()
+      : seed_(std::random_device{}()),
+        rng_(seed_),
+        trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)),
+        width_(dtype_bits(GetParam()) / 8),
+        bytes_(static_cast<size_t>(kRows * kCols * width_)) {
+    // Any bits but those of an exponent of ones.
+    for (size_t i = 0; i < bytes_.size(); ++i) {
+      bytes_[i] = static_cast<uint8_t>(rng_.below((i + 1) % static_cast<size_t>(width_) == 0 ? 0x7F : 256));
+    }
+  }
+
+  void plant_nan(int64_t element) { std::memset(bytes_.data() + element * width_, 0xFF, static_cast<size_t>(width_)); }
+
+  // What a reader with that many threads makes of it; 0: without a queue.
+  std::vector<uint8_t> read(int threads, const WeightSlice& slice) {
+    const std::string path = folder_.path() + "/large.safetensors";
+    const std::string header = "{\"w\": {\"dtype\": \"" + std::string(GetParam() == DType::kF32 ? "F32" : "BF16") +
+                               "\", \"shape\": [701, 1003], \"data_offsets\": [0, " + std::to_string(bytes_.size()) +
+                               "]}}";
+    const uint64_t length = header.size();
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(&length), 8)
+        << header << std::string(bytes_.begin(), bytes_.end());
+    const checkpoint::SafetensorsFile file = checkpoint::SafetensorsFile::open(path);
+    StoredTensor stored;
+    stored.format = GetParam() == DType::kF32 ? StoredFormat::kF32 : StoredFormat::kBf16;
+    stored.codes = {file.find("w"), &file};
+    device::Queue queue(std::max(threads, 1));
+    const Matrix matrix = MatrixReader(nullptr, threads == 0 ? nullptr : &queue).read(stored, {kRows, kCols}, slice);
+    return {matrix.data.as<uint8_t>(), matrix.data.as<uint8_t>() + matrix.data.size()};
+  }
+  std::string error(int threads) {
+    try {
+      read(threads, kWhole);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  static constexpr WeightSlice kWhole{0, kRows, 0, kCols};
+  uint64_t seed_;
+  Rng rng_;
+  ::testing::ScopedTrace trace_;
+  testing::TemporaryFolder folder_;
+  const int64_t width_;
+  std::vector<uint8_t> bytes_;
+};
+
+TEST_P(MatrixReaderTest, PiecesMakeTheWhole) {
+  ASSERT_GT(bytes_.size(), 2 * kPieceBytes);
+  for (const int threads : {0, 1, 3}) EXPECT_TRUE(read(threads, kWhole) == bytes_) << threads << " threads";
+  const WeightSlice rows{7, kRows - 5, 0, kCols};
+  const auto first = bytes_.begin() + 7 * kCols * width_, last = bytes_.end() - 5 * kCols * width_;
+  EXPECT_TRUE(read(3, rows) == std::vector<uint8_t>(first, last));
+}
+
+TEST_P(MatrixReaderTest, TheFirstBadValueIsNamedWhoeverFindsOne) {
+  const int64_t count = kRows * kCols, bad = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(count / 3)));
+  plant_nan(count - 1);
+  plant_nan(count / 2);
+  plant_nan(bad);
+  const std::string expected = error(0);
+  EXPECT_NE(expected.find(std::to_string(bad)), std::string::npos) << expected;
+  for (int round = 0; round < 5; ++round) EXPECT_EQ(error(3), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, MatrixReaderTest, ::testing::Values(DType::kBF16, DType::kF32),
+                         [](const auto& one) { return std::string(dtype_name(one.param)); });
+
+}  // namespace
+}  // namespace tessera::model
