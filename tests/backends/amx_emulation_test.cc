@@ -191,22 +191,7 @@ TEST_F(AmxEmulationTest, ExpertsWithTiledRowsGiveTheBitsOfOneToken) {
       routing.push_back(rng_.uniform());
     }
     const auto run = [&](int64_t first, int64_t count) {
-      const device::Buffer workspace = testing::workspace_for(kEmulatedMoe, desc, count);
-      device::Queue queue(1);
-      testing::PoisonedTensor out(DType::kBF16, {count, 1, kWidth});
-      kEmulatedMoe.run(desc,
-                       {.x = {x.as<uint16_t>() + first * kWidth, DType::kBF16, {count, kWidth}},
-                        .experts = ids.data() + first,
-                        .routing = routing.data() + first,
-                        .w1 = views[0].data(),
-                        .w3 = views[1].data(),
-                        .w2 = views[2].data(),
-                        .out = out.view(),
-                        .num_tokens = count,
-                        .workspace = workspace.data()},
-                       queue);
-      EXPECT_TRUE(out.is_guard_intact());
-      return out.floats();
+      return testing::run_experts(kEmulatedMoe, desc, {x, ids, routing}, views, first, count, 1);
     };
     const std::vector<float> all = run(0, kTokens);
     for (const int64_t count : {1, 2, 31, 33}) {

@@ -99,22 +99,7 @@ void MoeInvarianceTest::check(InputMode mode, int64_t hidden, int64_t inner, boo
   }
   const auto run = [&](const ops::Variant<ops::MoeExperts>& variant, const std::vector<ops::WeightView>* views,
                        int64_t first, int64_t count, int threads) {
-    const device::Buffer workspace = testing::workspace_for(variant, desc, count);
-    device::Queue queue(threads);
-    testing::PoisonedTensor out(DType::kBF16, {count, kTopK, hidden});
-    variant.run(desc,
-                {.x = {x.as<uint16_t>() + first * hidden, DType::kBF16, {count, hidden}},
-                 .experts = ids.data() + first * kTopK,
-                 .routing = routing.data() + first * kTopK,
-                 .w1 = views[0].data(),
-                 .w3 = views[1].data(),
-                 .w2 = views[2].data(),
-                 .out = out.view(),
-                 .num_tokens = count,
-                 .workspace = workspace.data()},
-                queue);
-    EXPECT_TRUE(out.is_guard_intact());
-    return out.floats();
+    return testing::run_experts(variant, desc, {x, ids, routing}, views, first, count, threads);
   };
   constexpr int64_t kCompared = 4;
   std::vector<float> reference;

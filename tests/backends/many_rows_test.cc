@@ -111,22 +111,7 @@ void ManyRowsTest::check_experts(const ops::MoeExperts::Desc& desc) {
       views[i % 3].push_back(packed.back().view);
     }
     const auto run = [&](int64_t first, int64_t count, int threads) {
-      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
-      device::Queue queue(threads);
-      testing::PoisonedTensor out(DType::kBF16, {count, desc.top_k, desc.hidden});
-      variant.run(desc,
-                  {.x = {x.as<uint16_t>() + first * desc.hidden, DType::kBF16, {count, desc.hidden}},
-                   .experts = ids.data() + first * desc.top_k,
-                   .routing = routing.data() + first * desc.top_k,
-                   .w1 = views[0].data(),
-                   .w3 = views[1].data(),
-                   .w2 = views[2].data(),
-                   .out = out.view(),
-                   .num_tokens = count,
-                   .workspace = workspace.data()},
-                  queue);
-      EXPECT_TRUE(out.is_guard_intact());
-      return out.floats();
+      return testing::run_experts(variant, desc, {x, ids, routing}, views, first, count, threads);
     };
     const std::vector<float> all = run(0, kMost, 2);
     for (const auto& [first, count] : slices()) {

@@ -108,6 +108,34 @@ inline std::vector<float> run_linear(const ops::Variant<ops::Linear>& variant, c
   EXPECT_TRUE(y.is_guard_intact());
   return y.floats();
 }
+
+// Rows [first, first + count) of x (BF16) through their experts, into poisoned memory; `views` are w1, w3 and w2.
+struct ExpertRows {
+  const device::Tensor& x;
+  const std::vector<int32_t>& ids;
+  const std::vector<float>& routing;
+};
+inline std::vector<float> run_experts(const ops::Variant<ops::MoeExperts>& variant, const ops::MoeExperts::Desc& desc,
+                                      const ExpertRows& rows, const std::vector<ops::WeightView>* views, int64_t first,
+                                      int64_t count, int threads) {
+  const device::Buffer workspace = workspace_for(variant, desc, count);
+  device::Queue queue(threads);
+  PoisonedTensor out(DType::kBF16, {count, desc.top_k, desc.hidden});
+  variant.run(desc,
+              {.x = {rows.x.as<uint16_t>() + first * desc.hidden, DType::kBF16, {count, desc.hidden}},
+               .experts = rows.ids.data() + first * desc.top_k,
+               .routing = rows.routing.data() + first * desc.top_k,
+               .w1 = views[0].data(),
+               .w3 = views[1].data(),
+               .w2 = views[2].data(),
+               .out = out.view(),
+               .num_tokens = count,
+               .workspace = workspace.data()},
+              queue);
+  EXPECT_TRUE(out.is_guard_intact());
+  return out.floats();
+}
+
 inline constexpr ops::Variant<ops::Linear> kScalarLinear = {"scalar", nullptr, nullptr, ops::linear_reference_workspace,
                                                             ops::linear_reference};
 
