@@ -1,4 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+# tessera_kernels(FILES...): marks kernel sources of this folder; the emulated GPU's are compiled as C++.
+function(tessera_kernels)
+  if(TESSERA_CUDA_EMULATED)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX
+      COMPILE_OPTIONS "-x;c++;-include;cuda_runtime.h;-Wno-unknown-pragmas;-Wno-sign-compare")
+  endif()
+endfunction()
+
 # tessera_room(NAME SOURCES files... [ROOMS rooms...] [LIBS libraries...])
 # One static library per room, named tessera_NAME. ROOMS are rooms below it, LIBS third-party targets.
 function(tessera_room name)

@@ -38,7 +38,7 @@ __device__ bool is_before(float x, int32_t a, float y, int32_t b) {
 
 __global__ void router_kernel(Job job) {
   wait_for_previous();
-  extern __shared__ float s_scores[];                                          // [num_experts]
+  float* s_scores = dynamic_shared<float>();                                   // [num_experts]
   int32_t* s_chosen = reinterpret_cast<int32_t*>(s_scores + job.num_experts);  // [num_experts]
   const int64_t t = blockIdx.x;
   const float* logits = job.logits + t * job.num_experts;

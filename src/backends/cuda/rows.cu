@@ -18,7 +18,7 @@ constexpr int kBlock = 128;
 
 // All threads bring the row, half a warp sums it in the order of the contract.
 __global__ void rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
-  extern __shared__ float s_row[];
+  float* s_row = dynamic_shared<float>();
   __shared__ float s_factor;
   wait_for_previous();
   const int64_t base = blockIdx.x * width;
@@ -54,7 +54,7 @@ __global__ void rope_kernel(Values x, const int64_t* positions, const float* fre
 
 __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp4) {
   wait_for_previous();
-  extern __shared__ float s_row[];
+  float* s_row = dynamic_shared<float>();
   const int64_t base = blockIdx.x * width;
   for (int64_t i = threadIdx.x; i < width; i += kBlock) s_row[i] = x[base + i];
   for (int64_t step = 1; step < width; step *= 2) {

@@ -38,6 +38,17 @@ void launch(const char* name, const device::Queue& queue, void (*kernel)(Paramet
   device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
 }
 
+// The launch's dynamic shared memory, aligned to 16 bytes.
+template <class T>
+__device__ T* dynamic_shared() {
+#ifdef TESSERA_CUDA_EMULATED
+  return static_cast<T*>(device::emulated::dynamic_shared());
+#else
+  extern __shared__ __align__(16) unsigned char s_dynamic[];
+  return reinterpret_cast<T*>(s_dynamic);
+#endif
+}
+
 // Blocks of `block` threads that cover `count` items.
 inline dim3 grid_for(int64_t count, int64_t block) {
   return dim3(static_cast<unsigned>(ceil_div(count, block)));

@@ -3,6 +3,10 @@
 // BF16 instructions of sm_80 and later. Source: PTX ISA, "mma.m16n8k16" and "fma" for bf16x2.
 #include <cstdint>
 
+#ifdef TESSERA_CUDA_EMULATED
+#include "backends/cuda_common/ptx/emulated/mma.h"
+#endif
+
 namespace tessera::backends::cuda_common::ptx {
 
 // sums += A B for A of 16 x 16 (row major) and B of 16 x 8, BF16, two to a word, the lower k in the lower half. With
@@ -12,18 +16,26 @@ namespace tessera::backends::cuda_common::ptx {
 //   sums (row g, column 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
 __device__ inline void mma_bf16(float (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                 uint32_t b1) {
+#ifdef TESSERA_CUDA_EMULATED
+  emulated::mma_bf16(sums, {a0, a1, a2, a3}, {b0, b1});
+#else
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
 }
 
 // Both halves' products, rounded to BF16; subnormal numbers count. (sm_80 multiplies by fma; -0 adds nothing.)
 __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+#ifdef TESSERA_CUDA_EMULATED
+  return emulated::multiply_bf16x2(a, b);
+#else
   uint32_t product;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
   return product;
+#endif
 }
 
 }  // namespace tessera::backends::cuda_common::ptx

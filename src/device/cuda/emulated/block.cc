@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda/emulated/block.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/emulated/fibre.h"
+
+#ifndef __SANITIZE_ADDRESS__
+// The section of kernels' shared variables (cuda_runtime.h); the linker names its ends, where there is such a section.
+extern "C" {
+[[gnu::weak]] extern char __start_tessera_shared[];
+[[gnu::weak]] extern char __stop_tessera_shared[];
+}
+#endif
+
+namespace tessera::device::emulated {
+
+constinit Current current;
+
+namespace {
+
+constexpr unsigned char kPoison = 0xFF;  // NaN in every float format, a negative index
+
+struct Copy {
+  void* target;
+  const void* source;
+  size_t bytes;
+  bool is_there;
+
+  void make() const {
+    if (is_there) {
+      std::memcpy(target, source, bytes);
+    } else {
+      std::memset(target, 0, bytes);
+    }
+  }
+};
+
+struct Thread {
+  Fibre fibre;
+  uint3 index;
+  const char* waits_for = nullptr;  // null: it can run
+  Site site;
+  std::vector<Copy> copies;              // of the group that has not ended
+  std::deque<std::vector<Copy>> groups;  // under way, oldest first
+};
+
+// Lanes of a warp that are to meet.
+struct Meeting {
+  unsigned mask = 0, arrived = 0;
+  Site site;
+  void* payloads[kWarp] = {};
+};
+
+std::string words(const Site& site) {
+  const std::string path = site.file_name();
+  const size_t source = path.rfind("src/");
+  return (source == std::string::npos ? path : path.substr(source)) + ":" + std::to_string(site.line());
+}
+
+bool is_same_place(const Site& a, const Site& b) {
+  return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+// The grid that runs. There is one at a time (stream.cc sees to that).
+class Grid {
+ public:
+  bool run(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes) {
+    code_ = &code;
+    broken_rule_.clear();
+    current.block_size = block, current.grid_size = grid;
+    num_threads_ = static_cast<int>(block.x * block.y * block.z);
+    while (static_cast<int>(threads_.size()) < num_threads_) threads_.push_back(std::make_unique<Thread>());
+    // Of exactly that size, so that AddressSanitizer sees what lies beyond; aligned as dynamic shared memory is.
+    void* shared = nullptr;
+    if (shared_bytes > 0 && posix_memalign(&shared, 16, shared_bytes) != 0) throw std::bad_alloc();
+    shared_ = static_cast<unsigned char*>(shared);
+    for (unsigned z = 0; z < grid.z; ++z) {
+      for (unsigned y = 0; y < grid.y; ++y) {
+        for (unsigned x = 0; x < grid.x && broken_rule_.empty(); ++x) {
+          current.block = {x, y, z};
+          if (shared_ != nullptr) std::memset(shared_, kPoison, shared_bytes);
+          run_block();
+        }
+      }
+    }
+    std::free(shared_);
+    return broken_rule_.empty();
+  }
+
+  [[noreturn]] void fail(std::string rule) {
+    broken_rule_ = std::move(rule);
+    running_->waits_for = "nothing: it broke a rule";
+    running_->fibre.pause();
+    std::abort();  // nobody resumes it
+  }
+
+  void sync_block(const Site& site) {
+    if (num_at_barrier_ > 0 && !is_same_place(site, barrier_site_)) {
+      fail("__syncthreads() at " + words(site) + " while others wait at " + words(barrier_site_));
+    }
+    barrier_site_ = site;
+    ++num_at_barrier_;
+    if (!open_barrier()) pause("a barrier", site);
+  }
+
+  void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp])) {
+    const int lane = current.lane();
+    std::vector<Meeting>& meetings = meetings_[static_cast<size_t>(current.index() / kWarp)];
+    if ((mask >> lane & 1) == 0) fail(words(site) + ": a lane is not in its own mask");
+    auto meeting = std::ranges::find_if(meetings, [&](const Meeting& m) { return (m.mask & mask) != 0; });
+    if (meeting == meetings.end()) meeting = meetings.insert(meetings.end(), {mask, 0, site, {}});
+    if (meeting->mask != mask || !is_same_place(meeting->site, site)) {
+      fail(words(site) + ": lanes of a warp wait at " + words(meeting->site));
+    }
+    meeting->arrived |= 1u << lane;
+    meeting->payloads[lane] = payload;
+    if (meeting->arrived != mask) return pause("lanes of its warp", site);
+    const Meeting complete_one = *meeting;
+    meetings.erase(meeting);
+    complete(complete_one.payloads);
+    for (int i = 0; i < kWarp; ++i) {
+      if (complete_one.payloads[i] != nullptr) thread_at(current.index() / kWarp * kWarp + i).waits_for = nullptr;
+    }
+  }
+
+  void* dynamic_shared() const { return shared_; }
+  Thread& running() { return *running_; }
+  bool toss() { return (random_() >> 16 & 1) != 0; }
+
+ private:
+  Thread& thread_at(int index) { return *threads_[static_cast<size_t>(index)]; }
+
+  void pause(const char* waits_for, const Site& site) {
+    running_->waits_for = waits_for;
+    running_->site = site;
+    running_->fibre.pause();
+  }
+
+  // Lets the threads on that have met at the barrier, once no other is left.
+  bool open_barrier() {
+    if (num_at_barrier_ < num_alive_) return false;
+    num_at_barrier_ = 0;
+    for (int i = 0; i < num_threads_; ++i) {
+      Thread& thread = thread_at(i);
+      if (!thread.fibre.has_ended() && &thread != running_) thread.waits_for = nullptr;
+    }
+    return true;
+  }
+
+  static void run_thread();
+
+  void run_block() {
+#ifndef __SANITIZE_ADDRESS__
+    if (__start_tessera_shared != nullptr) {
+      std::memset(__start_tessera_shared, kPoison, static_cast<size_t>(__stop_tessera_shared - __start_tessera_shared));
+    }
+#endif
+    meetings_.assign(static_cast<size_t>(num_threads_ + kWarp - 1) / kWarp, {});
+    num_alive_ = num_threads_, num_at_barrier_ = 0;
+    for (int i = 0; i < num_threads_; ++i) {
+      Thread& thread = thread_at(i);
+      const auto at = static_cast<unsigned>(i);
+      const dim3& size = current.block_size;
+      thread.index = {at % size.x, at / size.x % size.y, at / size.x / size.y};
+      thread.waits_for = nullptr;
+      thread.copies.clear();
+      thread.groups.clear();
+      thread.fibre.start(run_thread);
+    }
+    // Threads in a random order, another for each block: results must not depend on it.
+    order_.resize(static_cast<size_t>(num_threads_));
+    std::iota(order_.begin(), order_.end(), 0);
+    for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random_() % i]);
+    while (num_alive_ > 0) {
+      bool has_run = false;
+      for (const int i : order_) {
+        Thread& thread = thread_at(i);
+        if (thread.fibre.has_ended() || thread.waits_for != nullptr) continue;
+        has_run = true;
+        running_ = &thread;
+        current.thread = thread.index;
+        thread.fibre.resume();
+        if (!broken_rule_.empty()) return report();
+        if (thread.fibre.has_ended()) {
+          --num_alive_;
+          for (const std::vector<Copy>& group : thread.groups) std::ranges::for_each(group, &Copy::make);
+          if (num_alive_ > 0 && num_at_barrier_ > 0) open_barrier();
+        }
+      }
+      if (!has_run) {
+        for (int i = 0; i < num_threads_ && broken_rule_.empty(); ++i) {
+          Thread& thread = thread_at(i);
+          if (thread.fibre.has_ended()) continue;
+          current.thread = thread.index;
+          broken_rule_ = words(thread.site) + ": waits for ever for " + thread.waits_for;
+        }
+        return report();
+      }
+    }
+  }
+
+  void report() const {
+    const uint3 &b = current.block, &t = current.thread;
+    std::fprintf(stderr, "emulated GPU: block (%u, %u, %u), thread (%u, %u, %u): %s\n", b.x, b.y, b.z, t.x, t.y, t.z,
+                 broken_rule_.c_str());
+  }
+
+  const ThreadCode* code_ = nullptr;
+  unsigned char* shared_ = nullptr;
+  std::string broken_rule_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<int> order_;
+  std::vector<std::vector<Meeting>> meetings_;  // by warp
+  Thread* running_ = nullptr;
+  int num_threads_ = 0, num_alive_ = 0, num_at_barrier_ = 0;
+  Site barrier_site_;
+  std::minstd_rand random_{1};
+};
+
+Grid& the_grid() {
+  static Grid grid;
+  return grid;
+}
+
+void Grid::run_thread() {
+  the_grid().code_->run();
+}
+
+}  // namespace
+
+bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes) {
+  return the_grid().run(code, grid, block, shared_bytes);
+}
+
+void fail(const char* rule) {
+  the_grid().fail(rule);
+}
+
+void sync_block(const Site& site) {
+  the_grid().sync_block(site);
+}
+
+void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp])) {
+  the_grid().collective(site, mask, payload, complete);
+}
+
+void* dynamic_shared() {
+  return the_grid().dynamic_shared();
+}
+
+void copy_async(void* target, const void* source, size_t bytes, bool is_there) {
+  const auto is_aligned = [&](const void* at) { return reinterpret_cast<uintptr_t>(at) % bytes == 0; };
+  if (!is_aligned(target) || !is_aligned(source)) fail("an asynchronous copy is misaligned");
+  const Copy copy{target, source, bytes, is_there};
+  if (the_grid().toss()) return copy.make();
+  the_grid().running().copies.push_back(copy);
+}
+
+void commit_copies() {
+  Thread& thread = the_grid().running();
+  thread.groups.push_back(std::move(thread.copies));
+  thread.copies.clear();
+}
+
+void wait_for_copies(int newest) {
+  Thread& thread = the_grid().running();
+  while (static_cast<int>(thread.groups.size()) > newest) {
+    std::ranges::for_each(thread.groups.front(), &Copy::make);
+    thread.groups.pop_front();
+  }
+}
+
+}  // namespace tessera::device::emulated
