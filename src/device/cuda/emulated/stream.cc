@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runtime interface of the emulated GPU. Streams run what they are given before the call returns, so that all other
-// ways to wait have nothing to do; a captured stream keeps it for the graph.
+// The runtime interface of the emulated GPU. A stream runs what it is given when somebody waits for it and no sooner,
+// so that whoever takes memory back too early, or reads a result that nobody waited for, is found out.
 #include "device/cuda/emulated/stream.h"
 
 #include <algorithm>
@@ -8,8 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,8 +29,10 @@ constexpr unsigned char kFreshByte = 0xFF;
 struct Gpu {
   std::recursive_mutex mutex;      // one grid at a time; guards all below
   bool is_lost = false;            // a kernel broke a rule: every later call fails, as on a GPU
-  std::map<void*, size_t> memory;  // of the GPU
+  std::map<void*, size_t> memory;  // of the GPU: begins and sizes
+  std::map<void*, size_t> locked;  // of the host, page-locked
   size_t used = 0;
+  std::set<cudaStream_t> streams;
   std::map<const void*, size_t> shared_limits;  // by kernel
 };
 
@@ -46,7 +51,7 @@ cudaError_t result(cudaError_t code) {
 
 }  // namespace
 
-// One piece of work: a kernel's grid, a copy or a fill.
+// One piece of work: a kernel's grid, a copy, a fill, an event.
 class Work {
  public:
   virtual ~Work() = default;
@@ -60,13 +65,30 @@ class Graph {
 
 class Stream {
  public:
+  // Not run yet, oldest first.
+  std::deque<std::shared_ptr<const Work>> waiting;
   // Null: not captured.
   std::unique_ptr<Graph> captured;
   bool is_spoilt = false;  // something was called that can't be captured
+
+  void run_one() {
+    const std::shared_ptr<const Work> work = std::move(waiting.front());
+    waiting.pop_front();
+    work->run();
+  }
+  void run_all() {
+    while (!waiting.empty()) run_one();
+  }
 };
 
 struct EventTime {
   std::chrono::steady_clock::time_point time;
+  Stream* stream = nullptr;    // where it was recorded last
+  const Work* mark = nullptr;  // that recording; null once it was reached
+
+  void wait() {
+    while (mark != nullptr) stream->run_one();
+  }
 };
 
 struct Pool {};
@@ -101,6 +123,18 @@ class CopyWork final : public Work {
   size_t bytes_;
 };
 
+// From memory of the host that may be another's once the call has returned.
+class UploadWork final : public Work {
+ public:
+  UploadWork(void* target, const void* source, size_t bytes)
+      : target_(target), bytes_(static_cast<const char*>(source), static_cast<const char*>(source) + bytes) {}
+  void run() const override { std::memcpy(target_, bytes_.data(), bytes_.size()); }
+
+ private:
+  void* target_;
+  std::vector<char> bytes_;
+};
+
 class FillWork final : public Work {
  public:
   FillWork(void* target, int value, size_t bytes) : target_(target), value_(value), bytes_(bytes) {}
@@ -112,15 +146,52 @@ class FillWork final : public Work {
   size_t bytes_;
 };
 
-template <class T, class... Arguments>
-cudaError_t queue(cudaStream_t stream, Arguments&&... arguments) {
-  const std::scoped_lock lock(gpu().mutex);
-  auto work = std::make_shared<const T>(std::forward<Arguments>(arguments)...);
-  if (stream != nullptr && stream->captured != nullptr) {
-    if (stream->is_spoilt) return result(cudaErrorStreamCaptureInvalidated);
-    stream->captured->works.push_back(std::move(work));
+class EventWork final : public Work {
+ public:
+  explicit EventWork(EventTime& event) : event_(event) {}
+  void run() const override {
+    if (event_.mark != this) return;  // recorded again since
+    event_.time = std::chrono::steady_clock::now();
+    event_.mark = nullptr;
+  }
+
+ private:
+  EventTime& event_;
+};
+
+class WaitWork final : public Work {
+ public:
+  explicit WaitWork(EventTime& event) : event_(event) {}
+  void run() const override { event_.wait(); }
+
+ private:
+  EventTime& event_;
+};
+
+void release(void* data) {
+  const auto found = gpu().memory.find(data);
+  gpu().used -= found->second;
+  gpu().memory.erase(found);
+  std::free(data);
+}
+
+class ReleaseWork final : public Work {
+ public:
+  explicit ReleaseWork(void* data) : data_(data) {}
+  void run() const override { release(data_); }
+
+ private:
+  void* data_;
+};
+
+// Puts the work behind what the stream has, or into the graph that it is captured for.
+cudaError_t queue(cudaStream_t stream, std::shared_ptr<const Work> work) {
+  if (stream->captured == nullptr) {
+    stream->waiting.push_back(std::move(work));
+  } else if (stream->is_spoilt) {
+    return result(cudaErrorStreamCaptureInvalidated);
   } else {
-    work->run();
+    stream->captured->works.push_back(std::move(work));
   }
   return result(cudaSuccess);
 }
@@ -135,7 +206,6 @@ cudaError_t refuse_capture(cudaStream_t stream) {
 thread_local cudaStream_t captured_here = nullptr;  // the stream that this thread captures
 
 cudaError_t allocate(void** data, size_t bytes) {
-  const std::scoped_lock lock(gpu().mutex);
   *data = nullptr;
   if (bytes > kMemoryBytes - gpu().used) return result(cudaErrorMemoryAllocation);
   if (posix_memalign(data, kAlignment, std::max<size_t>(bytes, 1)) != 0) return result(cudaErrorMemoryAllocation);
@@ -145,15 +215,12 @@ cudaError_t allocate(void** data, size_t bytes) {
   return result(cudaSuccess);
 }
 
-cudaError_t release(void* data) {
-  const std::scoped_lock lock(gpu().mutex);
-  if (data == nullptr) return result(cudaSuccess);
-  const auto found = gpu().memory.find(data);
-  if (found == gpu().memory.end()) return result(cudaErrorInvalidValue);
-  gpu().used -= found->second;
-  gpu().memory.erase(found);
-  std::free(data);
-  return result(cudaSuccess);
+// Whether the address lies in one of the pieces (by their begins).
+bool is_in(const std::map<void*, size_t>& pieces, const void* address) {
+  auto after = pieces.upper_bound(const_cast<void*>(address));
+  if (after == pieces.begin()) return false;
+  const auto& [begin, bytes] = *std::prev(after);
+  return static_cast<const char*>(address) < static_cast<const char*>(begin) + bytes;
 }
 
 }  // namespace
@@ -169,12 +236,18 @@ cudaError_t launch_code(const cudaLaunchConfig_t& config, const void* kernel, st
   const auto asked = gpu().shared_limits.find(kernel);
   const size_t limit = asked == gpu().shared_limits.end() ? kSharedBytesUnasked : asked->second;
   if (config.dynamicSmemBytes > limit) return result(cudaErrorInvalidValue);
-  return queue<GridWork>(config.stream, config, std::move(code));
+  return queue(config.stream, std::make_shared<const GridWork>(config, std::move(code)));
 }
 
 }  // namespace tessera::device::emulated
 
 using namespace tessera::device::emulated;  // NOLINT: this file defines the interface
+
+const cudaStream_t cudaStreamLegacy = [] {
+  cudaStream_t stream = nullptr;
+  cudaStreamCreateWithFlags(&stream, 0);
+  return stream;
+}();
 
 const char* cudaGetErrorName(cudaError_t code) {
   switch (code) {
@@ -188,6 +261,8 @@ const char* cudaGetErrorName(cudaError_t code) {
       return "cudaErrorInvalidConfiguration";
     case cudaErrorInvalidDevice:
       return "cudaErrorInvalidDevice";
+    case cudaErrorNotReady:
+      return "cudaErrorNotReady";
     case cudaErrorLaunchFailure:
       return "cudaErrorLaunchFailure";
     case cudaErrorStreamCaptureUnsupported:
@@ -210,6 +285,8 @@ const char* cudaGetErrorString(cudaError_t code) {
       return "invalid configuration argument";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorNotReady:
+      return "device not ready";
     case cudaErrorLaunchFailure:
       return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
@@ -278,54 +355,93 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  const std::scoped_lock lock(gpu().mutex);
   const cudaError_t code = refuse_capture(captured_here);
   return code == cudaSuccess ? allocate(data, bytes) : code;
 }
 
+// Waits for all that was queued.
 cudaError_t cudaFree(void* data) {
-  return release(data);
+  const std::scoped_lock lock(gpu().mutex);
+  for (Stream* stream : gpu().streams) stream->run_all();
+  if (data == nullptr) return result(cudaSuccess);
+  if (!gpu().memory.contains(data)) return result(cudaErrorInvalidValue);
+  release(data);
+  return result(cudaSuccess);
 }
 
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
+  const std::scoped_lock lock(gpu().mutex);
   const cudaError_t code = refuse_capture(stream);
   return code == cudaSuccess ? allocate(data, bytes) : code;
 }
 
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
+  const std::scoped_lock lock(gpu().mutex);
   const cudaError_t code = refuse_capture(stream);
-  return code == cudaSuccess ? release(data) : code;
+  if (code != cudaSuccess || data == nullptr) return code;
+  if (!gpu().memory.contains(data)) return result(cudaErrorInvalidValue);
+  return queue(stream, std::make_shared<const ReleaseWork>(data));
 }
 
 cudaError_t cudaMallocHost(void** data, size_t bytes) {
-  return result(posix_memalign(data, kAlignment, std::max<size_t>(bytes, 1)) == 0 ? cudaSuccess
-                                                                                  : cudaErrorMemoryAllocation);
+  const std::scoped_lock lock(gpu().mutex);
+  if (posix_memalign(data, kAlignment, std::max<size_t>(bytes, 1)) != 0) return result(cudaErrorMemoryAllocation);
+  gpu().locked.emplace(*data, bytes);
+  return result(cudaSuccess);
 }
 
+// Does not wait for copies that were queued: whether a driver does is nowhere said.
 cudaError_t cudaFreeHost(void* data) {
+  const std::scoped_lock lock(gpu().mutex);
+  if (data != nullptr && gpu().locked.erase(data) == 0) return result(cudaErrorInvalidValue);
   std::free(data);
   return result(cudaSuccess);
 }
 
+// Of ordinary memory of the host, what is copied is what it holds now; into it, the call waits.
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  return queue<CopyWork>(stream, target, source, bytes);
+  const std::scoped_lock lock(gpu().mutex);
+  const auto is_ordinary = [](const void* at) { return !is_in(gpu().memory, at) && !is_in(gpu().locked, at); };
+  if (is_ordinary(target)) {
+    const cudaError_t code = refuse_capture(stream);
+    if (code != cudaSuccess) return code;
+    stream->run_all();
+    std::memcpy(target, source, bytes);
+    return result(cudaSuccess);
+  }
+  if (stream->captured == nullptr && is_ordinary(source)) {
+    return queue(stream, std::make_shared<const UploadWork>(target, source, bytes));
+  }
+  return queue(stream, std::make_shared<const CopyWork>(target, source, bytes));
 }
 
 cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t stream) {
-  return queue<FillWork>(stream, target, value, bytes);
+  const std::scoped_lock lock(gpu().mutex);
+  return queue(stream, std::make_shared<const FillWork>(target, value, bytes));
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const std::scoped_lock lock(gpu().mutex);
   *stream = new Stream;
+  gpu().streams.insert(*stream);
   return result(cudaSuccess);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::scoped_lock lock(gpu().mutex);
+  stream->run_all();
+  gpu().streams.erase(stream);
   delete stream;
   return result(cudaSuccess);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return refuse_capture(stream);
+  const std::scoped_lock lock(gpu().mutex);
+  const cudaError_t code = refuse_capture(stream);
+  if (code != cudaSuccess) return code;
+  stream->run_all();
+  return result(cudaSuccess);
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
@@ -355,8 +471,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return result(cudaSuccess);
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return result(cudaSuccess);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::scoped_lock lock(gpu().mutex);
+  return queue(stream, std::make_shared<const WaitWork>(*event));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -365,16 +482,30 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  const std::scoped_lock lock(gpu().mutex);
+  event->wait();
   delete event;
   return result(cudaSuccess);
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  event->time = std::chrono::steady_clock::now();
-  return result(cudaSuccess);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::scoped_lock lock(gpu().mutex);
+  auto work = std::make_shared<const EventWork>(*event);
+  event->stream = stream, event->mark = work.get();
+  return queue(stream, std::move(work));
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
+// Asking makes some progress, so that whoever asks again and again sees the event reached.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::scoped_lock lock(gpu().mutex);
+  if (event->mark == nullptr) return result(cudaSuccess);
+  event->stream->run_one();
+  return event->mark == nullptr ? result(cudaSuccess) : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::scoped_lock lock(gpu().mutex);
+  event->wait();
   return result(cudaSuccess);
 }
 
@@ -397,7 +528,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   const cudaError_t code = refuse_capture(stream);
   if (code != cudaSuccess) return code;
   const std::scoped_lock lock(gpu().mutex);
-  for (const auto& work : executable->works) work->run();
+  stream->waiting.insert(stream->waiting.end(), executable->works.begin(), executable->works.end());
   return result(cudaSuccess);
 }
 

@@ -228,6 +228,39 @@ inline int __all_sync(unsigned mask, int predicate,
                       const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   return __ballot_sync(mask, predicate == 0, site) == 0;
 }
+namespace tessera::device::emulated {
+
+// All lanes of the mask get fold(their values).
+template <class Fold>
+unsigned reduce(unsigned mask, unsigned value, const Site& site, Fold) {
+  collective(site, mask, &value, [](void* const(&lanes)[kWarp]) {
+    const unsigned* first = nullptr;
+    unsigned all = 0;
+    for (void* lane : lanes) {
+      if (lane == nullptr) continue;
+      const unsigned* one = static_cast<unsigned*>(lane);
+      all = first == nullptr ? *one : Fold()(all, *one);
+      first = one;
+    }
+    for (void* lane : lanes) {
+      if (lane != nullptr) *static_cast<unsigned*>(lane) = all;
+    }
+  });
+  return value;
+}
+
+}  // namespace tessera::device::emulated
+
+inline unsigned __reduce_max_sync(
+    unsigned mask, unsigned value,
+    const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
+  return tessera::device::emulated::reduce(mask, value, site, [](unsigned a, unsigned b) { return max(a, b); });
+}
+inline unsigned __reduce_min_sync(
+    unsigned mask, unsigned value,
+    const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
+  return tessera::device::emulated::reduce(mask, value, site, [](unsigned a, unsigned b) { return min(a, b); });
+}
 inline void __syncwarp(unsigned mask = ~0u,
                        const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   tessera::device::emulated::collective(site, mask, &mask, [](void* const(&)[tessera::device::emulated::kWarp]) {});

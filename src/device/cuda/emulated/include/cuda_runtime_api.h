@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The part of CUDA's runtime interface that Tessera uses, for a GPU that is emulated on the CPU (docs/decisions/
-// 0017-emulated-gpu.md): names, arguments and meaning are those of NVIDIA's header of the same name. Streams run what
-// they are given at once; memory is the host's, of the size that was asked for and no byte more, so that
-// AddressSanitizer sees every access beyond it.
+// 0017-emulated-gpu.md): names, arguments and meaning are those of NVIDIA's header of the same name. Memory
+// is the host's, of the size that was asked for and no byte more, so that AddressSanitizer sees every access beyond it.
 #include <cstddef>
 #include <cstdint>
 
@@ -22,6 +21,7 @@ enum cudaError_t {
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidDevice = 101,
+  cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
@@ -82,7 +82,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cuda
 cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t stream);
 
 constexpr unsigned cudaStreamNonBlocking = 1;
-inline const cudaStream_t cudaStreamLegacy = nullptr;
+extern const cudaStream_t cudaStreamLegacy;
 enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
 enum cudaStreamCaptureStatus {
   cudaStreamCaptureStatusNone,
@@ -101,6 +101,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t second);
 
