@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU gives to kernels that only read, only copy, or only multiply.
+#include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "bench/ops/probe.h"
 #include "bench/ops/rounds.h"
@@ -10,10 +11,13 @@ namespace tessera::bench {
 
 namespace {
 
+using namespace backends::cuda_common;
+
 constexpr int kThreads = 512, kInFlight = 8, kWords = kThreads * kInFlight;
 
 // A block reads kWords words of 16 bytes, a thread kInFlight of them at once.
 __global__ void read_words(const uint4* data, size_t count, unsigned* sink) {
+  wait_for_previous();
   const size_t first = static_cast<size_t>(blockIdx.x) * kWords + threadIdx.x;
   uint4 words[kInFlight];
 #pragma unroll
@@ -32,14 +36,14 @@ constexpr int64_t kFlopsPerProduct = int64_t{2} * 16 * 8 * 16;
 
 // Products in registers; a warp has kChains sums in the making, so that none waits for the one before.
 __global__ void __launch_bounds__(kProductThreads) multiply(unsigned* sink) {
+  wait_for_previous();
   float sums[kChains][4] = {};
   // Ordinary numbers, different in each lane: how fast a GPU runs depends on what it multiplies.
   const uint32_t a = 0x3F80BF00u + threadIdx.x * 0x00130029u, b = 0x3E9ABEC0u + threadIdx.x * 0x00070031u;
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int i = 0; i < kChains; ++i) {
-      backends::cuda_common::ptx::mma_bf16(sums[i], a, a ^ 0x00010002u, a ^ 0x00030001u, a ^ 0x00020003u, b,
-                                           b ^ 0x00010003u);
+      ptx::mma_bf16(sums[i], a, a ^ 0x00010002u, a ^ 0x00030001u, a ^ 0x00020003u, b, b ^ 0x00010003u);
     }
   }
   float all = 0;
@@ -57,9 +61,8 @@ class GpuProbe final : public Probe {
 
   void read(const void* data, int64_t bytes) override {
     const size_t count = static_cast<size_t>(bytes < 16 ? 1 : bytes / 16);
-    read_words<<<static_cast<unsigned>((count + kWords - 1) / kWords), kThreads, 0, stream()>>>(
-        static_cast<const uint4*>(data), count, sink_.as<unsigned>());
-    TESSERA_CUDA_CHECK(cudaGetLastError());
+    launch("read_words", executor_.queue(), read_words, dim3(static_cast<unsigned>((count + kWords - 1) / kWords)),
+           kThreads, 0, static_cast<const uint4*>(data), count, sink_.as<unsigned>());
   }
 
   Ceilings ceilings(const void* data, int64_t bytes) override {
@@ -76,8 +79,8 @@ class GpuProbe final : public Probe {
     const double seconds = measure_round(
         executor_,
         [&](int64_t) {
-          multiply<<<static_cast<unsigned>(blocks), kProductThreads, 0, stream()>>>(sink_.as<unsigned>());
-          TESSERA_CUDA_CHECK(cudaGetLastError());
+          launch("multiply", executor_.queue(), multiply, dim3(static_cast<unsigned>(blocks)), kProductThreads, 0,
+                 sink_.as<unsigned>());
         },
         4);
     const int64_t products = int64_t{blocks} * (kProductThreads / 32) * kChains * kSteps;
@@ -86,8 +89,6 @@ class GpuProbe final : public Probe {
   }
 
  private:
-  cudaStream_t stream() const { return static_cast<cudaStream_t>(executor_.queue().stream()); }
-
   device::Executor& executor_;
   device::Buffer sink_;
   int num_processors_ = 0;

@@ -73,23 +73,25 @@ void hyper_connections(OpBench& bench, const std::string& name, const model::Con
   const ops::MhcDesc desc{.hidden = hidden};
   const OpBench::Footprint footprint{.fixed = ops::kHcCoefficients * (width + 1) * 4,
                                      .per_token = (width + hidden) * 2 + (kS + kS * kS) * 4};
-  bench.rows<ops::MhcPre>(name + " read", desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-    const auto o = mixing(bench, hidden, tokens);
-    return {{.tokens = tokens,
-             .bytes = ops::kHcCoefficients * width * 4 + tokens * (width + hidden) * 2,
-             .flops = 2 * tokens * width * (ops::kHcCoefficients + 2)},
-            [=, &bench](int64_t) {
-              op.run({.x = o->x,
-                      .fn = o->fn.data(),
-                      .base = o->base.data(),
-                      .scale = o->scale.data(),
-                      .y = o->y,
-                      .post = o->post.data(),
-                      .comb = o->comb.data(),
-                      .num_tokens = tokens},
-                     bench.queue());
-            }};
-  });
+  bench.rows<ops::MhcPre>(name + " read", desc, footprint,
+                          [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+                            const auto o = mixing(bench, hidden, tokens);
+                            return {{.tokens = tokens,
+                                     .bytes = ops::kHcCoefficients * width * 4 + tokens * (width + hidden) * 2,
+                                     .flops = 2 * tokens * width * (ops::kHcCoefficients + 2)},
+                                    [=, &bench](int64_t) {
+                                      op.run({.x = o->x,
+                                              .fn = o->fn.data(),
+                                              .base = o->base.data(),
+                                              .scale = o->scale.data(),
+                                              .y = o->y,
+                                              .post = o->post.data(),
+                                              .comb = o->comb.data(),
+                                              .num_tokens = tokens,
+                                              .workspace = workspace},
+                                             bench.queue());
+                                    }};
+                          });
   bench.rows<ops::MhcPost>(
       name + " write", desc, footprint, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
         const auto o = mixing(bench, hidden, tokens);
@@ -105,7 +107,7 @@ void hyper_connections(OpBench& bench, const std::string& name, const model::Con
                 }};
       });
   bench.rows<ops::MhcHead>(name + " head", desc, footprint,
-                           [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+                           [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
                              const auto o = mixing(bench, hidden, tokens);
                              return {{.tokens = tokens,
                                       .bytes = kS * width * 4 + tokens * (width + hidden) * 2,
@@ -116,7 +118,8 @@ void hyper_connections(OpBench& bench, const std::string& name, const model::Con
                                                .base = o->base.data(),
                                                .scale = o->scale.data(),
                                                .h = o->y,
-                                               .num_rows = tokens},
+                                               .num_rows = tokens,
+                                               .workspace = workspace},
                                               bench.queue());
                                      }};
                            });

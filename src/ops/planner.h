@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "ops/backend.h"
 
 namespace tessera::ops {
@@ -19,6 +20,9 @@ struct Bound {
   std::string where = "";  // as given to Planner::bind
 
   void run(const typename Op::Args& args, device::Queue& queue) const {
+    if constexpr (requires { args.workspace; }) {
+      TESSERA_CHECK(args.workspace != nullptr || workspace_bytes(1) == 0, where + ": no workspace");
+    }
     queue.begin_op({Op::kName, variant->name, where.c_str()});
     variant->run(desc, args, queue);
     queue.end_op();
