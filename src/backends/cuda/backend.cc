@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable GPU backend (compute capability 8.0 and later): every op, in every mode, in the reference's order of
-// sums (what each faster kernel is held against on a GPU); and linear maps and
-// experts on tensor cores.
+// sums (what each faster kernel is held against on a GPU); and linear maps, experts, attention
+// and the indexer's scores on tensor cores.
 #include <fmt/format.h>
 
 #include "backends/cuda/kernels.h"
@@ -50,9 +50,12 @@ constexpr Variant<CacheWrite> kCacheWrite[] = {simple<CacheWrite>(cuda::cache_wr
 constexpr Variant<Hadamard> kHadamard[] = {simple<Hadamard>(cuda::hadamard, hadamard_reference_supports)};
 constexpr Variant<CompressorPool> kCompressorPool[] = {simple<CompressorPool>(cuda::compressor_pool)};
 constexpr Variant<IndexScores> kIndexScores[] = {
+    {"mma", cuda::index_scores_mma_supports, nullptr, nullptr, cuda::index_scores_mma},
     simple<IndexScores>(cuda::index_scores, index_scores_reference_supports)};
 constexpr Variant<TopK> kTopK[] = {simple<TopK>(cuda::top_k)};
-constexpr Variant<Attention> kAttention[] = {simple<Attention>(cuda::attention, attention_reference_supports)};
+constexpr Variant<Attention> kAttention[] = {
+    {"mma", cuda::attention_mma_supports, nullptr, cuda::attention_mma_workspace, cuda::attention_mma},
+    simple<Attention>(cuda::attention, attention_reference_supports)};
 constexpr Variant<FiniteCheck> kFiniteCheck[] = {simple<FiniteCheck>(cuda::finite_check)};
 constexpr Variant<StreamAdd> kStreamAdd[] = {simple<StreamAdd>(cuda::stream_add)};
 constexpr Variant<Sample> kSample[] = {

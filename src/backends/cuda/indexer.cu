@@ -4,9 +4,11 @@
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/block_scan.cuh"
 #include "backends/cuda_common/entries.cuh"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/ordered_bits.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -56,33 +58,8 @@ __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job
   if (lane == 0 && first + part < count) job.scores[t * job.stride + key] = score;
 }
 
-constexpr int kBlock = 256;
+constexpr int kBlock = 512;
 constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
-static_assert(kBlock == kDigits, "a thread per digit");
-
-// Ascends with the score; all NaN are 0, below minus infinity, and both zeros are equal.
-__device__ uint32_t ordered_bits(float score) {
-  if (score != score) return 0;
-  const uint32_t bits = __float_as_uint(score == 0 ? 0.0f : score);
-  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// Exclusive sum over the block's threads, and the total. All threads take part.
-__device__ int32_t sum_before(int32_t value, int32_t& total) {
-  __shared__ int32_t s_sums[kBlock];
-  s_sums[threadIdx.x] = value;
-  __syncthreads();
-  for (int step = 1; step < kBlock; step *= 2) {
-    const int32_t lower = threadIdx.x >= step ? s_sums[threadIdx.x - step] : 0;
-    __syncthreads();
-    s_sums[threadIdx.x] += lower;
-    __syncthreads();
-  }
-  total = s_sums[kBlock - 1];
-  const int32_t before = s_sums[threadIdx.x] - value;
-  __syncthreads();
-  return before;
-}
 
 __global__ void __launch_bounds__(kBlock)
     select_largest(const float* all_scores, int64_t stride, const int32_t* counts, int32_t* all_selected, int64_t k) {
@@ -95,11 +72,14 @@ __global__ void __launch_bounds__(kBlock)
   int32_t* selected = all_selected + t * k;
   const int32_t count = counts[t], kept = static_cast<int32_t>(min(k, static_cast<int64_t>(count)));
   for (int64_t i = kept + threadIdx.x; i < k; i += kBlock) selected[i] = -1;
-  if (kept == 0) return;
+  if (kept == count) {  // all of them
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kBlock) selected[i] = i;
+    return;
+  }
   // The score of rank `kept`, digit by digit from the top: s_wanted of those that share the digits so far.
   if (threadIdx.x == 0) s_threshold = 0, s_wanted = kept;
   for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    s_histogram[threadIdx.x] = 0;
+    if (threadIdx.x < kDigits) s_histogram[threadIdx.x] = 0;
     __syncthreads();
     const uint32_t prefix = s_threshold;
     const uint32_t above = shift + kDigitBits == 32 ? 0 : ~uint32_t{0} << (shift + kDigitBits);
@@ -109,9 +89,12 @@ __global__ void __launch_bounds__(kBlock)
       if ((bits & above) == prefix) atomicAdd(&s_histogram[bits >> shift & (kDigits - 1)], 1);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int digit = kDigits - 1;
-      while (s_histogram[digit] < s_wanted) s_wanted -= s_histogram[digit--];
+    // Digits from the top: the one in which the wanted rank falls.
+    const int digit = kDigits - 1 - static_cast<int>(threadIdx.x);
+    const int32_t here = digit >= 0 ? s_histogram[digit] : 0, wanted = s_wanted;
+    const int32_t higher = sum_before(here).before;
+    if (higher < wanted && wanted <= higher + here) {
+      s_wanted = wanted - higher;
       s_threshold = prefix | static_cast<uint32_t>(digit) << shift;
     }
     __syncthreads();
@@ -123,13 +106,11 @@ __global__ void __launch_bounds__(kBlock)
     const int32_t j = first + static_cast<int32_t>(threadIdx.x);
     const uint32_t bits = j < count ? ordered_bits(scores[j]) : 0;
     const bool is_equal = j < count && bits == threshold;
-    int32_t total = 0;
-    const int32_t equal_before = num_equal + sum_before(is_equal, total);
-    num_equal += total;
-    const bool is_selected = j < count && (bits > threshold || (is_equal && equal_before < wanted));
-    const int32_t at = num_selected + sum_before(is_selected, total);
-    num_selected += total;
-    if (is_selected) selected[at] = j;
+    const auto equal = sum_before<int32_t>(is_equal);
+    const bool is_selected = j < count && (bits > threshold || (is_equal && num_equal + equal.before < wanted));
+    const auto chosen = sum_before<int32_t>(is_selected);
+    if (is_selected) selected[num_selected + chosen.before] = j;
+    num_equal += equal.total, num_selected += chosen.total;
   }
 }
 

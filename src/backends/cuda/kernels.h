@@ -2,7 +2,7 @@
 #pragma once
 // What backend.cc lists: each op as its contract states it, on a GPU. Sums have the reference's order, and products and
 // sums are rounded one by one, so results are the reference's bits but for exp, log1p, sine and cosine, which are FP64
-// rounded once. linear_mma and moe_experts_mma, on tensor cores, have an order of their own.
+// rounded once. Those named mma, on tensor cores, have an order of their own.
 #include <string>
 
 #include "ops/backend.h"
@@ -33,8 +33,13 @@ void hadamard(const ops::Hadamard::Desc& desc, const ops::Hadamard::Args& args, 
 void compressor_pool(const ops::CompressorPool::Desc& desc, const ops::CompressorPool::Args& args,
                      device::Queue& queue);
 void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
+bool index_scores_mma_supports(const ops::IndexScores::Desc& desc, std::string& why_not);
+void index_scores_mma(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
+bool attention_mma_supports(const ops::Attention::Desc& desc, std::string& why_not);
+int64_t attention_mma_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
+void attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
 void stream_add(const ops::StreamAdd::Desc& desc, const ops::StreamAdd::Args& args, device::Queue& queue);
 void finite_check(const ops::FiniteCheck::Desc& desc, const ops::FiniteCheck::Args& args, device::Queue& queue);
 int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed.
+// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; up to 8 tokens
+// they stream through shared memory (weight_ring.cuh), more load them into registers tile by tile. The sums are the
+// same.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/values.cuh"
+#include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -51,9 +54,70 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   }
 }
 
+// Tiles of 16 rows, group by group (weight_ring.cuh).
+template <ops::WeightFormat kFormat>
+class Tiles {
+ public:
+  static constexpr int kPasses = 1;
+  struct Place {
+    int64_t group, first_row;  // in the group
+  };
+
+  __device__ explicit Tiles(const Job& job)
+      : job_(job), tiles_per_group_((static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows) {}
+
+  __device__ Place place(int tile) const {
+    const unsigned group = static_cast<unsigned>(tile) / tiles_per_group_;
+    return {group, static_cast<int64_t>((static_cast<unsigned>(tile) - group * tiles_per_group_) * kTileRows)};
+  }
+  __device__ TileWeights weights(const Place& place, int) const {
+    const int64_t before = place.group * job_.out;
+    return {job_.data, job_.scales, before + place.first_row, before + job_.out};
+  }
+  __device__ const uint16_t* inputs(const Place& place) const {
+    const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job_.num_tokens - 1);
+    return job_.x + (token * job_.groups + place.group) * job_.in;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
+    const int64_t row = place.first_row + row_of_sum(at), token = token_of_sum(at);
+    if (row >= job_.out || token >= job_.num_tokens) return;
+    job_.y.store((token * job_.groups + place.group) * job_.out + row,
+                 sums[0] * WeightShare<kFormat>::kFactor * job_.tensor_scale);
+  }
+
+ private:
+  const Job& job_;
+  const unsigned tiles_per_group_;
+};
+
+template <ops::WeightFormat kFormat, int kStages>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job job, StreamShape shape, int num_tiles) {
+  const Tiles<kFormat> tiles(job);
+  WeightRing<kFormat, kStages, Tiles<kFormat>> ring(shape, num_tiles, tiles, dynamic_shared<char>());
+  wait_for_previous();
+  stream_tiles(shape, num_tiles, tiles, ring);
+}
+
 template <ops::WeightFormat kFormat>
 void launch_for(const Job& job, device::Queue& queue) {
+  if (job.num_tokens == 0) return;
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
+  if (job.num_tokens <= kTileTokens && can_stream(job.in)) {
+    const StreamShape shape = stream_shape(job.in, row_tiles);
+    const unsigned blocks = shape.blocks(row_tiles);
+    const auto start = [&](auto kernel, int stages) {
+      launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), shape.shared_bytes<kFormat>(stages), job,
+             shape, static_cast<int>(row_tiles));
+    };
+    constexpr int kFew = kFewStages<kFormat>;
+    if (kFew < kManyStages && static_cast<int>(blocks) <= multiprocessors() &&
+        shape.shared_bytes<kFormat>(kManyStages) <= most_shared_bytes()) {
+      start(linear_stream_kernel<kFormat, kManyStages>, kManyStages);
+    } else {
+      start(linear_stream_kernel<kFormat, kFew>, kFew);
+    }
+    return;
+  }
   const auto start = [&](auto kernel, int64_t tokens) {
     const dim3 grid(row_tiles, static_cast<unsigned>(ceil_div(job.num_tokens, tokens)));
     launch("linear_mma", queue, kernel, grid, threads_for(job.in), 0, job);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mhc_pre and mhc_head, two kernels each: a thread block per row of fn and one for the sum of squares, all of whose
-// threads bring products and half a warp of which adds them in the order of the contract; then a thread block per
-// token.
+// mhc_pre and mhc_head, two kernels each: a thread block per row of fn and one for the sum of squares; then thread
+// blocks that mix a token's streams, and one for the coefficients of what comes after the layer.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
@@ -13,7 +12,8 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kS = ops::kHcStreams;
-constexpr int kBlock = 256, kTile = 2048;  // products that are in shared memory at once
+constexpr int kBlock = 512;
+constexpr int kMixBlock = 128, kMixChannels = 4 * kMixBlock;
 
 struct Job {
   Values x;             // [tokens, 4, hidden]
@@ -57,58 +57,108 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   return c;
 }
 
-// Grid: rows of fn, and behind them the streams themselves, by tokens.
-__global__ void __launch_bounds__(kBlock) sum_products(Job job) {
-  __shared__ float s_products[kTile];
-  wait_for_previous();
-  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y];
-  const int64_t width = kS * job.hidden, base = t * width;
-  const bool is_row = blockIdx.x + 1 < gridDim.x;
-  const float* fn = job.fn + blockIdx.x * width;
-  float sum = 0;
-  for (int64_t begin = 0; begin < width; begin += kTile) {
-    const int count = static_cast<int>(min(int64_t{kTile}, width - begin));
-    for (int i = threadIdx.x; i < count; i += kBlock) {
-      const float value = job.x[base + begin + i];
-      s_products[i] = (is_row ? fn[begin + i] : value) * value;
-    }
-    __syncthreads();
-    if (threadIdx.x < 32) {
-#pragma unroll 16
-      for (int i = threadIdx.x % kLanes; i < count; i += kLanes) sum += s_products[i];
-    }
-    __syncthreads();
-  }
-  if (threadIdx.x >= 32) return;
-  sum = add_lanes(sum);
-  if (threadIdx.x == 0) job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+// Four values of a stream, at a multiple of four.
+__device__ float4 load4(const Values& x, int64_t i) {
+  if (!x.is_bf16) return *reinterpret_cast<const float4*>(static_cast<const float*>(x.data) + i);
+  const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + i);
+  return {__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xFFFF0000), __uint_as_float(words.y << 16),
+          __uint_as_float(words.y & 0xFFFF0000)};
 }
 
-// Grid: tokens.
+// Grid: rows of fn, and behind them the streams themselves, by tokens. A thread adds four columns of every 4 kBlock,
+// then lanes are added by halves, then warps in turn: an order of its own that no batch changes.
+__global__ void __launch_bounds__(kBlock) sum_products(Job job) {
+  __shared__ float s_warps[kBlock / 32];
+  constexpr int kLoads = 8;  // of four columns that are on their way at once
+  const bool is_row = blockIdx.x + 1 < gridDim.x;
+  const int64_t width = kS * job.hidden, first = 4 * static_cast<int64_t>(threadIdx.x);
+  const float* fn = job.fn + blockIdx.x * width;
+  float4 values[kLoads], factors[kLoads];
+  const auto load_factors = [&](int64_t begin) {
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int64_t i = begin + n * (4 * kBlock);
+      if (is_row && i < width) factors[n] = *reinterpret_cast<const float4*>(fn + i);
+    }
+  };
+  load_factors(first);
+  wait_for_previous();
+  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y], base = t * width;
+  float sum = 0;
+  for (int64_t begin = first; begin < width; begin += kLoads * 4 * kBlock) {
+    if (begin != first) load_factors(begin);
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int64_t i = begin + n * (4 * kBlock);
+      if (i < width) values[n] = load4(job.x, base + i);
+    }
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      if (begin + n * (4 * kBlock) >= width) break;
+      const float4 a = values[n], b = is_row ? factors[n] : a;
+      sum += a.x * b.x;
+      sum += a.y * b.y;
+      sum += a.z * b.z;
+      sum += a.w * b.w;
+    }
+  }
+  for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  if (threadIdx.x % 32 == 0) s_warps[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int warp = 1; warp < kBlock / 32; ++warp) sum += s_warps[warp];
+  job.sums[static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+}
+
+// Grid: tokens by pieces of kMixChannels; where there are coefficients of the layer's output, they are a piece of their
+// own.
 template <int kCoefficients>
-__global__ void __launch_bounds__(kBlock) mix(Job job) {
+__global__ void __launch_bounds__(kMixBlock) mix(Job job) {
   __shared__ float s_m[kCoefficients + 1], s_pre[kS];
+  const int lane = threadIdx.x % kLanes, j_of_lane = lane % kS;
+  const bool is_piece = blockIdx.y * int64_t{kMixChannels} < job.hidden;
+  float base_pre = 0, base_post = 0, base_comb = 0, scales[3] = {};
+  if (is_piece) {
+    base_pre = job.base[j_of_lane], scales[0] = job.scale[0];
+  } else if constexpr (kCoefficients > kS) {
+    base_post = job.base[kS + j_of_lane], scales[1] = job.scale[1];
+    base_comb = job.base[2 * kS + lane], scales[2] = job.scale[2];
+  }
   wait_for_previous();
   const int64_t row = blockIdx.x, t = job.rows == nullptr ? row : job.rows[row];
   const int64_t width = kS * job.hidden, base = t * width;
-  const int lane = threadIdx.x % kLanes;
+  const int64_t first = blockIdx.y * int64_t{kMixChannels} + threadIdx.x;
+  constexpr int kEach = kMixChannels / kMixBlock;
+  float values[kEach][kS];
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kMixBlock;
+    if (i >= job.hidden) break;
+#pragma unroll
+    for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
+  }
   if (threadIdx.x <= kCoefficients) s_m[threadIdx.x] = job.sums[row * (kCoefficients + 1) + threadIdx.x];
   __syncthreads();
   const float rr = 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(width) + job.norm_eps);
-  if (threadIdx.x < 32) {
-    const auto logit = [&](int c, float scale) { return s_m[c] * rr * scale + job.base[c]; };
-    const int j = lane % kS;
-    if (threadIdx.x < kS) s_pre[j] = sigmoid(logit(j, job.scale[0])) + job.hc_eps;
+  if (!is_piece) {
     if constexpr (kCoefficients > kS) {
-      if (threadIdx.x < kS) job.post[row * kS + j] = 2 * sigmoid(logit(kS + j, job.scale[1]));
-      const float c = sinkhorn(logit(2 * kS + lane, job.scale[2]), lane, job.iterations, job.hc_eps);
+      if (threadIdx.x >= 32) return;
+      const float post = s_m[kS + j_of_lane] * rr * scales[1] + base_post;
+      if (threadIdx.x < kS) job.post[row * kS + j_of_lane] = 2 * sigmoid(post);
+      const float c = sinkhorn(s_m[2 * kS + lane] * rr * scales[2] + base_comb, lane, job.iterations, job.hc_eps);
       if (threadIdx.x < kLanes) job.comb[row * kS * kS + lane] = c;
     }
+    return;
   }
+  if (threadIdx.x < kS) s_pre[threadIdx.x] = sigmoid(s_m[threadIdx.x] * rr * scales[0] + base_pre) + job.hc_eps;
   __syncthreads();
-  for (int64_t i = threadIdx.x; i < job.hidden; i += kBlock) {
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * kMixBlock;
+    if (i >= job.hidden) break;
     float y = 0;
-    for (int j = 0; j < kS; ++j) y += s_pre[j] * job.x[base + j * job.hidden + i];
+#pragma unroll
+    for (int j = 0; j < kS; ++j) y += s_pre[j] * values[n][j];
     job.y.store(row * job.hidden + i, y);
   }
 }
@@ -116,7 +166,9 @@ __global__ void __launch_bounds__(kBlock) mix(Job job) {
 template <int kCoefficients>
 void run(const char* name, const Job& job, int64_t num_rows, device::Queue& queue) {
   launch(name, queue, sum_products, dim3(kCoefficients + 1, static_cast<unsigned>(num_rows)), kBlock, 0, job);
-  launch(name, queue, mix<kCoefficients>, grid_for(num_rows, 1), kBlock, 0, job);
+  const int64_t pieces = ceil_div<int64_t>(job.hidden, kMixChannels) + (kCoefficients > kS ? 1 : 0);
+  launch(name, queue, mix<kCoefficients>, dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(pieces)),
+         kMixBlock, 0, job);
 }
 
 }  // namespace

@@ -4,10 +4,11 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/block_scan.cuh"
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
-#include "backends/cuda_common/mma_sums.cuh"
+#include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -68,26 +69,19 @@ struct Job {
   bool is_bf16;
 };
 
-// Sums of `count` before each thread's, over the block; each warp first, then the warps.
-__device__ int2 sums_before(int2 count) {
-  __shared__ int2 s_warps[kGroupThreads / 32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int2 sum = count;
-  for (int step = 1; step < 32; step *= 2) {
-    const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
-    if (lane >= step) sum.x += x, sum.y += y;
-  }
-  __syncthreads();  // the last call's sums have been read
-  if (lane == 31) s_warps[warp] = sum;
-  __syncthreads();
-  for (int w = 0; w < warp; ++w) sum.x += s_warps[w].x, sum.y += s_warps[w].y;
-  return {sum.x - count.x, sum.y - count.y};
+// Slots of experts of other ranks are zero.
+__device__ void zero_if_foreign(const Job& job, int64_t slot) {
+  const int64_t expert = job.experts[slot] - job.first_expert;
+  if (expert >= 0 && expert < job.num_local) return;
+  for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
 }
 
-// One thread block; a thread counts, then lists, the slots of an expert. Whole numbers in a fixed order.
+// In the first thread block a thread counts, then lists, the slots of an expert: whole numbers in a fixed order. The
+// others have a slot each.
 __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
   __shared__ int2 s_end;  // slots and tiles of the experts so far
   wait_for_previous();
+  if (blockIdx.x > 0) return zero_if_foreign(job, blockIdx.x - 1);
   const Scratch& s = job.scratch;
   if (threadIdx.x == 0) s_end = {0, 0}, s.begins[0] = 0, s.tile_begins[0] = 0;
   __syncthreads();
@@ -99,8 +93,9 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
       count += job.experts[slot] == job.first_expert + e;
     }
     const int32_t num_tiles = ceil_div<int32_t>(count, kTokenTile);
-    const int2 before = sums_before({count, num_tiles}), end = s_end;
-    int32_t at = end.x + before.x, tile = end.y + before.y;
+    const int2 end = s_end;
+    int32_t at = end.x + sum_before(count).before, tile = end.y + sum_before(num_tiles).before;
+    const int2 next = {at + count, tile + num_tiles};
     if (is_expert) s.begins[e + 1] = at + count, s.tile_begins[e + 1] = tile + num_tiles;
     for (int32_t left = count; left > 0; left -= kTokenTile, ++tile) {
       s.tiles[tile] = {static_cast<int32_t>(e), at + count - left, min(left, kTokenTile)};
@@ -109,17 +104,9 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
       if (job.experts[slot] == job.first_expert + e) s.slots[at++] = static_cast<int32_t>(slot);
     }
     __syncthreads();  // everybody has read s_end
-    if (threadIdx.x == kGroupThreads - 1) s_end = {end.x + before.x + count, end.y + before.y + num_tiles};
+    if (threadIdx.x == kGroupThreads - 1) s_end = next;
     __syncthreads();
   }
-}
-
-// Slots of experts of other ranks are zero.
-__global__ void zero_foreign_slots(Job job) {
-  wait_for_previous();
-  const int64_t slot = blockIdx.x, expert = job.experts[slot] - job.first_expert;
-  if (expert >= 0 && expert < job.num_local) return;
-  for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
 }
 
 template <ops::WeightFormat kFormat>
@@ -182,63 +169,97 @@ __global__ void down(Job job) {
   }
 }
 
-// The same two on tensor cores: grid of tiles by groups of 16 rows. h is BF16, in the memory of Scratch::h.
+// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_ring.cuh says. h is
+// BF16, in the memory of Scratch::h.
 static_assert(kTokenTile == kTileTokens);
 
-__device__ Operands<1> operands_of(const Values& x, int64_t row_of_x, bool is_there, int64_t width, int64_t num_rows) {
-  Operands<1> operands;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (int r = 0; r < 2; ++r) {
-    operands.rows[r] = min(static_cast<int64_t>(blockIdx.y) * kTileRows + lane / 4 + 8 * r, num_rows - 1);
+// What both have in common: a tile is up to 8 slots of an expert by 16 of its `rows` rows.
+class WorkTiles {
+ public:
+  struct Place {
+    Tile slots;
+    int64_t first_row;
+  };
+  __device__ WorkTiles(const Job& job, int64_t rows)
+      : job_(job), rows_(rows), row_tiles_(static_cast<int>((rows + kTileRows - 1) / kTileRows)) {}
+
+  __device__ int count() const { return job_.scratch.tile_begins[job_.num_local] * row_tiles_; }
+  __device__ Place place(int tile) const {
+    const int entry = tile / row_tiles_;
+    return {job_.scratch.tiles[entry], static_cast<int64_t>(tile - entry * row_tiles_) * kTileRows};
   }
-  operands.x[0] = is_there ? static_cast<const uint16_t*>(x.data) + row_of_x * width : nullptr;
-  return operands;
-}
+
+ protected:
+  __device__ TileWeights weights_of(const ops::WeightView& view, const Place& place) const {
+    return {view.data, view.block_scales, place.first_row, rows_};
+  }
+  // The slot of column `column` of the tile.
+  __device__ int64_t slot(const Place& place, int column) const {
+    return job_.scratch.slots[place.slots.first + min(column, place.slots.count - 1)];
+  }
+  __device__ int64_t slot_of_lane(const Place& place) const {
+    return slot(place, static_cast<int>(threadIdx.x) % kWarp / 4);
+  }
+  __device__ bool is_there(const Place& place, int at) const {
+    return place.first_row + row_of_sum(at) < rows_ && token_of_sum(at) < place.slots.count;
+  }
+
+  const Job& job_;
+
+ private:
+  const int64_t rows_;
+  const int row_tiles_;
+};
 
 template <ops::WeightFormat kFormat>
-__global__ void __launch_bounds__(kMaxWarps* kWarp) gate_and_up_mma(Job job) {
-  wait_for_previous();
-  __shared__ float s_parts[kMaxWarps][kTileSums], s_gates[kTileSums], s_ups[kTileSums];
-  const Scratch& s = job.scratch;
-  if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
-  const Tile tile = s.tiles[blockIdx.x];
-  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const bool is_there = column < tile.count;
-  const int64_t token = is_there ? s.slots[tile.first + column] / job.top_k : 0;
-  const Operands<1> operands = operands_of(job.x, token, is_there, job.hidden, job.inner);
-  const ops::WeightView &w1 = job.w1[tile.expert], &w3 = job.w3[tile.expert];
-  sum_tile<kFormat>({w1.data, w1.block_scales, job.hidden}, operands, s_parts, s_gates);
-  sum_tile<kFormat>({w3.data, w3.block_scales, job.hidden}, operands, s_parts, s_ups);
-  for (int at = static_cast<int>(threadIdx.x); at < kTileSums; at += static_cast<int>(blockDim.x)) {
-    const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + row_of_sum(at);
-    if (row >= job.inner || token_of_sum(at) >= tile.count) continue;
-    const int64_t slot = s.slots[tile.first + token_of_sum(at)];
-    const float gate = s_gates[at] * WeightShare<kFormat>::kFactor * w1.tensor_scale;
-    const float up = s_ups[at] * WeightShare<kFormat>::kFactor * w3.tensor_scale;
-    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job.limit);
-    Values{s.h, true}.store(slot * job.inner + row, h * job.routing[slot]);
+class GateAndUpTiles final : public WorkTiles {
+ public:
+  static constexpr int kPasses = 2;
+  __device__ explicit GateAndUpTiles(const Job& job) : WorkTiles(job, job.inner) {}
+
+  __device__ TileWeights weights(const Place& place, int pass) const {
+    return weights_of((pass == 0 ? job_.w1 : job_.w3)[place.slots.expert], place);
   }
-}
+  __device__ const uint16_t* inputs(const Place& place) const {
+    return static_cast<const uint16_t*>(job_.x.data) + slot_of_lane(place) / job_.top_k * job_.hidden;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[2]) const {
+    if (!is_there(place, at)) return;
+    const int64_t slot_at = slot(place, token_of_sum(at)), expert = place.slots.expert;
+    const float gate = sums[0] * WeightShare<kFormat>::kFactor * job_.w1[expert].tensor_scale;
+    const float up = sums[1] * WeightShare<kFormat>::kFactor * job_.w3[expert].tensor_scale;
+    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job_.limit);
+    Values{job_.scratch.h, true}.store(slot_at * job_.inner + place.first_row + row_of_sum(at),
+                                       h * job_.routing[slot_at]);
+  }
+};
 
 template <ops::WeightFormat kFormat>
-__global__ void __launch_bounds__(kMaxWarps* kWarp) down_mma(Job job) {
-  wait_for_previous();
-  __shared__ float s_parts[kMaxWarps][kTileSums], s_sums[kTileSums];
-  const Scratch& s = job.scratch;
-  if (static_cast<int32_t>(blockIdx.x) >= s.tile_begins[job.num_local]) return;
-  const Tile tile = s.tiles[blockIdx.x];
-  const int column = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const bool is_there = column < tile.count;
-  const int64_t row_of_h = is_there ? s.slots[tile.first + column] : 0;
-  const Operands<1> operands = operands_of(Values{s.h, true}, row_of_h, is_there, job.inner, job.hidden);
-  const ops::WeightView& w2 = job.w2[tile.expert];
-  sum_tile<kFormat>({w2.data, w2.block_scales, job.inner}, operands, s_parts, s_sums);
-  for (int at = static_cast<int>(threadIdx.x); at < kTileSums; at += static_cast<int>(blockDim.x)) {
-    const int64_t row = static_cast<int64_t>(blockIdx.y) * kTileRows + row_of_sum(at);
-    if (row >= job.hidden || token_of_sum(at) >= tile.count) continue;
-    const int64_t slot = s.slots[tile.first + token_of_sum(at)];
-    job.out.store(slot * job.hidden + row, s_sums[at] * WeightShare<kFormat>::kFactor * w2.tensor_scale);
+class DownTiles final : public WorkTiles {
+ public:
+  static constexpr int kPasses = 1;
+  __device__ explicit DownTiles(const Job& job) : WorkTiles(job, job.hidden) {}
+
+  __device__ TileWeights weights(const Place& place, int) const {
+    return weights_of(job_.w2[place.slots.expert], place);
   }
+  __device__ const uint16_t* inputs(const Place& place) const {
+    return reinterpret_cast<const uint16_t*>(job_.scratch.h) + slot_of_lane(place) * job_.inner;
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
+    if (!is_there(place, at)) return;
+    job_.out.store(slot(place, token_of_sum(at)) * job_.hidden + place.first_row + row_of_sum(at),
+                   sums[0] * WeightShare<kFormat>::kFactor * job_.w2[place.slots.expert].tensor_scale);
+  }
+};
+
+template <ops::WeightFormat kFormat, class Tiles>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, StreamShape shape) {
+  wait_for_previous();
+  const Tiles tiles(job);
+  const int num_tiles = tiles.count();
+  WeightRing<kFormat, kFewStages<kFormat>, Tiles> ring(shape, num_tiles, tiles, dynamic_shared<char>());
+  stream_tiles(shape, num_tiles, tiles, ring);
 }
 
 // Fills `job`, groups the slots and zeroes those of other ranks; the number of tiles to launch for.
@@ -254,8 +275,7 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.top_k = desc.top_k, job.num_slots = num_slots;
   job.limit = desc.swiglu_limit;
   job.is_bf16 = desc.activation == DType::kBF16;
-  launch("group_by_expert", queue, group_by_expert, dim3(1), kGroupThreads, 0, job);
-  launch("zero_foreign_slots", queue, zero_foreign_slots, grid_for(num_slots, 1), 128, 0, job);
+  launch("group_by_expert", queue, group_by_expert, dim3(static_cast<unsigned>(1 + num_slots)), kGroupThreads, 0, job);
   return static_cast<unsigned>(max_tiles(desc, num_slots));
 }
 
@@ -298,8 +318,8 @@ bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& wh
     why_not = "inputs are not plain BF16 (a16)";
   } else if (desc.format == ops::WeightFormat::kF32) {
     why_not = "weights are FP32";
-  } else if (desc.hidden % 16 != 0 || desc.inner % 16 != 0) {
-    why_not = "widths are not multiples of 16";
+  } else if (!can_stream(desc.hidden) || !can_stream(desc.inner)) {
+    why_not = "widths are not multiples of 128";
   } else {
     return true;
   }
@@ -309,13 +329,17 @@ bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& wh
 void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   Job job{};
-  const unsigned tiles = begin(desc, args, queue, job);
-  const dim3 gate_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.inner, kTileRows)));
-  const dim3 down_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.hidden, kTileRows)));
+  const int64_t tiles = begin(desc, args, queue, job);
+  const int64_t gate_tiles = tiles * ceil_div<int64_t>(desc.inner, kTileRows);
+  const int64_t down_tiles = tiles * ceil_div<int64_t>(desc.hidden, kTileRows);
+  const StreamShape gate = stream_shape(desc.hidden, gate_tiles), down = stream_shape(desc.inner, down_tiles);
   with_format(desc.format, [&](auto format) {
-    if constexpr (format.value != ops::WeightFormat::kF32) {  // declined
-      launch("gate_and_up_mma", queue, gate_and_up_mma<format.value>, gate_grid, threads_for(desc.hidden), 0, job);
-      launch("down_mma", queue, down_mma<format.value>, down_grid, threads_for(desc.inner), 0, job);
+    constexpr ops::WeightFormat kFormat = format.value;
+    if constexpr (kFormat != ops::WeightFormat::kF32) {  // declined
+      launch("gate_and_up_mma", queue, experts_mma<kFormat, GateAndUpTiles<kFormat>>, dim3(gate.blocks(gate_tiles)),
+             gate.threads(), gate.shared_bytes<kFormat>(), job, gate);
+      launch("down_mma", queue, experts_mma<kFormat, DownTiles<kFormat>>, dim3(down.blocks(down_tiles)), down.threads(),
+             down.shared_bytes<kFormat>(), job, down);
     }
   });
 }

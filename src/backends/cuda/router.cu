@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// router: a thread block per token. An expert is chosen where fewer than top_k others come before it, so ids need no
-// sorting and ties no care.
+// router: a thread block per token; one of its warps chooses.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/ordered_bits.cuh"
 #include "backends/cuda_common/values.cuh"
 
 namespace tessera::backends::cuda {
@@ -11,7 +11,7 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kBlock = 128;
+constexpr int kBlock = 256;
 
 struct Job {
   const float *logits, *bias;
@@ -29,53 +29,63 @@ __device__ float sqrt_softplus(float x) {
   return sqrtf((x < 0 ? 0 : x) + log);
 }
 
-// Whether expert a of score x is chosen before b of score y: larger first, ties to the lower id, NaN last.
-__device__ bool is_before(float x, int32_t a, float y, int32_t b) {
-  const bool is_x_nan = x != x, is_y_nan = y != y;
-  if (is_x_nan != is_y_nan) return is_y_nan;
-  return x > y || (!(x < y) && a < b);
+// The top_k experts of largest key, ties to the lower id, by one warp; s_keys loses them. A lane knows the best of
+// every 32nd expert and looks again only where it was the winner.
+__device__ void choose(uint32_t* s_keys, const Job& job, int32_t* s_chosen) {
+  const int32_t lane = static_cast<int32_t>(threadIdx.x);
+  uint32_t best = 0;
+  int32_t best_id = job.num_experts;
+  const auto look = [&] {
+    best = 0, best_id = job.num_experts;
+#pragma unroll 4
+    for (int32_t e = lane; e < job.num_experts; e += 32) {
+      if (s_keys[e] > best) best = s_keys[e], best_id = e;
+    }
+  };
+  look();
+  for (int32_t n = 0; n < job.top_k; ++n) {
+    const uint32_t largest = __reduce_max_sync(~0u, best);
+    const int32_t id = __reduce_min_sync(~0u, best == largest ? best_id : job.num_experts);
+    if (lane == 0) s_chosen[n] = id;
+    if (id != best_id) continue;
+    s_keys[id] = 0;
+    look();
+  }
 }
 
-__global__ void router_kernel(Job job) {
+__global__ void __launch_bounds__(kBlock) router_kernel(Job job) {
+  float* s_raw = dynamic_shared<float>();                                   // [num_experts] what weighs
+  uint32_t* s_keys = reinterpret_cast<uint32_t*>(s_raw + job.num_experts);  // [num_experts] what is compared, 0: taken
+  float* s_weights = s_raw + 2 * job.num_experts;                           // [top_k]
+  int32_t* s_chosen = reinterpret_cast<int32_t*>(s_weights + job.top_k);    // [top_k]
   wait_for_previous();
-  float* s_scores = dynamic_shared<float>();                                   // [num_experts]
-  int32_t* s_chosen = reinterpret_cast<int32_t*>(s_scores + job.num_experts);  // [num_experts]
   const int64_t t = blockIdx.x;
   const float* logits = job.logits + t * job.num_experts;
-  int32_t* experts = job.experts + t * job.top_k;
-  float* weights = job.weights + t * job.top_k;
-  for (int32_t e = threadIdx.x; e < job.num_experts; e += kBlock) {
-    s_scores[e] = job.table == nullptr ? sqrt_softplus(logits[e]) + job.bias[e] : 0;
-    s_chosen[e] = 0;
+  const int32_t i = static_cast<int32_t>(threadIdx.x);
+  for (int32_t e = i; e < job.num_experts; e += kBlock) {
+    s_raw[e] = sqrt_softplus(logits[e]);
+    if (job.table == nullptr) s_keys[e] = ordered_bits(s_raw[e] + job.bias[e]) + 1;
   }
-  __syncthreads();
   if (job.table != nullptr) {
     const int32_t* row = job.table + static_cast<int64_t>(job.token_ids[t]) * job.top_k;
-    for (int32_t i = threadIdx.x; i < job.top_k; i += kBlock) s_chosen[row[i]] = 1;
-  } else {
-    for (int32_t e = threadIdx.x; e < job.num_experts; e += kBlock) {
-      int32_t rank = 0;
-      for (int32_t other = 0; other < job.num_experts; ++other) {
-        rank += is_before(s_scores[other], other, s_scores[e], e);
-      }
-      s_chosen[e] = rank < job.top_k;
-    }
+    for (int32_t n = i; n < job.top_k; n += kBlock) s_chosen[n] = row[n];
   }
   __syncthreads();
-  for (int32_t e = threadIdx.x; e < job.num_experts; e += kBlock) {
-    if (s_chosen[e] == 0) continue;
+  if (job.table == nullptr && i < 32) choose(s_keys, job, s_chosen);
+  __syncthreads();
+  for (int32_t n = i; n < job.top_k; n += kBlock) {
+    const int32_t e = s_chosen[n];
     int32_t at = 0;  // chosen experts of lower id
-    for (int32_t other = 0; other < e; ++other) at += s_chosen[other];
-    experts[at] = e;
-    weights[at] = sqrt_softplus(logits[e]);
+    for (int32_t j = 0; j < job.top_k; ++j) at += s_chosen[j] < e || (s_chosen[j] == e && j < n);
+    job.experts[t * job.top_k + at] = e;
+    s_weights[at] = s_raw[e];
   }
   __syncthreads();
-  if (threadIdx.x != 0) return;
   float sum = 0;
-  for (int32_t i = 0; i < job.top_k; ++i) sum += weights[i];
-  for (int32_t i = 0; i < job.top_k; ++i) {
-    const float weight = job.is_normalized ? weights[i] / (sum + 1e-20f) : weights[i];
-    weights[i] = weight * job.scaling;
+  for (int32_t j = 0; j < job.top_k; ++j) sum += s_weights[j];
+  for (int32_t n = i; n < job.top_k; n += kBlock) {
+    const float weight = job.is_normalized ? s_weights[n] / (sum + 1e-20f) : s_weights[n];
+    job.weights[t * job.top_k + n] = weight * job.scaling;
   }
 }
 
@@ -87,7 +97,7 @@ void router(const ops::Router::Desc& desc, const ops::Router::Args& args, device
       args.experts,       args.weights, static_cast<int32_t>(desc.num_experts), static_cast<int32_t>(desc.top_k),
       desc.is_normalized, desc.scaling};
   launch("router", queue, router_kernel, grid_for(args.num_tokens, 1), kBlock,
-         static_cast<size_t>(desc.num_experts) * (sizeof(float) + sizeof(int32_t)), job);
+         static_cast<size_t>(2 * (desc.num_experts + desc.top_k)) * sizeof(float), job);
 }
 
 }  // namespace tessera::backends::cuda

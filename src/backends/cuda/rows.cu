@@ -14,26 +14,52 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kBlock = 128;
+constexpr int kBlock = 128, kMaxNormThreads = 512;
 
-// All threads bring the row, half a warp sums it in the order of the contract.
-__global__ void rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
-  float* s_row = dynamic_shared<float>();
+constexpr int kPerThread = 8;  // values of a row that a thread has on their way at once
+
+// Calls function(i, c) for this thread's columns c of a row, i of each batch of kPerThread.
+template <class Function>
+__device__ void for_columns(int64_t begin, int64_t width, const Function& function) {
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const int64_t c = begin + threadIdx.x + i * blockDim.x;
+    if (c < width) function(i, c);
+  }
+}
+
+// All threads bring the row and its squares, half a warp sums these in the order of the contract.
+__global__ void __launch_bounds__(kMaxNormThreads)
+    rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
+  float* s_squares = dynamic_shared<float>();
   __shared__ float s_factor;
+  const int64_t base = blockIdx.x * width, batch = kPerThread * static_cast<int64_t>(blockDim.x);
+  float values[kPerThread], weights[kPerThread];
+  const auto load_weights = [&](int64_t begin) {
+    for_columns(begin, width, [&](int i, int64_t c) { weights[i] = weight.data != nullptr ? weight[c] : 1.0f; });
+  };
+  load_weights(0);
   wait_for_previous();
-  const int64_t base = blockIdx.x * width;
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) s_row[c] = x[base + c];
+  for (int64_t begin = 0; begin < width; begin += batch) {
+    for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
+    for_columns(begin, width, [&](int i, int64_t c) { s_squares[c] = values[i] * values[i]; });
+  }
   __syncthreads();
   if (threadIdx.x < 32) {
     float sum = 0;
-#pragma unroll 8
-    for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += s_row[c] * s_row[c];
+#pragma unroll 16
+    for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += s_squares[c];
     const float mean = add_lanes(sum) / static_cast<float>(width);
     if (threadIdx.x == 0) s_factor = 1 / sqrtf(mean + eps);
   }
   __syncthreads();
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    out.store(base + c, s_row[c] * s_factor * (weight.data != nullptr ? weight[c] : 1.0f));
+  const float factor = s_factor;
+  for (int64_t begin = 0; begin < width; begin += batch) {
+    if (width > batch) {  // else they are still there
+      for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
+      load_weights(begin);
+    }
+    for_columns(begin, width, [&](int i, int64_t c) { out.store(base + c, values[i] * factor * weights[i]); });
   }
 }
 
@@ -50,6 +76,16 @@ __global__ void rope_kernel(Values x, const int64_t* positions, const float* fre
   const float a = x[at], b = x[at + 1];
   x.store(at, a * cosine - b * sine);
   x.store(at + 1, a * sine + b * cosine);
+}
+
+// The largest magnitude over the warp, NaN where there is one (numeric::abs_max).
+__device__ float warp_abs_max(float value) {
+  float max = fabsf(value);
+  for (int step = 16; step > 0; step /= 2) {
+    const float other = __shfl_xor_sync(~0u, max, step);
+    max = other != other || other > max ? other : max;
+  }
+  return max;
 }
 
 __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp4) {
@@ -69,14 +105,12 @@ __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp
   __syncthreads();
   for (int64_t i = threadIdx.x; i < width; i += kBlock) s_row[i] = round_to(x.is_bf16, s_row[i] * scale);
   __syncthreads();
-  if (is_fp4) {
-    constexpr int64_t kGroup = numeric::kMxfp4Block;
-    for (int64_t i = threadIdx.x * kGroup; i < width; i += kBlock * kGroup) {
-      uint8_t codes[kGroup / 2], group_scale;
-      numeric::q4_quantize(s_row + i, kGroup, codes, &group_scale);
-      numeric::q4_dequantize(codes, &group_scale, kGroup, s_row + i);
+  if (is_fp4) {  // a warp per group; the arithmetic is that of numeric::q4_quantize and back
+    static_assert(numeric::kMxfp4Block == 32);
+    for (int64_t i = threadIdx.x; i < width; i += kBlock) {
+      const uint8_t group_scale = numeric::q4_scale(warp_abs_max(s_row[i]));
+      s_row[i] = numeric::e2m1_to_float(numeric::q4_code(s_row[i], group_scale)) * numeric::e8m0_to_float(group_scale);
     }
-    __syncthreads();
   }
   for (int64_t i = threadIdx.x; i < width; i += kBlock) x.store(base + i, s_row[i]);
 }
@@ -84,16 +118,6 @@ __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp
 // Values [begin, begin + count) of an entry as they are: FP32 or BF16. A warp writes.
 __device__ void write_plain(const Values& target, const Values& rows, int64_t from, int64_t count) {
   for (int64_t i = threadIdx.x % 32; i < count; i += 32) target.store(i, rows[from + i]);
-}
-
-// The largest magnitude over the warp, NaN where there is one (numeric::abs_max).
-__device__ float warp_abs_max(float value) {
-  float max = fabsf(value);
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, max, step);
-    max = other != other || other > max ? other : max;
-  }
-  return max;
 }
 
 // Piece p of an entry is its p-th group; what follows the groups of a key/value entry (the rotary part and the padding)
@@ -165,7 +189,7 @@ bool rms_norm_supports(const ops::RmsNorm::Desc& desc, std::string& why_not) {
 }
 
 void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, device::Queue& queue) {
-  const unsigned threads = desc.width <= 512 ? kBlock : 4 * kBlock;
+  const unsigned threads = desc.width <= kBlock * kPerThread / 2 ? kBlock : kMaxNormThreads;
   launch("rms_norm", queue, rms_norm_kernel, grid_for(args.num_rows, 1), threads,
          static_cast<size_t>(desc.width) * sizeof(float), values_of(args.x), values_of(args.weight),
          values_of(args.out), desc.width, desc.eps);

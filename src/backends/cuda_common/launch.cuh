@@ -25,6 +25,11 @@ template <class... Parameters, class... Arguments>
 void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
             size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
+  constexpr size_t kSharedForAll = 16 << 10;  // with what kernels declare themselves, more has to be asked for
+  if (shared_bytes > kSharedForAll) {
+    TESSERA_CUDA_CHECK(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -36,6 +41,22 @@ void launch(const char* name, const device::Queue& queue, void (*kernel)(Paramet
   config.attrs = &overlap;
   config.numAttrs = queue.overlaps_kernels() ? 1 : 0;
   device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
+}
+
+// Of the current GPU.
+inline int gpu_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  TESSERA_CUDA_CHECK(cudaGetDevice(&device));
+  TESSERA_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+inline int multiprocessors() {
+  return gpu_attribute(cudaDevAttrMultiProcessorCount);
+}
+// What a block may ask for besides the little that kernels here declare themselves.
+inline size_t most_shared_bytes() {
+  constexpr size_t kDeclared = 16 << 10;
+  return static_cast<size_t>(gpu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) - kDeclared;
 }
 
 // The launch's dynamic shared memory, aligned to 16 bytes.

@@ -46,11 +46,30 @@ __device__ inline uint4 input_share(const uint16_t* x, int64_t width, int64_t k,
   return __ldg(reinterpret_cast<const uint4*>(x + k) + i);
 }
 
-// sums[tile] += the products of 128 columns from `k` on (k is the lane's own). `inputs` are those of a single tile,
-// loaded ahead with the weights; more tiles load as they go.
+// sums += the products of 8 columns of a lane (a step of weight_shares.cuh), decoded weights and inputs.
+template <ops::WeightFormat kFormat>
+__device__ void add_step(const uint32_t (&w)[2][4], uint4 x, float (&sums)[4]) {
+  if constexpr (WeightShare<kFormat>::kIsSplit) x = split_pairs(x);
+  ptx::mma_bf16(sums, w[0][0], w[1][0], w[0][1], w[1][1], x.x, x.y);
+  ptx::mma_bf16(sums, w[0][2], w[1][2], w[0][3], w[1][3], x.z, x.w);
+}
+
+// sums += the products of 128 columns with one token tile's inputs.
+template <ops::WeightFormat kFormat>
+__device__ void add_block(const WeightShare<kFormat>& share, const uint4 (&inputs)[kShareColumns / 8],
+                          float (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < kShareColumns / 8; ++i) {
+    uint32_t w[2][4];
+    share.decode(0, i, w[0]);
+    share.decode(1, i, w[1]);
+    add_step<kFormat>(w, inputs[i], sums);
+  }
+}
+
+// The same for several tiles, whose inputs are loaded as they are needed; k is the lane's own first column.
 template <ops::WeightFormat kFormat, int kTiles>
-__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands,
-                          const uint4 (&inputs)[kShareColumns / 8], int64_t width, int64_t k,
+__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
                           float (&sums)[kTiles][4]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
@@ -59,14 +78,7 @@ __device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTil
     share.decode(1, i, w[1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 v = kTiles == 1 ? inputs[i] : input_share(operands.x[tile], width, k, i);
-      uint32_t b[4] = {v.x, v.y, v.z, v.w};
-      if constexpr (WeightShare<kFormat>::kIsSplit) {
-        b[0] = __byte_perm(v.x, v.z, 0x5410), b[1] = __byte_perm(v.x, v.z, 0x7632);
-        b[2] = __byte_perm(v.y, v.w, 0x5410), b[3] = __byte_perm(v.y, v.w, 0x7632);
-      }
-      ptx::mma_bf16(sums[tile], w[0][0], w[1][0], w[0][1], w[1][1], b[0], b[1]);
-      ptx::mma_bf16(sums[tile], w[0][2], w[1][2], w[0][3], w[1][3], b[2], b[3]);
+      add_step<kFormat>(w, input_share(operands.x[tile], width, k, i), sums[tile]);
     }
   }
 }
@@ -82,28 +94,22 @@ __device__ void sum_chunk(const WeightBits& weight, const Operands<kTiles>& oper
 #pragma unroll
   for (int at = 0; at < kChunk / kShareBlock; at += Share::kInFlight) {
     Share shares[Share::kInFlight];
-    uint4 inputs[Share::kInFlight][kShareColumns / 8];
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
       shares[n].template load<kIsWide>(weight.data, weight.scales, weight.width, operands.rows,
                                        first + (at + n) * kShareBlock);
-      if constexpr (kTiles == 1) {
-#pragma unroll
-        for (int i = 0; i < kShareColumns / 8; ++i) {
-          inputs[n][i] = input_share(operands.x[0], weight.width, first + (at + n) * kShareBlock, i);
-        }
-      }
     }
 #pragma unroll
     for (int n = 0; n < Share::kInFlight; ++n) {
       const int64_t k = first + (at + n) * kShareBlock;
+      shares[n].prepare();
       if constexpr (Share::kScaledSum) {
         float parts[kTiles][4] = {};
-        add_block(shares[n], operands, inputs[n], weight.width, k, parts);
+        add_block(shares[n], operands, weight.width, k, parts);
 #pragma unroll
         for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] += parts[i / 4][i % 4] * shares[n].scale(i % 4 / 2);
       } else {
-        add_block(shares[n], operands, inputs[n], weight.width, k, sums);
+        add_block(shares[n], operands, weight.width, k, sums);
       }
     }
   }

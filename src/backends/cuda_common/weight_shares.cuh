@@ -11,6 +11,8 @@
 // Columns from `width` (a multiple of 16; kIsWide: of 32) on are zero.
 #include <cstdint>
 
+#include "backends/cuda_common/e2m1_pairs.cuh"
+#include "backends/cuda_common/e4m3_pairs.cuh"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "numeric/fp8_block.h"
 #include "numeric/nvfp4.h"
@@ -30,7 +32,7 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   static constexpr float kFactor = 0x1p8f;
   static constexpr int kInFlight = 4;
   uint4 codes[2];
-  uint32_t scales[2];  // of the two blocks of 16 columns
+  uint32_t scales[2];  // codes of the two blocks of 16 columns; prepared: a pair of values
 
   template <bool kIsWide>
   __device__ void load(const void* data, const void* block_scales, int64_t width, const int64_t (&rows)[2], int64_t k) {
@@ -56,29 +58,26 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
     }
   }
 
-  // E2M1's two exponent bits and its mantissa bit at the end of BF16's exponent and the begin of its mantissa are the
-  // code's value times 2^-126, also for the subnormal 0.5. The scale brings 2^118, which BF16 holds for E4M3's 448 too.
+  // The scale brings 2^118, which BF16 holds for E4M3's 448 too.
+  // Scales times 2^118, which BF16 holds for E4M3's 448 too, in place of their codes: once before decode().
+  __device__ void prepare() {
+    constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
+    const bool has_nan = has_e4m3_nan(scales[0] | scales[1] << 16);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t spread = __byte_perm(scales[r], 0, 0x1404);
+      scales[r] = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
+      if (has_nan) scales[r] = with_e4m3_nan(scales[r], spread);
+    }
+  }
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint32_t word = i == 0 ? codes[r].x : i == 1 ? codes[r].y : i == 2 ? codes[r].z : codes[r].w;
-    const uint32_t scale = scale_pair(scales[r] >> (i / 2 * 8) & 255);
+    const uint32_t scale = __byte_perm(scales[r], 0, i / 2 == 0 ? 0x1010 : 0x3232);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int shift = 6 - 4 * j;
-      const uint32_t moved = shift > 0 ? word << (shift > 0 ? shift : 0) : word >> (shift < 0 ? -shift : 0);
-      const uint32_t bits = (word << (12 - 4 * j) & 0x80008000) | (moved & 0x01C001C0);
-      pairs[j] = ptx::multiply_bf16x2(bits, scale);
-    }
+    for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(e2m1_pair_small(word, j), scale);
   }
   __device__ float scale(int) const {
     return 1;
-  }
-
- private:
-  // An E4M3 code times 2^118 as BF16, twice. Its bits within FP32's are the value times 2^-120.
-  __device__ static uint32_t scale_pair(uint32_t code) {
-    const float small = __uint_as_float((code & 0x80) << 24 | (code & 0x7F) << 20);
-    const uint32_t bits = (code & 0x7F) == 0x7F ? 0x7FC00000 : __float_as_uint(small * 0x1p120f * 0x1p118f);
-    return __byte_perm(bits, 0, 0x3232);
   }
 };
 
@@ -101,13 +100,18 @@ struct WeightShare<ops::WeightFormat::kFp8Block> {
         codes[r][half] = {0, 0, 0, 0};
         if (k + 16 * half < width) codes[r][half] = __ldcs(reinterpret_cast<const uint4*>(at) + half);
       }
-      // One for all lanes of a row: sums of theirs are what it multiplies.
-      const int64_t block = k / kShareBlock;
-      const int64_t num_blocks = (width + numeric::kFp8WeightBlock - 1) / numeric::kFp8WeightBlock;
-      scales[r] = block >= num_blocks ? 0.0f
-                                      : __ldg(static_cast<const float*>(block_scales) +
-                                              rows[r] / numeric::kFp8WeightBlock * num_blocks + block);
+      load_scale(r, block_scales, width, rows[r], k);
     }
+  }
+
+  __device__ void prepare() {}
+
+  // One for all lanes of a row: sums of theirs are what it multiplies.
+  __device__ void load_scale(int r, const void* block_scales, int64_t width, int64_t row, int64_t k) {
+    const int64_t block = k / kShareBlock;
+    const int64_t num_blocks = (width + numeric::kFp8WeightBlock - 1) / numeric::kFp8WeightBlock;
+    const float* scales_of_row = static_cast<const float*>(block_scales) + row / numeric::kFp8WeightBlock * num_blocks;
+    scales[r] = block >= num_blocks ? 0.0f : __ldg(scales_of_row + block);
   }
 
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
@@ -117,12 +121,7 @@ struct WeightShare<ops::WeightFormat::kFp8Block> {
       const uint32_t word = i % 2 == 0 ? (j < 2 ? half.x : half.y) : (j < 2 ? half.z : half.w);
       // Each code in the upper byte of its half.
       const uint32_t spread = __byte_perm(word, 0, j % 2 == 0 ? 0x1404 : 0x3424);
-      // E4M3's bits at the end of BF16's exponent are the value times 2^-120; 0x7B80 is 2^120.
-      const uint32_t bits = (spread & 0x80008000) | (spread >> 4 & 0x07F007F0);
-      uint32_t pair = ptx::multiply_bf16x2(bits, 0x7B807B80);
-      if ((spread & 0x7F00) == 0x7F00) pair = (pair & 0xFFFF0000) | 0x7FC0;
-      if ((spread & 0x7F000000) == 0x7F000000) pair = (pair & 0xFFFF) | 0x7FC00000;
-      pairs[j] = pair;
+      pairs[j] = with_e4m3_nan(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), spread);
     }
   }
   __device__ float scale(int r) const {
@@ -149,6 +148,7 @@ struct WeightShare<ops::WeightFormat::kBf16> {
       }
     }
   }
+  __device__ void prepare() {}
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint4& v = values[r][i];
     pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Cached keys and values as the B operand of mma.sync (ptx/mma.cuh): pairs of BF16, exact for entries in BF16 and FP8.
+#include <cstdint>
+
+#include "backends/cuda_common/e4m3_pairs.cuh"
+#include "backends/cuda_common/entries.cuh"
+
+namespace tessera::backends::cuda_common {
+
+// Channels of one entry as they lie in memory: loads first, arithmetic later. kChannels 4 or 16, all of one group of
+// kKvGroup channels.
+template <int kChannels>
+struct KeyPiece {
+  uint32_t words[kChannels / 2];  // E4M3 codes use the first half
+  uint32_t scale = 127;           // UE8M0
+
+  // Entries begin at multiples of 8 bytes, and so do their parts.
+  template <ops::EntryFormat kFormat>
+  __device__ void load(const Entries& entries, const uint8_t* entry, int channel) {
+    if constexpr (kFormat == ops::EntryFormat::kKvFp8Bf16) {
+      if (channel < entries.nope) {
+        load_words<kChannels / 4>(entry + channel);
+        scale = __ldg(entry + entries.at.scales + channel / ops::kKvGroup);
+      } else {
+        load_words<kChannels / 2>(entry + entries.at.rope + 2 * (channel - entries.nope));
+      }
+    } else {
+      load_words<kChannels / 2>(entry + 2 * channel);
+    }
+  }
+
+ private:
+  template <int kCount>
+  __device__ void load_words(const uint8_t* at) {
+    if constexpr (kCount == 1) {
+      words[0] = __ldg(reinterpret_cast<const uint32_t*>(at));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount / 2; ++i) {
+        const uint2 two = __ldg(reinterpret_cast<const uint2*>(at) + i);
+        words[2 * i] = two.x, words[2 * i + 1] = two.y;
+      }
+    }
+  }
+};
+
+// Twice a number that brings E4M3's small pairs to their values: 2^(e - 7) as BF16, and what that can't hold.
+struct PairScale {
+  uint32_t first, second;
+};
+constexpr uint32_t kOnePair = 0x3F803F80;
+__device__ inline PairScale pair_scale(uint32_t low, uint32_t high) {
+  const auto first = [](uint32_t e) { return e == 255 ? 0x7FC0u : (min(e, 134u) + 120) << 7; };
+  const auto second = [](uint32_t e) { return (e == 255 ? 127 : max(e, 134u) - 134 + 127) << 7; };
+  return {first(low) | first(high) << 16, second(low) | second(high) << 16};
+}
+
+// The pair of values whose codes `spread` holds (e4m3_pairs.cuh); is_usual: no NaN, and nothing that `first` can't
+// hold.
+__device__ inline uint32_t scaled_pair(uint32_t spread, bool is_usual, const PairScale& scale) {
+  const uint32_t pair = ptx::multiply_bf16x2(e4m3_pair_small(spread), scale.first);
+  return is_usual ? pair : with_e4m3_nan(ptx::multiply_bf16x2(pair, scale.second), spread);
+}
+
+// pairs[i] = channels 2 i and 2 i + 1 of a key.
+__device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
+  if (!is_fp8) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
+    return;
+  }
+  const PairScale scale = pair_scale(piece.scale, piece.scale);
+  bool is_usual = scale.second == kOnePair;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) is_usual = is_usual && !has_e4m3_nan(piece.words[i]);
+  const auto fill = [&](bool usual) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      pairs[i] = scaled_pair(__byte_perm(piece.words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
+    }
+  };
+  is_usual ? fill(true) : fill(false);
+}
+
+// pairs[i] = channel i of two keys; of FP8 without the scales and times 2^-120 (the probabilities take both), and a
+// NaN's code is some number: a key with a NaN has a NaN logit, so that all probabilities are.
+__device__ inline void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, bool is_fp8, uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    pairs[i] = is_fp8 ? e4m3_pair_small(__byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4))
+                      : __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+  }
+}
+
+}  // namespace tessera::backends::cuda_common
