@@ -27,6 +27,11 @@ class Executor {
   // Host memory that copies to and from memory() fastest; upload() from it returns before the copy is made, so
   // synchronize() before it changes.
   virtual MemorySpace& staging() = 0;
+  // Host memory for what is brought to memory() once, such as weights: not zeroed where it was used before, and it may
+  // be released while copies from it are under way.
+  virtual MemorySpace& loading() { return host_memory(); }
+  // Nothing more is brought: gives back what loading() holds.
+  virtual void end_loading() {}
   // Waits for all that was queued. Throws kDeviceError where some of it failed.
   virtual void synchronize() = 0;
   // For while memory() is filled: on a CPU, what the calling thread allocates is spread as its placement says.

@@ -85,12 +85,13 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
     for (const std::string& line : ops::unusable_names(backends, machine)) log->write(LogLevel::kWarning, line);
   }
   ops::Planner planner(backends, machine, options.forced);
+  std::unique_ptr<device::Executor> executor = device::make_executor(machine, options.num_threads);
+  weights.set_memory(executor->loading());
   const BytePhase phase(progress, "read weights", weights.total_bytes());
   const auto begin = std::chrono::steady_clock::now();
   try {
-    loaded.runner =
-        std::make_unique<Model>(config, planner, weights, options.precision, drafts, options.max_step_tokens,
-                                device::make_executor(machine, options.num_threads), options.bypass);
+    loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
+                                            options.max_step_tokens, std::move(executor), options.bypass);
   } catch (const Error& error) {
     // Layers know ops and shapes, not files.
     const std::string message = error.what();

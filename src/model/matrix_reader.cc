@@ -240,8 +240,8 @@ Matrix MatrixReader::read(const StoredTensor& stored, const Shape& shape, const 
     fail(ErrorCode::kUnsupported,
          fmt::format("tensor {}: a rank's columns must be whole groups of {}", stored.codes.entry->name, kNvfp4Group));
   }
-  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()));
-  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()));
+  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()), *memory_);
+  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()), *memory_);
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
   if (stored.format == StoredFormat::kMxfp4) {

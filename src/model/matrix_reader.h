@@ -30,6 +30,9 @@ class MatrixReader {
   // side: one thread is slower than a good disk.
   explicit MatrixReader(ProgressSink* progress, device::Queue* queue = nullptr) : progress_(progress), queue_(queue) {}
 
+  // Where matrices are read to from now on: memory that functions of the host can write. It must outlive them.
+  void set_memory(device::MemorySpace& memory) { memory_ = &memory; }
+
   // The rows and columns of `slice` of a map of `shape` [n, k]. Memory beyond the result: a few rows, or the MXFP4
   // scales of the slice. `global_exponent` is for MXFP4 (mxfp4_scaling). Throws kUnsupported for NVFP4 columns that are
   // not whole groups of 16; kDataLoss for NaN, infinity, a negative block scale, a tensor scale that is not finite and
@@ -59,6 +62,7 @@ class MatrixReader {
 
   ProgressSink* progress_;
   device::Queue* queue_;
+  device::MemorySpace* memory_ = &device::host_memory();
   int64_t num_rounded_blocks_ = 0;
 };
 

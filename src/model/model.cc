@@ -107,6 +107,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   for (const int64_t id : config.eos_ids) facts_.eos_ids.push_back(static_cast<int32_t>(id));
   facts_.precision = fmt::format("{} x {}", to_string(precision.input), to_string(precision.cache));
   facts_.weight_bytes = static_cast<int64_t>(weights.total_bytes());
+  executor_->end_loading();
 }
 
 size_t Model::step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens) {

@@ -55,6 +55,8 @@ class WeightSource final : public ModelWeights {
   // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
+  // Where matrices are read to from now on (Executor::loading()).
+  void set_memory(device::MemorySpace& memory) { reader_.set_memory(memory); }
   // Null: none. Must outlive the source.
   void set_edit(const WeightEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.

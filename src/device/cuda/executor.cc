@@ -10,6 +10,7 @@
 #include "base/strings.h"
 #include "device/cuda/check.h"
 #include "device/cuda/graph.h"
+#include "device/cuda/loading_memory.h"
 #include "device/gpu_executor.h"
 
 namespace tessera::device {
@@ -111,13 +112,16 @@ class GraphRecording final : public Recording {
 
 class GpuExecutor final : public Executor {
  public:
-  explicit GpuExecutor(int ordinal) : ordinal_(ordinal), queue_(ordinal), memory_(queue_, ordinal), pinned_(queue_) {}
+  explicit GpuExecutor(int ordinal)
+      : ordinal_(ordinal), queue_(ordinal), memory_(queue_, ordinal), pinned_(queue_), loading_(queue_) {}
   GpuExecutor(int ordinal, cudaStream_t borrowed)
-      : ordinal_(ordinal), queue_(ordinal, borrowed), memory_(queue_, ordinal), pinned_(queue_) {}
+      : ordinal_(ordinal), queue_(ordinal, borrowed), memory_(queue_, ordinal), pinned_(queue_), loading_(queue_) {}
   void make_current() override { TESSERA_CUDA_CHECK(cudaSetDevice(ordinal_)); }
   Queue& queue() override { return queue_; }
   MemorySpace& memory() override { return memory_; }
   MemorySpace& staging() override { return pinned_; }
+  MemorySpace& loading() override { return loading_; }
+  void end_loading() override { loading_.clear(); }
   void synchronize() override { queue_.synchronize(); }
   bool can_record() const override { return true; }
 
@@ -130,6 +134,7 @@ class GpuExecutor final : public Executor {
   StreamQueue queue_;
   GpuMemory memory_;
   PinnedMemory pinned_;
+  LoadingMemory loading_;
 };
 
 }  // namespace

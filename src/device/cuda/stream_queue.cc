@@ -69,6 +69,13 @@ void Event::wait() const {
   TESSERA_CUDA_CHECK(cudaEventSynchronize(event_));
 }
 
+bool Event::has_passed() const {
+  const cudaError_t code = cudaEventQuery(event_);
+  if (code == cudaErrorNotReady) return false;
+  TESSERA_CUDA_CHECK(code);
+  return true;
+}
+
 float Event::milliseconds_between(const Event& first, const Event& second) {
   float milliseconds = 0;
   TESSERA_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, first.event_, second.event_));

@@ -41,6 +41,7 @@ class Event {
   void hold_back(const StreamQueue& queue) const;
   // The calling thread waits for the point.
   void wait() const;
+  bool has_passed() const;
   // Time between two points that were reached.
   static float milliseconds_between(const Event& first, const Event& second);
 
