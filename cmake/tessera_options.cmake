@@ -22,7 +22,7 @@ target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 set(cxx_flags -Wall -Wextra -Wpedantic -Wshadow -Wno-unused-parameter -ffp-contract=off -fno-fast-math)
 target_compile_options(tessera_flags INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${cxx_flags}>")
 if(TESSERA_CUDA_EMULATED)
-  # Kernels are compiled as C++ (docs/decisions/0017-emulated-gpu.md).
+  # Kernels are compiled as C++ (docs/decisions/0019-emulated-gpu.md).
   set(TESSERA_CUDA ON)
   target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/src/device/cuda/emulated/include)
   target_compile_definitions(tessera_flags INTERFACE TESSERA_CUDA_EMULATED=1)

@@ -9,6 +9,13 @@
 
 namespace tessera::testing {
 
+// An emulated GPU is thousands of times slower: tests give it fewer rows.
+#ifdef TESSERA_CUDA_EMULATED
+constexpr bool kGpuIsEmulated = true;
+#else
+constexpr bool kGpuIsEmulated = false;
+#endif
+
 // The GPU that tests use; none: `why_not` says why.
 std::optional<device::GpuDevice> find_test_gpu(std::string& why_not);
 // Where arrays are staged on it.

@@ -45,6 +45,12 @@ bool is_on_gpu(const ops::Variant<Op>& variant) {
   return variant.run == run_on_gpu<Op>;
 }
 
+// Whether it does so on an emulated one.
+template <class Op>
+bool is_emulated(const ops::Variant<Op>& variant) {
+  return kGpuIsEmulated && is_on_gpu(variant);
+}
+
 // Calls test(variant, is_reference) for each variant that supports `desc`; says which declined and why. Tests need not
 // know where a variant runs: a GPU's copies its arrays there and back.
 template <class Op>

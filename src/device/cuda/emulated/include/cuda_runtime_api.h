@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The part of CUDA's runtime interface that Tessera uses, for a GPU that is emulated on the CPU (docs/decisions/
-// 0017-emulated-gpu.md): names, arguments and meaning are those of NVIDIA's header of the same name. Memory
+// 0019-emulated-gpu.md): names, arguments and meaning are those of NVIDIA's header of the same name. Memory
 // is the host's, of the size that was asked for and no byte more, so that AddressSanitizer sees every access beyond it.
 #include <cstddef>
 #include <cstdint>

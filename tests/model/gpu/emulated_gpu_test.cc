@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole model on a GPU that is emulated on the CPU, as far as that takes seconds: its kernels, its recorded steps,
+// its copies and its memory, all under AddressSanitizer. On a real one, TESSERA_DEVICE=cuda:0 runs all of test_model.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "model/model_helpers.h"
+#include "testing/compare.h"
+#include "testing/goldens.h"
+
+namespace tessera {
+namespace {
+
+using model::LogitRows;
+
+model::LoadedModel load_on(const char* device, ops::CacheMode cache) {
+  setenv("TESSERA_DEVICE", device, 1);
+  return testing::load(testing::tiny_model(), ops::InputMode::kA16, cache);
+}
+
+// Chunked and recorded decode steps give a prefill's bits; the CPU's likeliest token is the GPU's where the CPU's lead
+// is more than the two may differ.
+TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const auto gpu = load_on("cuda:0", ops::CacheMode::kFp8), cpu = load_on("cpu", ops::CacheMode::kFp8);
+  const int32_t vocab = gpu.runner->facts().vocab_size;
+  const std::vector<int32_t> ids = testing::random_ids(rng, 12, vocab);
+  const auto whole = gpu.runner->new_sequence(12), split = gpu.runner->new_sequence(16),
+             other = cpu.runner->new_sequence(12);
+  const std::vector<float> expected = testing::feed(*gpu.runner, *whole, ids, LogitRows::kAll);
+  std::vector<float> found = testing::feed(*gpu.runner, *split, std::span(ids).first(5), LogitRows::kAll);
+  const std::vector<float> rest = testing::feed(*gpu.runner, *split, std::span(ids).subspan(5), LogitRows::kAll, 1);
+  found.insert(found.end(), rest.begin(), rest.end());
+  EXPECT_TRUE(testing::same_bits(found, expected));
+  const std::vector<float> reference = testing::feed(*cpu.runner, *other, ids, LogitRows::kAll);
+  constexpr double kBound = 0.05;  // of the largest logit: BF16 activations, summed in another order
+  EXPECT_TRUE(testing::is_close(expected, reference, kBound));
+}
+
+// Sequences of one batch, ragged and then one token each, have the bits that each has alone.
+TEST(EmulatedGpu, CompanyInTheBatchDoesNotMatter) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const auto loaded = load_on("cuda:0", ops::CacheMode::kExact);
+  model::Runner& runner = *loaded.runner;
+  constexpr size_t kSequences = 3;
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::unique_ptr<model::SequenceState>> states;
+  std::vector<std::vector<float>> expected, found(kSequences);
+  for (size_t i = 0; i < kSequences; ++i) {
+    ids.push_back(testing::random_ids(rng, static_cast<int64_t>(3 + i), runner.facts().vocab_size));
+    const auto alone = runner.new_sequence(8);
+    expected.push_back(testing::feed(runner, *alone, ids[i], LogitRows::kAll));
+    states.push_back(runner.new_sequence(8));
+  }
+  std::vector<size_t> done(kSequences);
+  for (const size_t step : {size_t{3}, size_t{1}, size_t{1}}) {
+    std::vector<model::SequenceSlice> slices;
+    std::vector<size_t> owners;
+    for (size_t i = 0; i < kSequences; ++i) {
+      const size_t count = std::min(step, ids[i].size() - done[i]);
+      if (count == 0) continue;
+      slices.push_back({states[i].get(), std::span(ids[i]).subspan(done[i], count), LogitRows::kAll});
+      owners.push_back(i);
+      done[i] += count;
+    }
+    const float* row = runner.step(slices).as<float>();
+    for (size_t n = 0; n < slices.size(); ++n) {
+      const size_t values = slices[n].ids.size() * static_cast<size_t>(runner.facts().vocab_size);
+      found[owners[n]].insert(found[owners[n]].end(), row, row + values);
+      row += values;
+    }
+  }
+  for (size_t i = 0; i < kSequences; ++i) EXPECT_TRUE(testing::same_bits(found[i], expected[i])) << "sequence " << i;
+}
+
+// A saved sequence goes on where it was, and memory is as it was when all is gone.
+TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
+  const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);
+  model::Runner& runner = *loaded.runner;
+  const std::vector<int32_t> ids = {5, 9, 300, 41, 7, 8};
+  const auto feed = [&](model::SequenceState& state, size_t first, size_t count) {
+    return testing::feed(runner, state, std::span(ids).subspan(first, count), LogitRows::kLast);
+  };
+  const auto state = runner.new_sequence(8);
+  feed(*state, 0, 4);
+  const auto fork = state->fork();
+  const auto mark = state->mark();
+  const auto restored = runner.restore(state->save());
+  const std::vector<float> expected = feed(*state, 4, 2);
+  EXPECT_TRUE(testing::same_bits(feed(*fork, 4, 2), expected));
+  EXPECT_TRUE(testing::same_bits(feed(*restored, 4, 2), expected));
+  state->rollback(*mark);
+  EXPECT_TRUE(testing::same_bits(feed(*state, 4, 2), expected));
+}
+
+}  // namespace
+}  // namespace tessera
