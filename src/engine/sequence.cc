@@ -14,6 +14,8 @@ std::string_view to_string(FinishReason reason) {
       return "length";
     case FinishReason::kCancelled:
       return "cancelled";
+    case FinishReason::kFailed:
+      return "failed";
   }
   return "none";
 }

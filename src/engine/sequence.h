@@ -17,9 +17,10 @@ enum class FinishReason {
   kStop,       // the caller saw a stop string
   kLength,     // max_tokens, or the model's longest sequence
   kCancelled,
+  kFailed,  // an error ended it
 };
 
-// "stop", "length" or "cancelled", the words of the OpenAI API.
+// "stop", "length", "cancelled" or "failed": the words of the OpenAI API where it has one.
 std::string_view to_string(FinishReason reason);
 
 class Sequence {

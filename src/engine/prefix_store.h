@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Where the step loop asks for states that have seen a beginning of what it is about to run.
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "engine/request.h"
+
+namespace tessera::engine {
+
+// Called by the engine's thread alone.
+class PrefixStore {
+ public:
+  virtual ~PrefixStore() = default;
+  // A state of the engine's runner, the caller's from now on, that has seen a beginning of `ids`, not all of it, and
+  // holds `capacity` tokens. Null: nothing is known.
+  virtual std::unique_ptr<model::SequenceState> find(const Request& request, std::span<const int32_t> ids,
+                                                     int64_t capacity) = 0;
+  // `state` has seen `ids`, and may be forked or saved now. Called when a prompt has been run and when a choice ends.
+  virtual void offer(const Request& request, std::span<const int32_t> ids, const model::SequenceState& state) = 0;
+};
+
+}  // namespace tessera::engine

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/step_loop.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+
+#include "engine/logprobs.h"
+
+namespace tessera::engine {
+
+namespace {
+
+constexpr uint64_t kKeysPerRequest = kMaxChoices;
+
+ErrorCode code_of(const std::exception& error) {
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) return ours->code();
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? ErrorCode::kResourceExhausted : ErrorCode::kInternal;
+}
+
+Sampler sampler_of(const Request& request, uint64_t choice, int32_t vocab_size) {
+  SamplingOptions options = request.sampling;
+  options.params.seed += choice;
+  return Sampler(options, vocab_size);
+}
+
+}  // namespace
+
+// One sequence of a request.
+struct StepLoop::Choice {
+  SequenceKey key;
+  int index;
+  std::vector<int32_t> ids;  // prompt and drawn
+  Sampler sampler;
+  std::unique_ptr<model::SequenceState> state{};  // while it runs
+  std::vector<uint8_t> saved{};                   // while it is preempted, if it was swapped
+  bool is_open = true;
+};
+
+struct StepLoop::Live {
+  RequestId id;
+  Request request;
+  std::shared_ptr<Sink> sink;
+  int64_t capacity;
+  double submitted;
+  std::vector<std::unique_ptr<Choice>> choices{};  // the first alone until the prompt has run
+  int64_t num_open = 0;                            // choices that have not ended, those to come included
+  int64_t num_scored = 0;                          // prompt tokens after the first whose logprobs were delivered
+  bool has_begun = false;
+  double paused_since = -1;  // below 0: it is not
+  Outcome outcome{};
+
+  int64_t num_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
+  bool draws() const { return capacity > num_prompt(); }
+};
+
+struct StepLoop::Running {
+  SequenceKey key;
+  int64_t first, count;  // positions
+  bool is_last;          // all of its tokens have run after the slice
+  model::LogitRows rows;
+  int64_t num_rows() const {
+    return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0;
+  }
+};
+
+StepLoop::StepLoop(model::Runner& runner, const CacheBudget& budget, WaitingRoom& room, const Clock& clock,
+                   const StepLoopOptions& options)
+    : runner_(runner),
+      budget_(budget),
+      room_(room),
+      clock_(clock),
+      options_(options),
+      scheduler_({.max_step_tokens = runner.max_step_tokens(), .max_running = options.max_running}, budget) {}
+
+StepLoop::~StepLoop() = default;
+
+std::optional<Refusal> StepLoop::find_refusal(const Request& request) const {
+  if (std::optional<std::string> fault = find_fault(request, runner_.facts())) {
+    return Refusal{.reason = Refusal::Reason::kFault, .message = std::move(*fault)};
+  }
+  const int64_t capacity = capacity_of(request, runner_.facts());
+  if (scheduler_.fits(capacity, request.num_choices)) return std::nullopt;
+  return Refusal{.reason = Refusal::Reason::kTooLarge,
+                 .message = fmt::format("{} choices of up to {} tokens take {} bytes each; the cache has {} and runs {} "
+                                        "sequences at most",
+                                        request.num_choices, capacity, budget_.bytes(capacity, capacity),
+                                        budget_.total_bytes(), scheduler_.max_running())};
+}
+
+void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink) {
+  ++totals_.num_requests;
+  const int64_t capacity = capacity_of(request, runner_.facts());
+  const auto live = requests_
+                        .emplace(id, std::make_unique<Live>(
+                                         Live{id, std::move(request), std::move(sink), capacity, clock_.now()}))
+                        .first->second.get();
+  const Request& asked = live->request;
+  live->num_open = asked.num_choices;
+  live->outcome.reasons.assign(static_cast<size_t>(asked.num_choices), FinishReason::kNone);
+  live->outcome.num_prompt_tokens = live->num_prompt();
+  try {
+    live->choices.reserve(static_cast<size_t>(asked.num_choices));
+    const SequenceKey key = id * kKeysPerRequest;
+    auto first = std::make_unique<Choice>(
+        Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
+    for (const int32_t token : asked.prompt) first->sampler.observe(token);
+    scheduler_.add({.key = key,
+                    .client = asked.client,
+                    .priority = asked.priority,
+                    .num_tokens = live->num_prompt(),
+                    .capacity = capacity,
+                    .num_copies = asked.num_choices});
+    live->choices.push_back(std::move(first));
+  } catch (const std::exception& error) {
+    end(*live, FinishReason::kFailed, code_of(error), error.what());
+  }
+}
+
+StepLoop::Choice* StepLoop::find(SequenceKey key, Live*& live) const {
+  const auto found = requests_.find(key / kKeysPerRequest);
+  if (found == requests_.end()) return nullptr;
+  live = found->second.get();
+  const size_t index = static_cast<size_t>(key % kKeysPerRequest);
+  if (index >= live->choices.size() || !live->choices[index]->is_open) return nullptr;
+  return live->choices[index].get();
+}
+
+void StepLoop::cancel(RequestId id, const std::string& why) {
+  const auto found = requests_.find(id);
+  if (found != requests_.end()) end(*found->second, FinishReason::kCancelled, ErrorCode::kCancelled, why);
+}
+
+void StepLoop::cancel_all(const std::string& why) {
+  while (!requests_.empty()) cancel(requests_.begin()->first, why);
+}
+
+void StepLoop::set_paused(Live& live, bool is_paused) {
+  for (const auto& choice : live.choices) {
+    if (choice->is_open) scheduler_.set_paused(choice->key, is_paused);
+  }
+}
+
+void StepLoop::read_rooms(double now) {
+  for (auto it = requests_.begin(); it != requests_.end();) {
+    Live& live = *(it++)->second;
+    if (!live.has_begun) continue;
+    if (live.sink->room() >= live.num_open) {
+      if (live.paused_since >= 0) set_paused(live, false);
+      live.paused_since = -1;
+    } else if (live.paused_since < 0) {
+      live.paused_since = now;
+      set_paused(live, true);
+    } else if (now - live.paused_since >= options_.slow_consumer_seconds) {
+      end(live, FinishReason::kFailed, ErrorCode::kResourceExhausted,
+          fmt::format("its tokens were not taken for {} s", options_.slow_consumer_seconds));
+    }
+  }
+}
+
+double StepLoop::next_deadline() const {
+  double deadline = std::numeric_limits<double>::infinity();
+  for (const auto& [id, live] : requests_) {
+    if (live->paused_since >= 0) deadline = std::min(deadline, live->paused_since + options_.slow_consumer_seconds);
+  }
+  return deadline;
+}
+
+void StepLoop::drop_saved(Choice& choice) {
+  swap_bytes_ -= static_cast<int64_t>(choice.saved.size());
+  choice.saved = {};
+}
+
+void StepLoop::preempt(SequenceKey key) {
+  Live* live = nullptr;
+  Choice* choice = find(key, live);
+  TESSERA_CHECK(choice != nullptr, "preempted sequences live");
+  ++live->outcome.num_preemptions;
+  const int64_t position = choice->state == nullptr ? 0 : choice->state->position();
+  if (position > 0 && swap_bytes_ + budget_.bytes(position, position) <= options_.swap_bytes) {
+    try {
+      choice->saved = choice->state->save();
+    } catch (const std::exception&) {
+      choice->saved = {};  // no memory for it: it is run again
+    }
+    swap_bytes_ += static_cast<int64_t>(choice->saved.size());
+    if (swap_bytes_ > options_.swap_bytes) drop_saved(*choice);
+  }
+  choice->state.reset();
+  if (choice->saved.empty()) scheduler_.set_done(key, 0);
+  ++(choice->saved.empty() ? totals_.num_recomputed : totals_.num_swapped);
+}
+
+void StepLoop::begin(SequenceKey key, double now) {
+  Live* live = nullptr;
+  TESSERA_CHECK(find(key, live) != nullptr, "admitted sequences live");
+  if (live->has_begun) return;
+  live->has_begun = true;
+  live->outcome.waited_seconds = now - live->submitted;
+  room_.leave_begun(live->num_prompt(), now);
+  totals_.num_prompt_tokens += live->num_prompt();
+}
+
+bool StepLoop::restore(Choice& choice) {
+  if (choice.saved.empty()) return false;
+  try {
+    choice.state = runner_.restore(choice.saved);
+  } catch (const std::exception&) {
+    scheduler_.set_done(choice.key, 0);  // the tokens are all there: they are run again
+  }
+  drop_saved(choice);
+  return choice.state != nullptr;
+}
+
+// The sequence has a place and no state: the saved one, one that has seen a beginning, or an empty one.
+void StepLoop::make_state(Live& live, Choice& choice) {
+  if (restore(choice)) return;
+  const bool needs_all_rows = live.request.prompt_logprobs && live.num_scored + 1 < live.num_prompt();
+  if (options_.prefixes != nullptr && !needs_all_rows) {
+    choice.state = options_.prefixes->find(live.request, choice.ids, live.capacity);
+  }
+  if (choice.state == nullptr) {
+    choice.state = runner_.new_sequence(live.capacity);
+    return;
+  }
+  const int64_t position = choice.state->position();
+  TESSERA_CHECK(choice.state->capacity() >= live.capacity, "a prefix has room for the whole");
+  scheduler_.set_done(choice.key, position);
+  if (static_cast<int64_t>(choice.ids.size()) == live.num_prompt() && live.outcome.num_cached_tokens == 0) {
+    live.outcome.num_cached_tokens = position;
+    totals_.num_cached_tokens += position;
+  }
+}
+
+// Before any slice is taken down: a failure here ends all choices of a request.
+void StepLoop::make_state(SequenceKey key) {
+  Live* live = nullptr;
+  Choice* choice = find(key, live);
+  if (choice == nullptr || choice->state != nullptr) return;
+  try {
+    make_state(*live, *choice);
+  } catch (const std::exception& error) {
+    end(*live, FinishReason::kFailed, code_of(error), error.what());
+  }
+}
+
+void StepLoop::prepare(const Scheduler::Slice& slice) {
+  Live* live = nullptr;
+  Choice* choice = find(slice.key, live);
+  if (choice == nullptr) return;  // its request failed just now
+  const int64_t first = choice->state->position(), known = static_cast<int64_t>(choice->ids.size());
+  const int64_t count = std::min(slice.num_tokens, known - first), end = first + count;
+  const bool is_drawn = end == known && live->draws();
+  const bool is_scored = live->request.prompt_logprobs && std::min(end, live->num_prompt() - 1) > live->num_scored;
+  running_.push_back({slice.key, first, count, end == known,
+                      is_scored  ? model::LogitRows::kAll
+                      : is_drawn ? model::LogitRows::kLast
+                                 : model::LogitRows::kNone});
+  const std::span<const int32_t> ids(choice->ids);
+  slices_.push_back({choice->state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                     running_.back().rows});
+  const bool is_decode = end == known && count == 1 && known > live->num_prompt();
+  (is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) += count;
+}
+
+// The step threw: no state that took part can be trusted.
+void StepLoop::take_apart(const std::string& error, ErrorCode code) {
+  stats_.has_failed = true;
+  ++totals_.num_failed_steps;
+  for (const Running& slice : running_) {
+    Live* live = nullptr;
+    Choice* choice = find(slice.key, live);
+    choice->state.reset();
+    if (running_.size() == 1) return end(*live, FinishReason::kFailed, code, error);
+    scheduler_.isolate(slice.key, slice.first + slice.count);
+  }
+}
+
+void StepLoop::run() {
+  const double start = clock_.now();
+  TensorView logits;
+  try {
+    logits = runner_.step(slices_);
+  } catch (const std::exception& error) {
+    stats_.model_seconds = clock_.now() - start;
+    return take_apart(error.what(), code_of(error));
+  }
+  stats_.model_seconds = clock_.now() - start;
+  deliver(logits);
+}
+
+void StepLoop::deliver(const TensorView& logits) {
+  const size_t vocab = static_cast<size_t>(runner_.facts().vocab_size);
+  const float* next_row = logits.as<float>();
+  for (const Running& slice : running_) {
+    const std::span<const float> rows(next_row, static_cast<size_t>(slice.num_rows()) * vocab);
+    next_row += rows.size();
+    Live* live = nullptr;
+    Choice* choice = find(slice.key, live);
+    if (choice == nullptr) continue;  // another choice of its request failed just now
+    scheduler_.ran(slice.key, slice.count);
+    uint64_t num_drawing = 1;
+    try {
+      if (slice.rows == model::LogitRows::kAll) deliver_prompt_logprobs(*live, slice, rows);
+      if (!slice.is_last) continue;
+      if (static_cast<int64_t>(choice->ids.size()) == live->num_prompt()) {
+        if (options_.prefixes != nullptr) options_.prefixes->offer(live->request, choice->ids, *choice->state);
+        if (live->draws()) fork(*live);
+        num_drawing = live->choices.size();
+      }
+    } catch (const std::exception& error) {
+      end(*live, FinishReason::kFailed, code_of(error), error.what());
+      continue;
+    }
+    if (!live->draws()) {
+      end(*live, FinishReason::kLength, ErrorCode::kInternal, "");
+      continue;
+    }
+    for (SequenceKey key = slice.key; key < slice.key + num_drawing; ++key) {
+      if (Choice* drawing = find(key, live); drawing != nullptr) draw(*live, *drawing, rows.last(vocab));
+    }
+  }
+}
+
+void StepLoop::deliver_prompt_logprobs(Live& live, const Running& slice, std::span<const float> rows) {
+  const size_t vocab = static_cast<size_t>(runner_.facts().vocab_size);
+  std::vector<Logprobs> logprobs;
+  const int64_t first = std::max(slice.first, live.num_scored);
+  const int64_t end = std::min(slice.first + slice.count, live.num_prompt() - 1);
+  for (int64_t position = first; position < end; ++position) {
+    const std::span<const float> row = rows.subspan(static_cast<size_t>(position - slice.first) * vocab, vocab);
+    logprobs.push_back(
+        logprobs_of(row, live.request.prompt[static_cast<size_t>(position) + 1], *live.request.prompt_logprobs));
+  }
+  live.num_scored = end;
+  live.sink->prompt_logprobs(first + 1, logprobs);
+}
+
+// The prompt has run: from here on the choices differ.
+void StepLoop::fork(Live& live) {
+  const Choice& first = *live.choices[0];
+  for (int i = 1; i < live.request.num_choices; ++i) {
+    const SequenceKey key = first.key + static_cast<uint64_t>(i);
+    auto choice = std::make_unique<Choice>(
+        Choice{key, i, first.ids, sampler_of(live.request, static_cast<uint64_t>(i), runner_.facts().vocab_size),
+               first.state->fork()});
+    for (const int32_t id : choice->ids) choice->sampler.observe(id);
+    scheduler_.fork(first.key, key);
+    live.choices.push_back(std::move(choice));
+  }
+}
+
+void StepLoop::draw(Live& live, Choice& choice, std::span<const float> row) {
+  bool goes_on = false;
+  Token token{.choice = choice.index};
+  try {
+    token.id = choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()));
+    if (live.request.logprobs) token.logprobs = logprobs_of(row, token.id, *live.request.logprobs);
+    choice.ids.push_back(token.id);
+    choice.sampler.observe(token.id);
+    scheduler_.drew(choice.key);
+    ++stats_.num_drawn;
+    if (live.outcome.num_generated_tokens++ == 0) live.outcome.first_token_seconds = clock_.now() - live.submitted;
+    goes_on = live.sink->token(token);
+  } catch (const std::exception& error) {
+    return end(live, FinishReason::kFailed, code_of(error), error.what());
+  }
+  const auto is_in = [&](const std::vector<int32_t>& ids) {
+    return std::find(ids.begin(), ids.end(), token.id) != ids.end();
+  };
+  if (live.request.stop_at_end_token && is_in(runner_.facts().eos_ids)) {
+    end_choice(live, choice, FinishReason::kEndOfText);
+  } else if (!goes_on || is_in(live.request.stop_ids)) {
+    end_choice(live, choice, FinishReason::kStop);
+  } else if (static_cast<int64_t>(choice.ids.size()) == live.capacity) {
+    end_choice(live, choice, FinishReason::kLength);
+  }
+}
+
+// Gives back all that a choice holds.
+void StepLoop::release(Choice& choice) {
+  scheduler_.remove(choice.key);
+  drop_saved(choice);
+  choice.state.reset();
+  choice.is_open = false;
+}
+
+void StepLoop::end_choice(Live& live, Choice& choice, FinishReason reason) {
+  try {
+    if (options_.prefixes != nullptr) {
+      const size_t num_seen = static_cast<size_t>(choice.state->position());
+      options_.prefixes->offer(live.request, std::span(choice.ids).first(num_seen), *choice.state);
+    }
+    release(choice);
+    --live.num_open;
+    live.outcome.reasons[static_cast<size_t>(choice.index)] = reason;
+    live.sink->choice_finished(choice.index, reason);
+  } catch (const std::exception& error) {
+    return end(live, FinishReason::kFailed, code_of(error), error.what());
+  }
+  if (live.num_open == 0) finish(live);
+}
+
+void StepLoop::end(Live& live, FinishReason reason, ErrorCode code, const std::string& error) {
+  for (const auto& choice : live.choices) {
+    if (choice->is_open) release(*choice);
+  }
+  live.outcome.error_code = code;
+  live.outcome.error = error;
+  for (int i = 0; i < live.request.num_choices; ++i) {
+    FinishReason& ended = live.outcome.reasons[static_cast<size_t>(i)];
+    if (ended != FinishReason::kNone) continue;
+    ended = reason;
+    try {
+      live.sink->choice_finished(i, reason);
+    } catch (const std::exception&) {
+      // It is ending already.
+    }
+  }
+  finish(live);
+}
+
+void StepLoop::finish(Live& live) {
+  if (!live.has_begun) room_.leave(live.num_prompt());
+  const std::vector<FinishReason>& reasons = live.outcome.reasons;
+  const auto has = [&](FinishReason reason) { return std::find(reasons.begin(), reasons.end(), reason) != reasons.end(); };
+  ++(has(FinishReason::kFailed)      ? totals_.num_failed
+     : has(FinishReason::kCancelled) ? totals_.num_cancelled
+                                     : totals_.num_completed);
+  live.outcome.seconds = clock_.now() - live.submitted;
+  try {
+    live.sink->finished(live.outcome);
+  } catch (const std::exception&) {
+    // The last call: nothing is left to end.
+  }
+  requests_.erase(live.id);
+}
+
+void StepLoop::abandon(const std::string& why) noexcept {
+  for (auto& [id, live] : requests_) {
+    if (!live->has_begun) room_.leave(live->num_prompt());
+    live->outcome.error = why;
+    try {
+      for (FinishReason& reason : live->outcome.reasons) {
+        if (reason == FinishReason::kNone) reason = FinishReason::kFailed;
+      }
+      live->sink->finished(live->outcome);
+    } catch (const std::exception&) {
+      // Nothing is left to end.
+    }
+  }
+  totals_.num_failed += static_cast<int64_t>(requests_.size());
+  requests_.clear();
+  scheduler_.clear();
+  swap_bytes_ = 0;
+}
+
+bool StepLoop::step() {
+  stats_ = {};
+  running_.clear(), slices_.clear();
+  const double start = clock_.now();
+  read_rooms(start);
+  const Scheduler::Plan& plan = scheduler_.plan();
+  for (const SequenceKey key : plan.preempted) preempt(key);
+  for (const SequenceKey key : plan.admitted) begin(key, start);
+  for (const Scheduler::Slice& slice : plan.slices) make_state(slice.key);
+  for (const Scheduler::Slice& slice : plan.slices) prepare(slice);
+  stats_.num_slices = static_cast<int64_t>(slices_.size());
+  stats_.num_admitted = static_cast<int64_t>(plan.admitted.size());
+  stats_.num_preempted = static_cast<int64_t>(plan.preempted.size());
+  const bool has_work = !plan.slices.empty();
+  if (!slices_.empty()) run();
+  if (has_work) count(start);
+  return has_work;
+}
+
+void StepLoop::count(double start) {
+  for (const auto& [id, live] : requests_) {
+    stats_.num_waiting += live->has_begun ? 0 : 1;
+    stats_.num_paused += live->paused_since >= 0 ? 1 : 0;
+  }
+  stats_.num_set_aside = scheduler_.num_waiting() - stats_.num_waiting;
+  stats_.num_running = scheduler_.num_running();
+  stats_.cache_bytes = scheduler_.used_bytes();
+  stats_.cache_total_bytes = budget_.total_bytes();
+  stats_.swap_bytes = swap_bytes_;
+  stats_.seconds = clock_.now() - start;
+  ++totals_.num_steps;
+  totals_.num_prefill_tokens += stats_.num_prefill_tokens;
+  totals_.num_decode_tokens += stats_.num_decode_tokens;
+  totals_.num_drawn += stats_.num_drawn;
+  totals_.model_seconds += stats_.model_seconds;
+  totals_.step_seconds += stats_.seconds;
+  if (options_.observer != nullptr) options_.observer->step(stats_, totals_);
+}
+
+void StepLoop::audit() const {
+  scheduler_.audit();
+  int64_t saved_bytes = 0;
+  size_t num_sequences = 0;
+  for (const auto& [id, live] : requests_) {
+    for (const auto& choice : live->choices) {
+      if (!choice->is_open) continue;
+      ++num_sequences;
+      saved_bytes += static_cast<int64_t>(choice->saved.size());
+      const Scheduler::Entry& entry = scheduler_.entries().at(choice->key);
+      const bool is_waiting = entry.phase == Scheduler::Phase::kWaiting;
+      TESSERA_CHECK(!is_waiting || choice->state == nullptr, fmt::format("sequence {} waits without state", choice->key));
+      const int64_t done = choice->state != nullptr ? choice->state->position() : entry.num_done;
+      TESSERA_CHECK(done == entry.num_done && entry.job.num_tokens == static_cast<int64_t>(choice->ids.size()),
+                    fmt::format("sequence {}: {} tokens seen, {} counted", choice->key, done, entry.num_done));
+    }
+  }
+  TESSERA_CHECK(num_sequences == scheduler_.entries().size(), "the scheduler knows the sequences that live");
+  TESSERA_CHECK(saved_bytes == swap_bytes_ && swap_bytes_ <= options_.swap_bytes,
+                fmt::format("{} bytes swapped, {} counted, {} at most", saved_bytes, swap_bytes_, options_.swap_bytes));
+}
+
+}  // namespace tessera::engine

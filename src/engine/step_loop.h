@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Requests step by step, on one thread: takes the scheduler's plan, runs it, draws, delivers. Engine puts a thread
+// around it; the simulator of the tests drives it by hand. Rules: docs/contracts/engine_loop.md.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/prefix_store.h"
+#include "engine/request.h"
+#include "engine/scheduler.h"
+#include "engine/stats.h"
+#include "engine/waiting_room.h"
+
+namespace tessera::engine {
+
+struct StepLoopOptions {
+  int64_t max_running = 256;          // sequences; cut to Scheduler::most_running
+  int64_t swap_bytes = 0;             // host memory for states of preempted sequences; 0: they are run again
+  double slow_consumer_seconds = 60;  // without room for so long, a request ends
+  PrefixStore* prefixes = nullptr;    // null: every request begins at its first token
+  StepObserver* observer = nullptr;   // null: nobody
+};
+
+class StepLoop {
+ public:
+  // All must outlive the loop.
+  StepLoop(model::Runner& runner, const CacheBudget& budget, WaitingRoom& room, const Clock& clock,
+           const StepLoopOptions& options);
+  ~StepLoop();
+
+  // Why this request can't run here, ever; nothing where it can. Thread-safe.
+  std::optional<Refusal> find_refusal(const Request& request) const;
+
+  // The request, without refusal and in the waiting room, now waits its turn. `id` rises. Without memory for it, it ends.
+  void accept(RequestId id, Request request, std::shared_ptr<Sink> sink);
+  // Ends a request as cancelled, with a line that says why (empty: somebody asked). Unknown ids are ignored. Neither this
+  // nor accept() may be called by a sink.
+  void cancel(RequestId id, const std::string& why);
+  void cancel_all(const std::string& why);
+  // Ends every request as failed, whatever the scheduler thinks: for when an exception came out of the loop, which can go
+  // on after it.
+  void abandon(const std::string& why) noexcept;
+
+  // Makes one step. False: there was nothing to run (nothing waits, or consumers have no room). Throws kInternal where an
+  // invariant is broken; what requests, sinks and the runner do wrong ends requests.
+  bool step();
+
+  bool is_idle() const { return requests_.empty(); }  // no requests
+  // When a paused request's time is up; infinity: none is paused.
+  double next_deadline() const;
+  const StepStats& last_step() const { return stats_; }
+  const Totals& totals() const { return totals_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+  int64_t swap_bytes() const { return swap_bytes_; }
+  // Throws kInternal where ledgers disagree with the requests. Cost: all requests.
+  void audit() const;
+
+ private:
+  struct Choice;
+  struct Live;
+  struct Running;  // a slice of the step under way
+
+  Choice* find(SequenceKey key, Live*& live) const;
+  void read_rooms(double now);
+  void set_paused(Live& live, bool is_paused);
+  void preempt(SequenceKey key);
+  void begin(SequenceKey key, double now);
+  void make_state(SequenceKey key);
+  void make_state(Live& live, Choice& choice);
+  bool restore(Choice& choice);
+  void drop_saved(Choice& choice);
+  void prepare(const Scheduler::Slice& slice);
+  void run();
+  void take_apart(const std::string& error, ErrorCode code);
+  void deliver(const TensorView& logits);
+  void deliver_prompt_logprobs(Live& live, const Running& slice, std::span<const float> rows);
+  void fork(Live& live);
+  void draw(Live& live, Choice& choice, std::span<const float> row);
+  void release(Choice& choice);
+  void end_choice(Live& live, Choice& choice, FinishReason reason);
+  void end(Live& live, FinishReason reason, ErrorCode code, const std::string& error);
+  void finish(Live& live);
+  void count(double start);
+
+  model::Runner& runner_;
+  const CacheBudget& budget_;
+  WaitingRoom& room_;
+  const Clock& clock_;
+  const StepLoopOptions options_;
+  Scheduler scheduler_;
+  std::map<RequestId, std::unique_ptr<Live>> requests_;
+  std::vector<Running> running_;
+  std::vector<model::SequenceSlice> slices_;
+  int64_t swap_bytes_ = 0;
+  StepStats stats_;
+  Totals totals_;
+};
+
+}  // namespace tessera::engine
