@@ -21,6 +21,10 @@ bool is_decoding(const Scheduler::Entry& entry) {
   return pending(entry) == 1;
 }
 
+bool is_in(const std::vector<SequenceKey>& keys, SequenceKey key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
 bool is_kept_before(const Scheduler::Entry* a, const Scheduler::Entry* b) {
   const auto rank = [](const Scheduler::Entry& entry) {
     return std::tuple(entry.is_paused, entry.num_preempted < Scheduler::kMaxPreemptions, entry.job.priority,
@@ -203,13 +207,14 @@ Scheduler::Entry& Scheduler::next_to_admit() {
   return at(*best->second.waiting.begin());
 }
 
-// Preempts, from the end of the keeping order, what a head may preempt, if that frees enough.
+// Preempts, from the end of the keeping order, what a head may preempt, if that frees enough. Who just came in stays.
 bool Scheduler::make_room(const Entry& head, int64_t missing_bytes) {
   std::vector<Entry*> victims;
   int64_t missing_places = num_running_ + head.job.num_copies - limits_.max_running;
   for (auto it = running_.rbegin(); it != running_.rend() && (missing_bytes > 0 || missing_places > 0); ++it) {
     const Entry& entry = **it;
-    if (!entry.is_paused && (entry.job.priority <= head.job.priority || entry.num_preempted >= kMaxPreemptions)) continue;
+    const bool is_lesser = entry.job.priority > head.job.priority && entry.num_preempted < kMaxPreemptions;
+    if ((!entry.is_paused && !is_lesser) || is_in(plan_.admitted, entry.job.key)) continue;
     victims.push_back(*it);
     missing_bytes -= entry.charge + headroom(entry);
     missing_places -= entry.job.num_copies;
@@ -229,8 +234,7 @@ void Scheduler::admit() {
     }
     if (lanes >= std::min(kPrefillLanes, left)) return;
     Entry& head = next_to_admit();
-    const std::vector<SequenceKey>& preempted = plan_.preempted;
-    if (std::find(preempted.begin(), preempted.end(), head.job.key) != preempted.end()) return;
+    if (is_in(plan_.preempted, head.job.key)) return;
     // Nothing is kept free where nothing runs: a head fits then.
     const int64_t missing = used_bytes_ + cost(head, head.job.num_tokens) + kept_free - budget_.total_bytes();
     const bool has_place = num_running_ + head.job.num_copies <= limits_.max_running;

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/hash_runner.h"
+
+#include <cstring>
+#include <new>
+
+#include "base/error.h"
+
+namespace tessera::engine {
+
+namespace {
+
+constexpr uint64_t kRowBits = 48;  // of a context that its row of logits tells, 24 in each of two numbers
+
+uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t x = (a ^ (b + 0x9E3779B97F4A7C15 + (a << 6) + (a >> 2))) * 0xBF58476D1CE4E5B9;
+  x ^= x >> 29;
+  x *= 0x94D049BB133111EB;
+  return x ^ (x >> 32);
+}
+
+}  // namespace
+
+uint64_t hash_token(uint64_t context, int64_t position, int32_t id) {
+  return mix(mix(context, static_cast<uint64_t>(position)), static_cast<uint64_t>(id) + 1);
+}
+
+bool is_poisoned(uint64_t context) {
+  return (context >> 52) == 5;
+}
+
+int32_t next_token(uint64_t context, uint64_t seed, uint64_t position, uint64_t counts) {
+  const uint64_t seen = context & ((uint64_t{1} << kRowBits) - 1);
+  return static_cast<int32_t>(mix(mix(mix(seen, seed), position), counts) % kHashVocab);
+}
+
+uint64_t hash_counts(std::span<const int32_t> counts) {
+  uint64_t hash = 0;
+  for (const int32_t count : counts) hash = mix(hash, static_cast<uint64_t>(count));
+  return hash;
+}
+
+class HashRunner::State final : public model::SequenceState {
+ public:
+  State(HashRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { runner_.states_.insert(this); }
+  ~State() override { runner_.states_.erase(this); }
+  int64_t position() const override { return at; }
+  int64_t capacity() const override { return capacity_; }
+  std::unique_ptr<model::SequenceState> fork() const override {
+    if (runner_.fails(runner_.faults_.fork, runner_.failed_.fork)) throw std::bad_alloc();
+    auto copy = std::make_unique<State>(runner_, capacity_);
+    copy->at = at, copy->context = context;
+    return copy;
+  }
+  std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
+  void rollback(const model::StateMark&) override {}
+  std::vector<uint8_t> save() const override {
+    if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw std::bad_alloc();
+    const uint64_t values[] = {static_cast<uint64_t>(capacity_), static_cast<uint64_t>(at), context};
+    // As long as a model's would be.
+    std::vector<uint8_t> bytes(static_cast<size_t>(runner_.budget_.bytes(at, at)));
+    std::memcpy(bytes.data(), values, sizeof(values));
+    return bytes;
+  }
+
+  int64_t at = 0;
+  uint64_t context = 0;
+
+ private:
+  HashRunner& runner_;
+  int64_t capacity_;
+};
+
+HashRunner::HashRunner(int64_t max_step_tokens, int64_t max_positions, const CacheBudget& budget, const Faults& faults,
+                       uint64_t seed)
+    : max_step_tokens_(max_step_tokens), budget_(budget), faults_(faults), rng_(seed) {
+  facts_.vocab_size = kHashVocab;
+  facts_.max_positions = max_positions;
+  facts_.eos_ids = {kHashEnd};
+}
+
+HashRunner::~HashRunner() = default;
+
+bool HashRunner::fails(uint64_t one_in, int64_t& count) {
+  if (one_in == 0 || rng_.below(one_in) != 0) return false;
+  ++count;
+  return true;
+}
+
+int64_t HashRunner::held_bytes() const {
+  int64_t bytes = 0;
+  for (const State* state : states_) bytes += budget_.bytes(state->position(), state->capacity());
+  return bytes;
+}
+
+std::unique_ptr<model::SequenceState> HashRunner::new_sequence(int64_t capacity) {
+  if (fails(faults_.new_sequence, failed_.new_sequence)) throw std::bad_alloc();
+  TESSERA_CHECK(capacity <= facts_.max_positions, "capacity");
+  return std::make_unique<State>(*this, capacity);
+}
+
+std::unique_ptr<model::SequenceState> HashRunner::restore(std::span<const uint8_t> bytes) {
+  if (fails(faults_.restore, failed_.restore)) fail(ErrorCode::kDataLoss, "damaged");
+  uint64_t values[3];
+  std::memcpy(values, bytes.data(), sizeof(values));
+  auto state = std::make_unique<State>(*this, static_cast<int64_t>(values[0]));
+  state->at = static_cast<int64_t>(values[1]), state->context = values[2];
+  return state;
+}
+
+TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
+  int64_t num_tokens = 0;
+  bool is_bad = slices.size() > 1 && fails(faults_.step, failed_.step);
+  const bool is_transient = is_bad;
+  std::set<const model::SequenceState*> seen;
+  logits_.clear();
+  for (const model::SequenceSlice& slice : slices) {
+    State& state = dynamic_cast<State&>(*slice.state);
+    TESSERA_CHECK(states_.count(&state) == 1 && seen.insert(&state).second && !slice.ids.empty(), "slices");
+    num_tokens += static_cast<int64_t>(slice.ids.size());
+    for (size_t i = 0; i < slice.ids.size(); ++i) {
+      TESSERA_CHECK(slice.ids[i] >= 0 && slice.ids[i] < kHashVocab, "id");
+      state.context = hash_token(state.context, state.at++, slice.ids[i]);
+      if (faults_.has_poison && is_poisoned(state.context)) is_bad = true;
+      const bool is_last = i + 1 == slice.ids.size();
+      if (slice.logits == model::LogitRows::kNone || (slice.logits == model::LogitRows::kLast && !is_last)) continue;
+      logits_.push_back(static_cast<float>(state.context & 0xFFFFFF));
+      logits_.push_back(static_cast<float>(state.context >> 24 & 0xFFFFFF));
+      logits_.resize(logits_.size() + kHashVocab - 2, 1.0f);
+    }
+    TESSERA_CHECK(state.at <= state.capacity(), "capacity");
+  }
+  TESSERA_CHECK(num_tokens <= max_step_tokens_, "tokens of a step");
+  if (is_bad) {
+    if (!is_transient) ++failed_.poison;
+    for (const model::SequenceSlice& slice : slices) dynamic_cast<State&>(*slice.state).context ^= 0xBAD;
+    fail(ErrorCode::kNotFinite, is_transient ? "a fault that passes" : "a fault that stays");
+  }
+  return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size()) / kHashVocab, kHashVocab}};
+}
+
+int32_t HashRunner::sample(const model::SampleRequest& request) {
+  if (fails(faults_.sample, failed_.sample)) fail(ErrorCode::kNotFinite, "no logit is a number");
+  TESSERA_CHECK(request.logits.size() == kHashVocab, "one row");
+  const uint64_t context =
+      static_cast<uint64_t>(request.logits[0]) | static_cast<uint64_t>(request.logits[1]) << 24;
+  return next_token(context, request.params.seed, request.position, hash_counts(request.counts));
+}
+
+}  // namespace tessera::engine
