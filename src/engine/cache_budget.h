@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What sequences cost of the memory for caches, and how much there is. The scheduler knows caches by this alone, so that
-// whoever stores them (whole sequences today, pages later) decides what a token costs.
+// What sequences cost of the memory for caches, and how much there is. The scheduler knows caches by this alone, so
+// that whoever stores them (whole sequences today, pages later) decides what a token costs.
 #include <cstdint>
 
 #include "model/cache_spec.h"

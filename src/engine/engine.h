@@ -45,8 +45,8 @@ class Engine final : public Wakeable {
   // A sink has room again.
   void wake() override;
 
-  // Takes no more requests, lets those taken end, cancels the rest after `seconds`; returns when none is left. True: none
-  // had to be cancelled. Not from a sink.
+  // Takes no more requests, lets those taken end, cancels the rest after `seconds`; returns when none is left. True:
+  // none had to be cancelled. Not from a sink.
   bool drain(double seconds);
 
   struct Status {

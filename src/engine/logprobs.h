@@ -5,8 +5,8 @@
 
 namespace tessera::engine {
 
-// Of `id`, which lies in the row, and of the `num_likeliest` largest of the row (fewer where it is shorter): log-softmax
-// in FP64, rounded once. `row` is FP32 logits [vocab], all finite.
+// Of `id`, which lies in the row, and of the `num_likeliest` largest of the row (fewer where it is shorter):
+// log-softmax in FP64, rounded once. `row` is FP32 logits [vocab], all finite.
 Logprobs logprobs_of(std::span<const float> row, int32_t id, int num_likeliest);
 
 }  // namespace tessera::engine

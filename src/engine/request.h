@@ -25,12 +25,12 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   int64_t max_tokens = 256;     // 0: only the prompt is run. Cut to what the longest sequence leaves
   SamplingOptions sampling{};
-  int num_choices = 1;                  // 1 to kMaxChoices; choice i draws as a request alone with seed + i would
-  bool stop_at_end_token = true;        // the model's end tokens
-  std::vector<int32_t> stop_ids{};      // more tokens that end a choice; the token is delivered
-  std::optional<int> logprobs{};        // of drawn tokens, with so many of the likeliest, 0 to kMaxTopLogprobs
-  std::optional<int> prompt_logprobs{}; // the same of the prompt's tokens but the first
-  uint64_t client = 0;                  // clients share the model evenly
+  int num_choices = 1;                   // 1 to kMaxChoices; choice i draws as a request alone with seed + i would
+  bool stop_at_end_token = true;         // the model's end tokens
+  std::vector<int32_t> stop_ids{};       // more tokens that end a choice; the token is delivered
+  std::optional<int> logprobs{};         // of drawn tokens, with so many of the likeliest, 0 to kMaxTopLogprobs
+  std::optional<int> prompt_logprobs{};  // the same of the prompt's tokens but the first
+  uint64_t client = 0;                   // clients share the model evenly
   Priority priority = Priority::kNormal;
 };
 
@@ -48,8 +48,8 @@ struct TokenLogprob {
 // Of one place in the text: natural logarithms of probabilities as the model gives them, before bias, penalties and
 // temperature.
 struct Logprobs {
-  float token = 0;                     // of the token that is there
-  std::vector<TokenLogprob> likeliest; // falling, ties by id; as many as were asked for
+  float token = 0;                      // of the token that is there
+  std::vector<TokenLogprob> likeliest;  // falling, ties by id; as many as were asked for
 };
 
 struct Token {
@@ -62,7 +62,7 @@ struct Token {
 struct Outcome {
   std::vector<FinishReason> reasons;  // by choice
   ErrorCode error_code = ErrorCode::kInternal;
-  std::string error{};  // empty: none. Of a failed or cancelled request
+  std::string error{};                                   // empty: none. Of a failed or cancelled request
   int64_t num_prompt_tokens = 0, num_cached_tokens = 0;  // of the prompt; of those, not run because a prefix was known
   int64_t num_generated_tokens = 0;                      // over all choices
   int num_preemptions = 0;
@@ -71,7 +71,8 @@ struct Outcome {
   double seconds = 0;              // until the end, since submission
 };
 
-// Where a request's tokens go. All calls come from the engine's thread and must return at once; docs/contracts/engine_loop.md.
+// Where a request's tokens go. All calls come from the engine's thread and must return at once;
+// docs/contracts/engine_loop.md.
 class Sink {
  public:
   virtual ~Sink() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who runs next, and how many tokens: continuous batching as a pure decision. It knows sequences by key and numbers only,
-// has no thread and no clock, and given the same calls decides the same. Rules: docs/contracts/engine_loop.md.
+// Who runs next, and how many tokens: continuous batching as a pure decision. It knows sequences by key and numbers
+// only, has no thread and no clock, and given the same calls decides the same. Rules: docs/contracts/engine_loop.md.
 #include <cstdint>
 #include <map>
 #include <set>
@@ -91,8 +91,8 @@ class Scheduler {
   void ran(SequenceKey key, int64_t num_tokens);
   // a token was drawn and is to be run;
   void drew(SequenceKey key);
-  // the state (or the saved one) has seen so many tokens, fewer than are known: where a sequence began with a prefix, or
-  // lost its state;
+  // the state (or the saved one) has seen so many tokens, fewer than are known: where a sequence began with a prefix,
+  // or lost its state;
   void set_done(SequenceKey key, int64_t num_done);
   // a step failed, and the state is lost: until `position` the sequence runs alone.
   void isolate(SequenceKey key, int64_t position);

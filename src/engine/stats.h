@@ -9,19 +9,19 @@ namespace tessera::engine {
 struct StepStats {
   int64_t num_prefill_tokens = 0;  // prompts, and what is run again after a preemption or a fault
   int64_t num_decode_tokens = 0;
-  int64_t num_slices = 0;      // sequences in the step
-  int64_t num_drawn = 0;       // tokens
-  int64_t num_admitted = 0;    // sequences that got a place in this step
-  int64_t num_preempted = 0;   // that lost theirs
-  int64_t num_waiting = 0;     // requests not begun
-  int64_t num_set_aside = 0;   // sequences preempted and not yet back
-  int64_t num_running = 0;     // sequences
-  int64_t num_paused = 0;      // requests whose consumer has no room
+  int64_t num_slices = 0;                          // sequences in the step
+  int64_t num_drawn = 0;                           // tokens
+  int64_t num_admitted = 0;                        // sequences that got a place in this step
+  int64_t num_preempted = 0;                       // that lost theirs
+  int64_t num_waiting = 0;                         // requests not begun
+  int64_t num_set_aside = 0;                       // sequences preempted and not yet back
+  int64_t num_running = 0;                         // sequences
+  int64_t num_paused = 0;                          // requests whose consumer has no room
   int64_t cache_bytes = 0, cache_total_bytes = 0;  // charged, and what there is
   int64_t swap_bytes = 0;
-  double model_seconds = 0;    // in Runner::step
-  double seconds = 0;          // of the whole step
-  bool has_failed = false;     // the runner threw
+  double model_seconds = 0;  // in Runner::step
+  double seconds = 0;        // of the whole step
+  bool has_failed = false;   // the runner threw
 };
 
 // Since the engine began; never falling.

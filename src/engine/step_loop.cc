@@ -61,9 +61,7 @@ struct StepLoop::Running {
   int64_t first, count;  // positions
   bool is_last;          // all of its tokens have run after the slice
   model::LogitRows rows;
-  int64_t num_rows() const {
-    return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0;
-  }
+  int64_t num_rows() const { return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0; }
 };
 
 StepLoop::StepLoop(model::Runner& runner, const CacheBudget& budget, WaitingRoom& room, const Clock& clock,
@@ -83,20 +81,21 @@ std::optional<Refusal> StepLoop::find_refusal(const Request& request) const {
   }
   const int64_t capacity = capacity_of(request, runner_.facts());
   if (scheduler_.fits(capacity, request.num_choices)) return std::nullopt;
-  return Refusal{.reason = Refusal::Reason::kTooLarge,
-                 .message = fmt::format("{} choices of up to {} tokens take {} bytes each; the cache has {} and runs {} "
-                                        "sequences at most",
-                                        request.num_choices, capacity, budget_.bytes(capacity, capacity),
-                                        budget_.total_bytes(), scheduler_.max_running())};
+  return Refusal{
+      .reason = Refusal::Reason::kTooLarge,
+      .message = fmt::format("{} choices of up to {} tokens take {} bytes each; the cache has {} and runs {} "
+                             "sequences at most",
+                             request.num_choices, capacity, budget_.bytes(capacity, capacity), budget_.total_bytes(),
+                             scheduler_.max_running())};
 }
 
 void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink) {
   ++totals_.num_requests;
   const int64_t capacity = capacity_of(request, runner_.facts());
-  const auto live = requests_
-                        .emplace(id, std::make_unique<Live>(
-                                         Live{id, std::move(request), std::move(sink), capacity, clock_.now()}))
-                        .first->second.get();
+  const auto live =
+      requests_
+          .emplace(id, std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, clock_.now()}))
+          .first->second.get();
   const Request& asked = live->request;
   live->num_open = asked.num_choices;
   live->outcome.reasons.assign(static_cast<size_t>(asked.num_choices), FinishReason::kNone);
@@ -104,8 +103,8 @@ void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink)
   try {
     live->choices.reserve(static_cast<size_t>(asked.num_choices));
     const SequenceKey key = id * kKeysPerRequest;
-    auto first = std::make_unique<Choice>(
-        Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
+    auto first =
+        std::make_unique<Choice>(Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
     for (const int32_t token : asked.prompt) first->sampler.observe(token);
     scheduler_.add({.key = key,
                     .client = asked.client,
@@ -259,8 +258,8 @@ void StepLoop::prepare(const Scheduler::Slice& slice) {
                       : is_drawn ? model::LogitRows::kLast
                                  : model::LogitRows::kNone});
   const std::span<const int32_t> ids(choice->ids);
-  slices_.push_back({choice->state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-                     running_.back().rows});
+  slices_.push_back(
+      {choice->state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)), running_.back().rows});
   const bool is_decode = end == known && count == 1 && known > live->num_prompt();
   (is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) += count;
 }
@@ -425,7 +424,9 @@ void StepLoop::end(Live& live, FinishReason reason, ErrorCode code, const std::s
 void StepLoop::finish(Live& live) {
   if (!live.has_begun) room_.leave(live.num_prompt());
   const std::vector<FinishReason>& reasons = live.outcome.reasons;
-  const auto has = [&](FinishReason reason) { return std::find(reasons.begin(), reasons.end(), reason) != reasons.end(); };
+  const auto has = [&](FinishReason reason) {
+    return std::find(reasons.begin(), reasons.end(), reason) != reasons.end();
+  };
   ++(has(FinishReason::kFailed)      ? totals_.num_failed
      : has(FinishReason::kCancelled) ? totals_.num_cancelled
                                      : totals_.num_completed);
@@ -507,7 +508,8 @@ void StepLoop::audit() const {
       saved_bytes += static_cast<int64_t>(choice->saved.size());
       const Scheduler::Entry& entry = scheduler_.entries().at(choice->key);
       const bool is_waiting = entry.phase == Scheduler::Phase::kWaiting;
-      TESSERA_CHECK(!is_waiting || choice->state == nullptr, fmt::format("sequence {} waits without state", choice->key));
+      TESSERA_CHECK(!is_waiting || choice->state == nullptr,
+                    fmt::format("sequence {} waits without state", choice->key));
       const int64_t done = choice->state != nullptr ? choice->state->position() : entry.num_done;
       TESSERA_CHECK(done == entry.num_done && entry.job.num_tokens == static_cast<int64_t>(choice->ids.size()),
                     fmt::format("sequence {}: {} tokens seen, {} counted", choice->key, done, entry.num_done));

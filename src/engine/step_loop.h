@@ -34,18 +34,19 @@ class StepLoop {
   // Why this request can't run here, ever; nothing where it can. Thread-safe.
   std::optional<Refusal> find_refusal(const Request& request) const;
 
-  // The request, without refusal and in the waiting room, now waits its turn. `id` rises. Without memory for it, it ends.
+  // The request, without refusal and in the waiting room, now waits its turn. `id` rises. Without memory for it, it
+  // ends.
   void accept(RequestId id, Request request, std::shared_ptr<Sink> sink);
-  // Ends a request as cancelled, with a line that says why (empty: somebody asked). Unknown ids are ignored. Neither this
-  // nor accept() may be called by a sink.
+  // Ends a request as cancelled, with a line that says why (empty: somebody asked). Unknown ids are ignored. Neither
+  // this nor accept() may be called by a sink.
   void cancel(RequestId id, const std::string& why);
   void cancel_all(const std::string& why);
-  // Ends every request as failed, whatever the scheduler thinks: for when an exception came out of the loop, which can go
-  // on after it.
+  // Ends every request as failed, whatever the scheduler thinks: for when an exception came out of the loop, which can
+  // go on after it.
   void abandon(const std::string& why) noexcept;
 
-  // Makes one step. False: there was nothing to run (nothing waits, or consumers have no room). Throws kInternal where an
-  // invariant is broken; what requests, sinks and the runner do wrong ends requests.
+  // Makes one step. False: there was nothing to run (nothing waits, or consumers have no room). Throws kInternal where
+  // an invariant is broken; what requests, sinks and the runner do wrong ends requests.
   bool step();
 
   bool is_idle() const { return requests_.empty(); }  // no requests

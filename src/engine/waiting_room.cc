@@ -27,12 +27,12 @@ std::optional<Refusal> WaitingRoom::refusal(int64_t num_tokens) const {
   const double excess_tokens = static_cast<double>(num_tokens_) + static_cast<double>(num_tokens - limits_.max_tokens);
   if (excess_requests <= 0 && (excess_tokens <= 0 || num_requests_ == 0)) return std::nullopt;
   const int64_t seconds = retry_after(excess_requests, excess_tokens);
-  return Refusal{.reason = Refusal::Reason::kFull,
-                 .message = fmt::format("busy: {} of at most {} requests and {} of at most {} prompt tokens wait; this "
-                                        "one has {}; try again in {} s",
-                                        num_requests_, limits_.max_requests, num_tokens_, limits_.max_tokens,
-                                        num_tokens, seconds),
-                 .retry_after_seconds = seconds};
+  return Refusal{
+      .reason = Refusal::Reason::kFull,
+      .message = fmt::format("busy: {} of at most {} requests and {} of at most {} prompt tokens wait; this "
+                             "one has {}; try again in {} s",
+                             num_requests_, limits_.max_requests, num_tokens_, limits_.max_tokens, num_tokens, seconds),
+      .retry_after_seconds = seconds};
 }
 
 std::optional<Refusal> WaitingRoom::check(int64_t num_tokens) const {

@@ -142,8 +142,7 @@ TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
 int32_t HashRunner::sample(const model::SampleRequest& request) {
   if (fails(faults_.sample, failed_.sample)) fail(ErrorCode::kNotFinite, "no logit is a number");
   TESSERA_CHECK(request.logits.size() == kHashVocab, "one row");
-  const uint64_t context =
-      static_cast<uint64_t>(request.logits[0]) | static_cast<uint64_t>(request.logits[1]) << 24;
+  const uint64_t context = static_cast<uint64_t>(request.logits[0]) | static_cast<uint64_t>(request.logits[1]) << 24;
   return next_token(context, request.params.seed, request.position, hash_counts(request.counts));
 }
 

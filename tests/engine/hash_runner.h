@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A runner made for tests of the engine whose answers depend on all that a model's would: a sequence's state is a hash of
-// its tokens and their places, and the next token a hash of that, the seed, the place and the counts. A token too many,
-// too few, out of order or of another request changes everything after it. It throws, loses and damages on demand.
+// A runner made for tests of the engine whose answers depend on all that a model's would: a sequence's state is a hash
+// of its tokens and their places, and the next token a hash of that, the seed, the place and the counts. A token too
+// many, too few, out of order or of another request changes everything after it. It throws, loses and damages on
+// demand.
 #include <cstdint>
 #include <set>
 #include <vector>

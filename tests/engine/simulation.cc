@@ -203,8 +203,8 @@ class World {
 
   HashRunner::Faults make_faults() {
     HashRunner::Faults faults;
-    if (rng_.below(2) == 0) faults = {.step = 300, .new_sequence = 1000, .fork = 300, .save = 10, .restore = 10,
-                                      .sample = 20000};
+    if (rng_.below(2) == 0)
+      faults = {.step = 300, .new_sequence = 1000, .fork = 300, .save = 10, .restore = 10, .sample = 20000};
     runner_has_poison_ = faults.has_poison = rng_.below(2) == 0;
     return faults;
   }
@@ -266,14 +266,14 @@ class World {
   bool step() {
     before_.clear();
     for (const auto& [key, entry] : loop_.scheduler().entries()) before_.emplace(key, entry);
-    const int64_t failed_steps = loop_.totals().num_failed_steps;
+    const int64_t failed_before = loop_.totals().num_failed_steps + runner_.failed().restore;
     const bool has_run = loop_.step();
     const StepStats& stats = loop_.last_step();
     clock_.time += 0.001 + 0.0001 * static_cast<double>(stats.num_prefill_tokens + stats.num_decode_tokens);
     loop_.audit();
     TESSERA_CHECK(runner_.held_bytes() <= loop_.scheduler().used_bytes(), "what is held is charged");
     TESSERA_CHECK(stats.num_prefill_tokens + stats.num_decode_tokens <= runner_.max_step_tokens(), "tokens of a step");
-    compare(failed_steps != loop_.totals().num_failed_steps);
+    compare(failed_before != loop_.totals().num_failed_steps + runner_.failed().restore);
     int64_t num_waiting = 0, waiting_tokens = 0;
     for (const auto& [key, entry] : loop_.scheduler().entries()) {
       if (entry.has_begun) continue;
@@ -286,8 +286,8 @@ class World {
     return has_run;
   }
 
-  // What the step did to each sequence.
-  void compare(bool has_failed) {
+  // What the step did to each sequence. A disturbed one threw, or lost a saved state.
+  void compare(bool is_disturbed) {
     const auto& after = loop_.scheduler().entries();
     bool is_lone = false;  // somebody shows whether a fault was its own
     for (const auto& [key, old] : before_) {
@@ -304,8 +304,9 @@ class World {
         continue;
       }
       const bool was_decoding = old.phase == Scheduler::Phase::kRunning && old.job.num_tokens - old.num_done == 1;
-      TESSERA_CHECK(!was_decoding || now.is_paused || has_failed || is_lone || now.num_done > old.num_done,
-                    fmt::format("sequence {} decodes in every step", key));
+      TESSERA_CHECK(!was_decoding || now.is_paused || is_disturbed || is_lone || now.num_done > old.num_done,
+                    fmt::format("sequence {} decodes in every step: {} of {} tokens, then {} of {}", key, old.num_done,
+                                old.job.num_tokens, now.num_done, now.job.num_tokens));
     }
   }
 
@@ -337,8 +338,8 @@ class World {
   void settle_all() {
     for (auto it = consumers_.begin(); it != consumers_.end();) {
       Consumer& consumer = *it->second;
-      const bool takes = consumer.is_slow && consumer.taken_every > 0 &&
-                         rng_.below(static_cast<uint64_t>(consumer.taken_every)) == 0;
+      const bool takes =
+          consumer.is_slow && consumer.taken_every > 0 && rng_.below(static_cast<uint64_t>(consumer.taken_every)) == 0;
       if (takes) consumer.take(1 + static_cast<int64_t>(rng_.below(3)));
       if (consumer.is_over()) settle(it->first, consumer);
       it = consumer.is_over() ? consumers_.erase(it) : std::next(it);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A world in which the step loop lives for some thousand requests: a fake runner, clients that come in bursts, cancel,
-// take their tokens slowly or never, steps and calls that fail, too little memory. All of it follows from (seed, number).
+// take their tokens slowly or never, steps and calls that fail, too little memory. All of it follows from (seed,
+// number).
 #include <cstdint>
 #include <string>
 
@@ -17,8 +18,8 @@ struct WorldReport {
   std::string to_string() const;
 };
 
-// Runs one world to its end and checks the contract's invariants after each step. Throws tessera::Error at the first one
-// that does not hold.
+// Runs one world to its end and checks the contract's invariants after each step. Throws tessera::Error at the first
+// one that does not hold.
 WorldReport run_world(uint64_t seed, uint64_t number, int64_t num_requests);
 
 }  // namespace tessera::engine

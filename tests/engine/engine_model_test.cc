@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine on the bundled model: whatever runs beside a request, and however often it is preempted, it gets the
+// tokens and log-probabilities that generate() gives it alone, bit for bit.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "engine/collector.h"
+#include "engine/generate.h"
+#include "engine/hash_runner.h"
+#include "engine/logprobs.h"
+#include "model/model_helpers.h"
+#include "testing/goldens.h"
+
+namespace tessera::engine {
+namespace {
+
+constexpr int64_t kStepTokens = 16;
+constexpr int kThreads = 4, kRequestsPerThread = 7;
+
+struct Expected {
+  std::vector<int32_t> ids;
+  FinishReason reason = FinishReason::kNone;
+  std::vector<Logprobs> prompt, drawn;
+};
+
+// generate() alone, keeping what the engine should say of each token.
+Expected alone(model::Runner& runner, const Request& request, uint64_t choice) {
+  class Rows final : public GenerateObserver {
+   public:
+    explicit Rows(size_t vocab) : vocab_(vocab) {}
+    bool wants_all_logits() const override { return true; }
+    void logits(int64_t, std::span<const float> rows) override { all.insert(all.end(), rows.begin(), rows.end()); }
+    bool token(int32_t) override { return true; }
+    std::span<const float> row(size_t i) const { return std::span(all).subspan(i * vocab_, vocab_); }
+    std::vector<float> all;
+
+   private:
+    size_t vocab_;
+  } rows(static_cast<size_t>(runner.facts().vocab_size));
+  GenerateOptions options{.max_tokens = request.max_tokens, .sampling = request.sampling};
+  options.sampling.params.seed += choice;
+  const GenerateResult result = generate(runner, request.prompt, options, rows, nullptr);
+  Expected expected{result.ids, result.finish_reason, {}, {}};
+  const size_t length = request.prompt.size();
+  for (size_t i = 1; i < length; ++i) expected.prompt.push_back(logprobs_of(rows.row(i - 1), request.prompt[i], 2));
+  for (size_t i = 0; i < result.ids.size(); ++i)
+    expected.drawn.push_back(logprobs_of(rows.row(length - 1 + i), result.ids[i], 3));
+  return expected;
+}
+
+Request draw_request(Rng& rng, int32_t vocab) {
+  Request request;
+  request.prompt = testing::random_ids(rng, 1 + static_cast<int64_t>(rng.below(60)), vocab);
+  request.max_tokens = static_cast<int64_t>(rng.below(14));
+  model::SamplingParams& params = request.sampling.params;
+  params.seed = rng.next_u64();
+  params.temperature = rng.below(3) == 0 ? 0.0f : 1.0f;
+  if (rng.below(3) == 0) params.top_p = 0.9f;
+  if (rng.below(3) == 0) params.repetition_penalty = 1.3f, params.frequency_penalty = 0.2f;
+  if (rng.below(3) == 0) request.sampling.logit_bias = {{7, 3.0f}, {9, -2.0f}};
+  if (rng.below(4) == 0) request.num_choices = 3;
+  if (rng.below(3) == 0) request.logprobs = 3, request.prompt_logprobs = 2;
+  request.priority = static_cast<Priority>(rng.below(3));
+  request.client = rng.below(2);
+  return request;
+}
+
+void expect_same(const std::vector<Logprobs>& found, const std::vector<Logprobs>& expected, const char* what) {
+  ASSERT_EQ(found.size(), expected.size()) << what;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].token, expected[i].token) << what << ' ' << i;
+    ASSERT_EQ(found[i].likeliest.size(), expected[i].likeliest.size());
+    for (size_t k = 0; k < found[i].likeliest.size(); ++k) {
+      EXPECT_EQ(found[i].likeliest[k].id, expected[i].likeliest[k].id);
+      EXPECT_EQ(found[i].likeliest[k].logprob, expected[i].likeliest[k].logprob);
+    }
+  }
+}
+
+// Bytes per token as the scheduler is told: so few that sequences are preempted while they run.
+void run_everything(const CacheBudget& budget, int64_t swap_bytes, model::Runner& runner, uint64_t seed,
+                    Engine::Status& status) {
+  struct Case {
+    Request request;
+    std::vector<Expected> expected;
+    std::shared_ptr<Collector> sink;
+    bool cancels = false;
+  };
+  std::vector<std::vector<Case>> cases(kThreads);
+  Rng rng(seed);
+  for (std::vector<Case>& own : cases) {
+    for (int i = 0; i < kRequestsPerThread; ++i) {
+      Case one{.request = draw_request(rng, runner.facts().vocab_size), .expected = {}, .sink = {}};
+      for (int c = 0; c < one.request.num_choices; ++c)
+        one.expected.push_back(alone(runner, one.request, static_cast<uint64_t>(c)));
+      one.sink = std::make_shared<Collector>(one.request.num_choices);
+      one.cancels = rng.below(6) == 0;
+      own.push_back(std::move(one));
+    }
+  }
+  {
+    Engine engine(runner, budget, {.steps = {.swap_bytes = swap_bytes}});
+    std::vector<std::thread> clients;
+    for (std::vector<Case>& own : cases) {
+      clients.emplace_back([&] {
+        for (size_t i = 0; i < own.size(); ++i) {
+          const auto submitted = engine.submit(own[i].request, own[i].sink);
+          ASSERT_TRUE(std::holds_alternative<RequestId>(submitted)) << std::get<Refusal>(submitted).message;
+          if (i % 3 == 2) own[i - 1].sink->wait();
+          if (own[i].cancels) engine.cancel(std::get<RequestId>(submitted));
+        }
+      });
+    }
+    for (std::thread& client : clients) client.join();
+    EXPECT_TRUE(engine.drain(1e9));
+    status = engine.status();
+  }
+  for (const std::vector<Case>& own : cases) {
+    for (const Case& one : own) {
+      const Outcome& outcome = one.sink->wait();
+      for (size_t c = 0; c < one.expected.size(); ++c) {
+        const std::vector<int32_t>&ids = one.sink->ids[c], &expected = one.expected[c].ids;
+        if (outcome.reasons[c] == FinishReason::kCancelled) {
+          EXPECT_TRUE(one.cancels);
+          ASSERT_LE(ids.size(), expected.size());
+          EXPECT_TRUE(std::equal(ids.begin(), ids.end(), expected.begin()));
+          continue;
+        }
+        EXPECT_EQ(ids, expected);
+        EXPECT_EQ(outcome.reasons[c], one.expected[c].reason) << outcome.error;
+      }
+      const bool has_all = outcome.reasons[0] != FinishReason::kCancelled && one.expected.size() == 1;
+      if (!has_all || !one.request.logprobs) continue;
+      EXPECT_TRUE(one.sink->is_in_order);
+      expect_same(one.sink->prompt, one.expected[0].prompt, "prompt");
+      expect_same(one.sink->logprobs, one.expected[0].drawn, "drawn");
+    }
+  }
+  EXPECT_EQ(status.last_step.cache_bytes, 0);
+  EXPECT_TRUE(status.fault.empty()) << status.fault;
+}
+
+TEST(EngineModel, EqualsGenerateWhateverTheBatch) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE(::testing::Message() << "seed " << seed);
+  const model::LoadedModel loaded =
+      testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, kStepTokens);
+  model::Runner& runner = *loaded.runner;
+  const ReservedBudget reserved(runner.cache_spec(), 5 * runner.cache_spec().bytes(80));
+  Engine::Status status;
+  run_everything(reserved, 0, runner, seed, status);
+  EXPECT_GT(status.totals.num_decode_tokens, 0);
+
+  const PagedBudget tight(4, 3 * PagedBudget(4, 0).bytes(80, 80));
+  run_everything(tight, 0, runner, seed + 1, status);
+  EXPECT_GT(status.totals.num_recomputed, 0);
+  run_everything(tight, int64_t{1} << 30, runner, seed + 2, status);
+  EXPECT_GT(status.totals.num_swapped, 0);
+}
+
+}  // namespace
+}  // namespace tessera::engine
