@@ -17,7 +17,11 @@ class PrefixStore {
   // holds `capacity` tokens. Null: nothing is known.
   virtual std::unique_ptr<model::SequenceState> find(const Request& request, std::span<const int32_t> ids,
                                                      int64_t capacity) = 0;
-  // `state` has seen `ids`, and may be forked or saved now. Called when a prompt has been run and when a choice ends.
+  // The first position after `position` that it wants to be offered, though the prompt goes on: the chunk ends there.
+  // Anything beyond the prompt: none.
+  virtual int64_t next_offer(const Request& request, int64_t position) = 0;
+  // `state` has seen `ids`, and may be forked or saved now. Called there, when a prompt has been run, and when a choice
+  // ends.
   virtual void offer(const Request& request, std::span<const int32_t> ids, const model::SequenceState& state) = 0;
 };
 

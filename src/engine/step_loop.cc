@@ -250,7 +250,10 @@ void StepLoop::prepare(const Scheduler::Slice& slice) {
   Choice* choice = find(slice.key, live);
   if (choice == nullptr) return;  // its request failed just now
   const int64_t first = choice->state->position(), known = static_cast<int64_t>(choice->ids.size());
-  const int64_t count = std::min(slice.num_tokens, known - first), end = first + count;
+  int64_t end = first + std::min(slice.num_tokens, known - first);
+  const bool is_prompt = options_.prefixes != nullptr && first < live->num_prompt();
+  if (is_prompt) end = std::min(end, std::max(first + 1, options_.prefixes->next_offer(live->request, first)));
+  const int64_t count = end - first;
   const bool is_drawn = end == known && live->draws();
   const bool is_scored = live->request.prompt_logprobs && std::min(end, live->num_prompt() - 1) > live->num_scored;
   running_.push_back({slice.key, first, count, end == known,
@@ -303,9 +306,9 @@ void StepLoop::deliver(const TensorView& logits) {
     uint64_t num_drawing = 1;
     try {
       if (slice.rows == model::LogitRows::kAll) deliver_prompt_logprobs(*live, slice, rows);
+      offer(*live, *choice, slice);
       if (!slice.is_last) continue;
       if (static_cast<int64_t>(choice->ids.size()) == live->num_prompt()) {
-        if (options_.prefixes != nullptr) options_.prefixes->offer(live->request, choice->ids, *choice->state);
         if (live->draws()) fork(*live);
         num_drawing = live->choices.size();
       }
@@ -335,6 +338,14 @@ void StepLoop::deliver_prompt_logprobs(Live& live, const Running& slice, std::sp
   }
   live.num_scored = end;
   live.sink->prompt_logprobs(first + 1, logprobs);
+}
+
+// A beginning of the prompt has run, all of it or as much as the store asked for.
+void StepLoop::offer(Live& live, const Choice& choice, const Running& slice) {
+  const int64_t end = slice.first + slice.count;
+  if (options_.prefixes == nullptr || end > live.num_prompt()) return;
+  if (end < live.num_prompt() && end != options_.prefixes->next_offer(live.request, slice.first)) return;
+  options_.prefixes->offer(live.request, std::span(choice.ids).first(static_cast<size_t>(end)), *choice.state);
 }
 
 // The prompt has run: from here on the choices differ.

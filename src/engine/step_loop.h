@@ -78,6 +78,7 @@ class StepLoop {
   void take_apart(const std::string& error, ErrorCode code);
   void deliver(const TensorView& logits);
   void deliver_prompt_logprobs(Live& live, const Running& slice, std::span<const float> rows);
+  void offer(Live& live, const Choice& choice, const Running& slice);
   void fork(Live& live);
   void draw(Live& live, Choice& choice, std::span<const float> row);
   void release(Choice& choice);

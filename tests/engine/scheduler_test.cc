@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each rule of the scheduler by itself; the simulator has them all at once.
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "engine/hash_runner.h"
+#include "engine/waiting_room.h"
+
+namespace tessera::engine {
+namespace {
+
+using Key = SequenceKey;
+
+// A token is ten bytes, as it comes.
+class TokenBudget final : public CacheBudget {
+ public:
+  explicit TokenBudget(int64_t tokens) : tokens_(tokens) {}
+  int64_t total_bytes() const override { return 10 * tokens_; }
+  int64_t bytes(int64_t num_tokens, int64_t) const override { return 10 * num_tokens; }
+
+ private:
+  int64_t tokens_;
+};
+
+Scheduler::Job job(Key key, int64_t num_tokens, uint64_t client = 0, Priority priority = Priority::kNormal) {
+  return {.key = key, .client = client, .priority = priority, .num_tokens = num_tokens, .capacity = num_tokens + 100};
+}
+
+// Plans a step, and tells the scheduler that all of it ran and each finished sequence drew a token.
+Scheduler::Plan run(Scheduler& scheduler) {
+  const Scheduler::Plan plan = scheduler.plan();
+  for (const Scheduler::Slice& slice : plan.slices) {
+    scheduler.ran(slice.key, slice.num_tokens);
+    const Scheduler::Entry& entry = scheduler.entries().at(slice.key);
+    if (entry.num_done == entry.job.num_tokens) scheduler.drew(slice.key);
+  }
+  scheduler.audit();
+  return plan;
+}
+
+std::vector<std::pair<Key, int64_t>> slices(const Scheduler::Plan& plan) {
+  std::vector<std::pair<Key, int64_t>> pairs;
+  for (const Scheduler::Slice& slice : plan.slices) pairs.emplace_back(slice.key, slice.num_tokens);
+  return pairs;
+}
+
+using Slices = std::vector<std::pair<Key, int64_t>>;
+using Keys = std::vector<Key>;
+
+TEST(Scheduler, DecodesFirstAndSharesTheRestAmongPrompts) {
+  const TokenBudget budget(100000);
+  Scheduler scheduler({.max_step_tokens = 32, .max_running = 100}, budget);
+  for (Key key = 1; key <= 3; ++key) scheduler.add(job(key, 4));
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 4}, {2, 4}, {3, 4}}));
+  for (Key key = 4; key <= 9; ++key) scheduler.add(job(key, key == 4 ? 2 : 100));
+  // 29 tokens for four prompts; what the short one leaves goes to the others; the fifth and sixth wait.
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {5, 9}, {6, 9}, {7, 9}}));
+  EXPECT_EQ(scheduler.num_waiting(), 2);
+  EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 32, .max_running = 100}), 28) << "an eighth is left to prompts";
+  EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 1, .max_running = 100}), 1);
+}
+
+TEST(Scheduler, ClientsShareWhateverTheyAsk) {
+  const TokenBudget budget(1000);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 1}, budget);
+  for (Key key = 1; key <= 40; ++key) scheduler.add(job(key, 10, 7));
+  std::map<uint64_t, int> num_served;
+  Key next = 100;
+  for (int i = 0; i < 30; ++i) {
+    scheduler.add(job(next++, 10, 8));  // one at a time
+    const Keys admitted = run(scheduler).admitted;
+    ASSERT_EQ(admitted.size(), 1u);
+    ++num_served[scheduler.entries().at(admitted[0]).job.client];
+    scheduler.remove(admitted[0]);
+  }
+  // Of the other three of four admissions each has half; every fourth is the first one's, who came before.
+  EXPECT_GE(num_served[8], 10);
+  EXPECT_GE(num_served[7], 14);
+}
+
+TEST(Scheduler, PriorityGoesFirstButNobodyStarves) {
+  const TokenBudget budget(1000);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 1}, budget);
+  scheduler.add(job(1, 10, 0, Priority::kLow));
+  scheduler.add(job(2, 10, 0, Priority::kNormal));
+  Keys order;
+  for (Key key = 3; key <= 14; ++key) {
+    scheduler.add(job(key, 10, 0, Priority::kHigh));
+    const Keys admitted = run(scheduler).admitted;
+    ASSERT_EQ(admitted.size(), 1u);
+    order.push_back(admitted[0]);
+    scheduler.remove(admitted[0]);
+  }
+  EXPECT_EQ(order, (Keys{3, 4, 5, 1, 6, 7, 8, 2, 9, 10, 11, 12}));
+}
+
+TEST(Scheduler, NobodyPassesTheOneWhoseTurnItIs) {
+  const TokenBudget budget(300);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add(job(1, 150));
+  scheduler.add(job(2, 190));
+  scheduler.add(job(3, 5));
+  EXPECT_EQ(run(scheduler).admitted, (Keys{1}));
+  EXPECT_EQ(run(scheduler).admitted, (Keys{}));
+  scheduler.remove(1);
+  EXPECT_EQ(run(scheduler).admitted, (Keys{2, 3}));
+}
+
+TEST(Scheduler, PreemptsForPriorityTwiceAtMost) {
+  const TokenBudget budget(220);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add(job(1, 100, 0, Priority::kLow));
+  EXPECT_EQ(run(scheduler).admitted, (Keys{1}));
+  for (Key key = 2; key <= 4; ++key) {
+    scheduler.add(job(key, 120, 0, Priority::kHigh));
+    const Scheduler::Plan plan = run(scheduler);
+    EXPECT_EQ(plan.preempted, key < 4 ? (Keys{1}) : (Keys{})) << key;
+    EXPECT_EQ(plan.admitted, key < 4 ? (Keys{key}) : (Keys{})) << key;
+    if (key < 4) scheduler.remove(key);
+    run(scheduler);
+  }
+}
+
+TEST(Scheduler, GrowthTakesFromTheEndOfTheKeepingOrder) {
+  const TokenBudget budget(120);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add({.key = 1, .priority = Priority::kLow, .num_tokens = 20, .capacity = 100});
+  scheduler.add({.key = 2, .num_tokens = 20, .capacity = 100});
+  scheduler.add({.key = 3, .num_tokens = 20, .capacity = 100});
+  Keys preempted;
+  for (int i = 0; i < 200 && preempted.size() < 2; ++i) {
+    for (const Key key : run(scheduler).preempted) preempted.push_back(key);
+    EXPECT_LE(scheduler.used_bytes(), budget.total_bytes());
+  }
+  EXPECT_EQ(preempted, (Keys{1, 3})) << "the lowest priority first, then who came last";
+}
+
+TEST(Scheduler, PausedSequencesGiveWay) {
+  const TokenBudget budget(250);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add(job(1, 100));
+  run(scheduler), run(scheduler);
+  scheduler.set_paused(1, true);
+  EXPECT_TRUE(run(scheduler).slices.empty());
+  scheduler.add(job(2, 140, 0, Priority::kLow));
+  EXPECT_EQ(run(scheduler).preempted, (Keys{1})) << "even for a lower priority";
+  EXPECT_TRUE(run(scheduler).admitted.empty());
+  scheduler.set_paused(1, false);
+  EXPECT_EQ(run(scheduler).preempted, (Keys{2}));
+}
+
+TEST(Scheduler, ForksTakeTheirShareOfTheCharge) {
+  const TokenBudget budget(1000);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  Scheduler::Job many = job(16, 20);
+  many.num_copies = 3;
+  scheduler.add(many);
+  scheduler.plan();
+  EXPECT_EQ(scheduler.used_bytes(), 600);
+  EXPECT_EQ(scheduler.num_running(), 3);
+  scheduler.ran(16, 20);
+  scheduler.fork(16, 17), scheduler.fork(16, 18);
+  scheduler.audit();
+  EXPECT_EQ(scheduler.used_bytes(), 600);
+  for (const Key key : {16, 17, 18}) scheduler.drew(key);
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{16, 1}, {17, 1}, {18, 1}}));
+  scheduler.remove(16);
+  EXPECT_EQ(scheduler.used_bytes(), 420);
+  EXPECT_THROW(scheduler.fork(17, 19), Error) << "nobody announced it";
+  EXPECT_FALSE(scheduler.fits(100, 11)) << "more than run at once";
+  EXPECT_TRUE(scheduler.fits(100, 10));
+  EXPECT_FALSE(scheduler.fits(101, 10));
+}
+
+TEST(Scheduler, IsolatedSequencesRunAloneUntilTheyArePast) {
+  const TokenBudget budget(10000);
+  Scheduler scheduler({.max_step_tokens = 16, .max_running = 10}, budget);
+  for (Key key = 1; key <= 3; ++key) scheduler.add(job(key, 4));
+  run(scheduler);
+  scheduler.add(job(4, 50));
+  scheduler.plan();  // this step failed for 1 and 2
+  scheduler.isolate(1, 5);
+  scheduler.isolate(2, 5);
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 5}}));
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{2, 5}}));
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 1}, {2, 1}, {3, 1}, {4, 13}}));
+}
+
+TEST(WaitingRoom, RefusesWithAnEstimate) {
+  WaitingRoom room({.max_requests = 3, .max_tokens = 100});
+  EXPECT_FALSE(room.enter(500)) << "a long one alone";
+  const auto long_one = room.check(1);
+  ASSERT_TRUE(long_one);
+  EXPECT_EQ(long_one->retry_after_seconds, 1) << "nothing is known yet";
+  room.leave(500);
+  // Two a second, of ten tokens each.
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_FALSE(room.enter(10));
+    room.leave_begun(10, 100 + 0.5 * i);
+  }
+  EXPECT_FALSE(room.enter(90));
+  const auto refused = room.enter(90);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->reason, Refusal::Reason::kFull);
+  EXPECT_GE(refused->retry_after_seconds, 4) << "80 tokens too many at 20 a second";
+  EXPECT_LE(refused->retry_after_seconds, 5);
+  EXPECT_FALSE(room.enter(10));
+  EXPECT_EQ(room.num_tokens(), 100);
+  EXPECT_TRUE(room.check(1));
+  room.leave(90), room.leave(10);
+  EXPECT_EQ(room.num_requests(), 0);
+}
+
+}  // namespace
+}  // namespace tessera::engine

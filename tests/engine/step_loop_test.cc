@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step loop by hand: prefixes, faults, logprobs, statistics.
+#include "engine/step_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/collector.h"
+#include "engine/hash_runner.h"
+#include "engine/logprobs.h"
+
+namespace tessera::engine {
+namespace {
+
+class StillClock final : public Clock {
+ public:
+  double now() const override { return time; }
+  double time = 10;
+};
+
+// Keeps a fork of whatever it is offered.
+class ForkingStore final : public PrefixStore {
+ public:
+  std::unique_ptr<model::SequenceState> find(const Request&, std::span<const int32_t> ids, int64_t capacity) override {
+    const Kept* best = nullptr;
+    for (const Kept& one : kept) {
+      const bool is_prefix = one.state->capacity() >= capacity && one.ids.size() < ids.size() &&
+                             std::equal(one.ids.begin(), one.ids.end(), ids.begin());
+      if (is_prefix && (best == nullptr || one.ids.size() > best->ids.size())) best = &one;
+    }
+    return best == nullptr ? nullptr : best->state->fork();
+  }
+  int64_t next_offer(const Request& request, int64_t position) override {
+    const auto next = std::upper_bound(request.boundaries.begin(), request.boundaries.end(), position);
+    return next == request.boundaries.end() ? std::numeric_limits<int64_t>::max() : *next;
+  }
+  void offer(const Request&, std::span<const int32_t> ids, const model::SequenceState& state) override {
+    EXPECT_EQ(state.position(), static_cast<int64_t>(ids.size()));
+    kept.push_back({{ids.begin(), ids.end()}, state.fork()});
+  }
+  struct Kept {
+    std::vector<int32_t> ids;
+    std::unique_ptr<model::SequenceState> state;
+  };
+  std::vector<Kept> kept;
+};
+
+class StepLoopTest : public testing::Test {
+ protected:
+  // Runs requests together to their end, one id after the other.
+  std::vector<std::shared_ptr<Collector>> run(StepLoop& loop, const std::vector<Request>& requests) {
+    std::vector<std::shared_ptr<Collector>> sinks;
+    for (const Request& request : requests) {
+      EXPECT_FALSE(loop.find_refusal(request));
+      EXPECT_FALSE(room_.enter(static_cast<int64_t>(request.prompt.size())));
+      sinks.push_back(std::make_shared<Collector>(request.num_choices));
+      loop.accept(++last_id_, request, sinks.back());
+    }
+    while (loop.step()) {
+      clock_.time += 0.5;
+      loop.audit();
+    }
+    EXPECT_TRUE(loop.is_idle());
+    return sinks;
+  }
+  static Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
+    Request one;
+    one.prompt = std::move(prompt), one.max_tokens = max_tokens, one.stop_at_end_token = false;
+    return one;
+  }
+
+  PagedBudget budget_{4, 100000};
+  HashRunner runner_{8, 100, budget_, {}, 1};
+  WaitingRoom room_{{}};
+  StillClock clock_;
+  RequestId last_id_ = 0;
+};
+
+TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
+  ForkingStore store;
+  std::vector<int32_t> prompt(20);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i);
+  Request first = request(prompt, 30);
+  first.boundaries = {3, 12};
+  StepLoop plain(runner_, budget_, room_, clock_, {}), caching(runner_, budget_, room_, clock_, {.prefixes = &store});
+  first.stop_ids = {run(plain, {first})[0]->ids[0][4]};
+  const auto expected = run(plain, {first});
+  const int64_t end = 20 + static_cast<int64_t>(expected[0]->ids[0].size()) - 1;  // the last token drawn is not run
+  const auto sinks = run(caching, {first});
+  EXPECT_EQ(sinks[0]->ids, expected[0]->ids);
+  std::vector<size_t> offered;
+  for (const ForkingStore::Kept& one : store.kept) offered.push_back(one.ids.size());
+  EXPECT_EQ(offered, (std::vector<size_t>{3, 12, 20, static_cast<size_t>(end)}));
+
+  // The same again, one that departs after a boundary, one that goes on after the answer.
+  Request departing = first, continued = first;
+  departing.prompt[15] = 3;
+  continued.prompt.insert(continued.prompt.end(), expected[0]->ids[0].begin(), expected[0]->ids[0].end());
+  continued.prompt.push_back(7);
+  continued.max_tokens = 10, continued.stop_ids.clear();
+  const Totals before = caching.totals();
+  for (const Request& again : {first, departing, continued}) {
+    const auto alone = run(plain, {again});
+    const auto cached = run(caching, {again});
+    EXPECT_EQ(cached[0]->ids, alone[0]->ids);
+    const int64_t num_cached = again.prompt == first.prompt ? 12 : again.prompt == departing.prompt ? 12 : end;
+    EXPECT_EQ(cached[0]->outcome.num_cached_tokens, num_cached);
+  }
+  EXPECT_EQ(caching.totals().num_cached_tokens - before.num_cached_tokens, 24 + end);
+  EXPECT_EQ(caching.totals().num_prefill_tokens - before.num_prefill_tokens, 8 + 8 + 2);
+
+  // Whoever wants the prompt's logprobs needs all of its rows.
+  Request scored = first;
+  scored.prompt_logprobs = 1;
+  const auto all = run(caching, {scored});
+  EXPECT_EQ(all[0]->outcome.num_cached_tokens, 0);
+  EXPECT_EQ(all[0]->prompt.size(), 19u);
+  EXPECT_EQ(all[0]->ids, expected[0]->ids);
+}
+
+// Of several in one step only the one at fault ends; the others were dropped, run again, and say the same.
+TEST_F(StepLoopTest, OnlyTheRequestAtFaultEnds) {
+  HashRunner poisonous(8, 100, budget_, {.has_poison = true}, 1);
+  std::vector<Request> requests;
+  int64_t num_poisoned = 0;
+  for (int32_t i = 0; requests.size() < 6; ++i) {
+    Request one = request({i % 24, i / 24 % 24, i / 576, 5, 6, 7}, 3);
+    uint64_t context = 0;
+    bool is_bad = false;
+    for (int64_t k = 0; k < 6; ++k) {
+      context = hash_token(context, k, one.prompt[static_cast<size_t>(k)]);
+      is_bad = is_bad || is_poisoned(context);
+    }
+    if (is_bad ? num_poisoned++ == 0 : requests.size() - static_cast<size_t>(num_poisoned > 0 ? 1 : 0) < 5)
+      requests.push_back(one);
+  }
+  StepLoop clean(runner_, budget_, room_, clock_, {}), faulty(poisonous, budget_, room_, clock_, {});
+  const auto expected = run(clean, requests);
+  const auto sinks = run(faulty, requests);
+  int num_failed = 0;
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    if (sinks[i]->outcome.reasons[0] == FinishReason::kFailed) {
+      ++num_failed;
+      EXPECT_EQ(sinks[i]->outcome.error, "a fault that stays");
+      EXPECT_EQ(sinks[i]->outcome.error_code, ErrorCode::kNotFinite);
+    } else {
+      EXPECT_EQ(sinks[i]->ids, expected[i]->ids);
+    }
+  }
+  EXPECT_EQ(num_failed, 1);
+  EXPECT_GE(faulty.totals().num_failed_steps, 2) << "once together, once alone";
+  EXPECT_EQ(poisonous.num_states(), 0);
+}
+
+TEST_F(StepLoopTest, CountsWhatItDoes) {
+  StepLoop loop(runner_, budget_, room_, clock_, {});
+  ASSERT_FALSE(room_.enter(10));
+  auto sink = std::make_shared<Collector>();
+  loop.accept(++last_id_, request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 3), sink);
+  clock_.time += 2;
+  ASSERT_TRUE(loop.step());
+  EXPECT_EQ(loop.last_step().num_prefill_tokens, 8);
+  EXPECT_EQ(loop.last_step().num_admitted, 1);
+  EXPECT_EQ(loop.last_step().num_running, 1);
+  EXPECT_EQ(loop.last_step().cache_bytes, budget_.bytes(10, 13));
+  clock_.time += 1;
+  ASSERT_TRUE(loop.step());
+  EXPECT_EQ(loop.last_step().num_prefill_tokens, 2);
+  EXPECT_EQ(loop.last_step().num_drawn, 1);
+  clock_.time += 1;
+  ASSERT_TRUE(loop.step());
+  EXPECT_EQ(loop.last_step().num_decode_tokens, 1);
+  ASSERT_TRUE(loop.step());
+  EXPECT_FALSE(loop.step());
+  const Outcome& outcome = sink->outcome;
+  EXPECT_EQ(outcome.reasons, std::vector{FinishReason::kLength});
+  EXPECT_EQ(outcome.num_prompt_tokens, 10);
+  EXPECT_EQ(outcome.num_generated_tokens, 3);
+  EXPECT_EQ(outcome.waited_seconds, 2);
+  EXPECT_EQ(outcome.first_token_seconds, 3);
+  EXPECT_EQ(outcome.seconds, 4);
+  EXPECT_EQ(loop.totals().num_decode_tokens, 2) << "the last token drawn is not run";
+  EXPECT_EQ(loop.totals().num_completed, 1);
+}
+
+TEST_F(StepLoopTest, PromptAloneIsRunAndScored) {
+  StepLoop loop(runner_, budget_, room_, clock_, {});
+  Request echo = request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 0);
+  echo.prompt_logprobs = 0;
+  echo.num_choices = 2;
+  const auto sinks = run(loop, {echo});
+  EXPECT_EQ(sinks[0]->outcome.reasons, (std::vector{FinishReason::kLength, FinishReason::kLength}));
+  EXPECT_EQ(sinks[0]->prompt.size(), 9u);
+  EXPECT_TRUE(sinks[0]->is_in_order);
+  EXPECT_TRUE(sinks[0]->ids[0].empty());
+}
+
+TEST(Logprobs, AreThoseOfTheSoftmax) {
+  const std::vector<float> row = {1, 3, 2, 3, -50};
+  const Logprobs logprobs = logprobs_of(row, 2, 10);
+  double total = 0, sum = 0;
+  for (const float logit : row) sum += std::exp(static_cast<double>(logit));
+  std::vector<int32_t> order;
+  for (const TokenLogprob& one : logprobs.likeliest) {
+    order.push_back(one.id);
+    total += std::exp(static_cast<double>(one.logprob));
+  }
+  EXPECT_EQ(order, (std::vector<int32_t>{1, 3, 2, 0, 4})) << "ties by id; no more than there are";
+  EXPECT_NEAR(total, 1, 1e-6);
+  EXPECT_NEAR(static_cast<double>(logprobs.token), 2 - std::log(sum), 1e-6);
+  EXPECT_EQ(logprobs.token, logprobs.likeliest[2].logprob);
+  EXPECT_TRUE(logprobs_of(row, 0, 0).likeliest.empty());
+}
+
+}  // namespace
+}  // namespace tessera::engine
