@@ -1,20 +1,70 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/step_loop.h"
 
 namespace tessera::engine {
 
-double Engine::SteadyClock::now() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+namespace {
 
-Engine::Engine(model::Runner& runner, const CacheBudget& budget, const EngineOptions& options)
-    : room_(options.waiting), loop_(runner, budget, room_, clock_, options.steps), thread_([this] { work(); }) {}
+class SteadyClock final : public Clock {
+ public:
+  double now() const override {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+};
 
-Engine::~Engine() {
-  drain(0);
+}  // namespace
+
+class Engine::Body {
+ public:
+  Body(model::Runner& runner, const CacheBudget& budget, const EngineOptions& options)
+      : room_(options.waiting), loop_(runner, budget, room_, clock_, options.steps), thread_([this] { work(); }) {}
+  ~Body();
+  std::variant<RequestId, Refusal> submit(Request request, std::shared_ptr<Sink> sink);
+  std::optional<Refusal> check_room(int64_t num_prompt_tokens) const;
+  void cancel(RequestId id);
+  void wake();
+  bool drain(double seconds);
+  Status status() const;
+
+ private:
+  struct Submitted {
+    RequestId id;
+    Request request;
+    std::shared_ptr<Sink> sink;
+  };
+
+  std::optional<Refusal> closed() const;
+  bool take_inbox();
+  void work();
+  void publish(const std::string& fault);
+
+  const SteadyClock clock_{};
+  WaitingRoom room_;
+  StepLoop loop_;  // the thread's, but for what is thread-safe there
+
+  mutable std::mutex lock_;
+  std::condition_variable changed_;   // for the thread
+  std::condition_variable finished_;  // for drain()
+  std::vector<Submitted> submitted_;
+  std::vector<RequestId> cancelled_;
+  RequestId last_id_ = 0;
+  bool is_woken_ = false, is_draining_ = false, cancels_all_ = false, is_ending_ = false;
+  bool is_idle_ = true;  // no requests, as of the last step
+  Status status_;
+  std::thread thread_;  // last: it finds all else made
+};
+
+Engine::Body::~Body() {
   {
     const std::lock_guard<std::mutex> hold(lock_);
     is_ending_ = true;
@@ -23,12 +73,12 @@ Engine::~Engine() {
   thread_.join();
 }
 
-std::optional<Refusal> Engine::closed() const {
+std::optional<Refusal> Engine::Body::closed() const {
   if (!is_draining_) return std::nullopt;
   return Refusal{.reason = Refusal::Reason::kDraining, .message = "shutting down: no more requests are taken"};
 }
 
-std::variant<RequestId, Refusal> Engine::submit(Request request, std::shared_ptr<Sink> sink) {
+std::variant<RequestId, Refusal> Engine::Body::submit(Request request, std::shared_ptr<Sink> sink) {
   if (std::optional<Refusal> refused = loop_.find_refusal(request)) return std::move(*refused);
   RequestId id = 0;
   {
@@ -42,13 +92,13 @@ std::variant<RequestId, Refusal> Engine::submit(Request request, std::shared_ptr
   return id;
 }
 
-std::optional<Refusal> Engine::check_room(int64_t num_prompt_tokens) const {
+std::optional<Refusal> Engine::Body::check_room(int64_t num_prompt_tokens) const {
   const std::lock_guard<std::mutex> hold(lock_);
   if (std::optional<Refusal> refused = closed()) return refused;
   return room_.check(num_prompt_tokens);
 }
 
-void Engine::cancel(RequestId id) {
+void Engine::Body::cancel(RequestId id) {
   {
     const std::lock_guard<std::mutex> hold(lock_);
     cancelled_.push_back(id);
@@ -56,7 +106,7 @@ void Engine::cancel(RequestId id) {
   changed_.notify_one();
 }
 
-void Engine::wake() {
+void Engine::Body::wake() {
   {
     const std::lock_guard<std::mutex> hold(lock_);
     is_woken_ = true;
@@ -64,7 +114,7 @@ void Engine::wake() {
   changed_.notify_one();
 }
 
-bool Engine::drain(double seconds) {
+bool Engine::Body::drain(double seconds) {
   std::unique_lock<std::mutex> hold(lock_);
   is_draining_ = true;
   const auto is_done = [this] { return is_idle_ && submitted_.empty(); };
@@ -77,7 +127,7 @@ bool Engine::drain(double seconds) {
   return false;
 }
 
-Engine::Status Engine::status() const {
+Engine::Status Engine::Body::status() const {
   const std::lock_guard<std::mutex> hold(lock_);
   Status status = status_;
   status.is_draining = is_draining_;
@@ -85,7 +135,7 @@ Engine::Status Engine::status() const {
 }
 
 // What other threads asked for since the last step. False: nothing.
-bool Engine::take_inbox() {
+bool Engine::Body::take_inbox() {
   std::vector<Submitted> submitted;
   std::vector<RequestId> cancelled;
   bool cancels_all = false, is_woken = false;
@@ -103,7 +153,7 @@ bool Engine::take_inbox() {
   return is_woken || cancels_all || !submitted.empty() || !cancelled.empty();
 }
 
-void Engine::publish(const std::string& fault) {
+void Engine::Body::publish(const std::string& fault) {
   const std::lock_guard<std::mutex> hold(lock_);
   status_.last_step = loop_.last_step();
   status_.totals = loop_.totals();
@@ -112,7 +162,7 @@ void Engine::publish(const std::string& fault) {
   if (is_idle_) finished_.notify_all();
 }
 
-void Engine::work() {
+void Engine::Body::work() {
   for (;;) {
     bool is_busy = true;
     try {
@@ -136,6 +186,33 @@ void Engine::work() {
     }
     if (is_ending_) return;
   }
+}
+
+Engine::Engine(model::Runner& runner, const CacheBudget& budget, const EngineOptions& options)
+    : body_(std::make_unique<Body>(runner, budget, options)) {}
+
+// No request, and so no sink, knows of the engine when its parts go.
+Engine::~Engine() {
+  body_->drain(0);
+}
+
+std::variant<RequestId, Refusal> Engine::submit(Request request, std::shared_ptr<Sink> sink) {
+  return body_->submit(std::move(request), std::move(sink));
+}
+std::optional<Refusal> Engine::check_room(int64_t num_prompt_tokens) const {
+  return body_->check_room(num_prompt_tokens);
+}
+void Engine::cancel(RequestId id) {
+  body_->cancel(id);
+}
+void Engine::wake() {
+  body_->wake();
+}
+bool Engine::drain(double seconds) {
+  return body_->drain(seconds);
+}
+Engine::Status Engine::status() const {
+  return body_->status();
 }
 
 }  // namespace tessera::engine

@@ -2,22 +2,16 @@
 #pragma once
 // Many requests on one model: submit from any thread, tokens come to the request's sink. One thread of the engine's own
 // runs the steps. Contract: docs/contracts/engine_loop.md.
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <variant>
-#include <vector>
 
-#include "engine/step_loop.h"
+#include "engine/cache_budget.h"
+#include "engine/options.h"
+#include "engine/request.h"
+#include "engine/stats.h"
 
 namespace tessera::engine {
-
-struct EngineOptions {
-  WaitingRoom::Limits waiting{};
-  StepLoopOptions steps{};
-};
 
 // What a sink calls when it has room again.
 class Wakeable {
@@ -58,35 +52,8 @@ class Engine final : public Wakeable {
   Status status() const;
 
  private:
-  struct Submitted {
-    RequestId id;
-    Request request;
-    std::shared_ptr<Sink> sink;
-  };
-  class SteadyClock final : public Clock {
-   public:
-    double now() const override;
-  };
-
-  std::optional<Refusal> closed() const;
-  bool take_inbox();
-  void work();
-  void publish(const std::string& fault);
-
-  const SteadyClock clock_;
-  WaitingRoom room_;
-  StepLoop loop_;  // the thread's, but for what is thread-safe there
-
-  mutable std::mutex lock_;
-  std::condition_variable changed_;   // for the thread
-  std::condition_variable finished_;  // for drain()
-  std::vector<Submitted> submitted_;
-  std::vector<RequestId> cancelled_;
-  RequestId last_id_ = 0;
-  bool is_woken_ = false, is_draining_ = false, cancels_all_ = false, is_ending_ = false;
-  bool is_idle_ = true;  // no requests, as of the last step
-  Status status_;
-  std::thread thread_;
+  class Body;
+  const std::unique_ptr<Body> body_;
 };
 
 }  // namespace tessera::engine

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/priority.h"
 #include "engine/sampler.h"
-#include "engine/scheduler.h"
 #include "engine/sequence.h"
 
 namespace tessera::engine {
@@ -30,9 +30,10 @@ struct Request {
   std::vector<int32_t> stop_ids{};       // more tokens that end a choice; the token is delivered
   std::optional<int> logprobs{};         // of drawn tokens, with so many of the likeliest, 0 to kMaxTopLogprobs
   std::optional<int> prompt_logprobs{};  // the same of the prompt's tokens but the first
-  // Positions, rising, where another prompt may depart from this one (ends of messages): a PrefixStore keeps states there.
+  // Positions, rising, where another prompt may depart from this one (ends of messages): a PrefixStore keeps states
+  // there.
   std::vector<int64_t> boundaries{};
-  uint64_t client = 0;                   // clients share the model evenly
+  uint64_t client = 0;  // clients share the model evenly
   Priority priority = Priority::kNormal;
 };
 

@@ -10,13 +10,12 @@
 #include <vector>
 
 #include "engine/cache_budget.h"
+#include "engine/priority.h"
 
 namespace tessera::engine {
 
 // Rises in order of arrival: of two sequences the one with the lower key came first.
 using SequenceKey = uint64_t;
-
-enum class Priority : uint8_t { kHigh, kNormal, kLow };
 
 class Scheduler {
  public:

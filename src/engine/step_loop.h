@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/options.h"
 #include "engine/prefix_store.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
@@ -15,14 +16,6 @@
 #include "engine/waiting_room.h"
 
 namespace tessera::engine {
-
-struct StepLoopOptions {
-  int64_t max_running = 256;          // sequences; cut to Scheduler::most_running
-  int64_t swap_bytes = 0;             // host memory for states of preempted sequences; 0: they are run again
-  double slow_consumer_seconds = 60;  // without room for so long, a request ends
-  PrefixStore* prefixes = nullptr;    // null: every request begins at its first token
-  StepObserver* observer = nullptr;   // null: nobody
-};
 
 class StepLoop {
  public:
