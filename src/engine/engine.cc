@@ -41,6 +41,7 @@ class Engine::Body {
     RequestId id;
     Request request;
     std::shared_ptr<Sink> sink;
+    double at;  // by the clock
   };
 
   std::optional<Refusal> closed() const;
@@ -84,9 +85,15 @@ std::variant<RequestId, Refusal> Engine::Body::submit(Request request, std::shar
   {
     const std::lock_guard<std::mutex> hold(lock_);
     if (std::optional<Refusal> refused = closed()) return std::move(*refused);
-    if (auto refused = room_.enter(static_cast<int64_t>(request.prompt.size()))) return std::move(*refused);
-    id = ++last_id_;
-    submitted_.push_back({id, std::move(request), std::move(sink)});
+    const int64_t num_tokens = static_cast<int64_t>(request.prompt.size());
+    id = last_id_ + 1;
+    submitted_.push_back({id, std::move(request), std::move(sink), clock_.now()});
+    // Last: nothing fails after it, and what entered is sure to leave.
+    if (std::optional<Refusal> refused = room_.enter(num_tokens)) {
+      submitted_.pop_back();
+      return std::move(*refused);
+    }
+    last_id_ = id;
   }
   changed_.notify_one();
   return id;
@@ -147,7 +154,7 @@ bool Engine::Body::take_inbox() {
     std::swap(is_woken, is_woken_);
     is_idle_ = is_idle_ && submitted.empty();
   }
-  for (Submitted& one : submitted) loop_.accept(one.id, std::move(one.request), std::move(one.sink));
+  for (Submitted& one : submitted) loop_.accept(one.id, std::move(one.request), std::move(one.sink), one.at);
   for (const RequestId id : cancelled) loop_.cancel(id, "");
   if (cancels_all) loop_.cancel_all("shutting down");
   return is_woken || cancels_all || !submitted.empty() || !cancelled.empty();

@@ -89,33 +89,40 @@ std::optional<Refusal> StepLoop::find_refusal(const Request& request) const {
                              scheduler_.max_running())};
 }
 
-void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink) {
+void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted) {
   ++totals_.num_requests;
-  const int64_t capacity = capacity_of(request, runner_.facts());
-  const auto live =
-      requests_
-          .emplace(id, std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, clock_.now()}))
-          .first->second.get();
-  const Request& asked = live->request;
-  live->num_open = asked.num_choices;
-  live->outcome.reasons.assign(static_cast<size_t>(asked.num_choices), FinishReason::kNone);
-  live->outcome.num_prompt_tokens = live->num_prompt();
+  const int64_t num_prompt = static_cast<int64_t>(request.prompt.size());
+  const std::shared_ptr<Sink> kept = sink;
   try {
-    live->choices.reserve(static_cast<size_t>(asked.num_choices));
-    const SequenceKey key = id * kKeysPerRequest;
-    auto first =
-        std::make_unique<Choice>(Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
-    for (const int32_t token : asked.prompt) first->sampler.observe(token);
-    scheduler_.add({.key = key,
-                    .client = asked.client,
-                    .priority = asked.priority,
-                    .num_tokens = live->num_prompt(),
-                    .capacity = capacity,
-                    .num_copies = asked.num_choices});
-    live->choices.push_back(std::move(first));
+    join(id, std::move(request), std::move(sink), submitted);
   } catch (const std::exception& error) {
-    end(*live, FinishReason::kFailed, code_of(error), error.what());
+    const auto found = requests_.find(id);
+    if (found != requests_.end()) return end(*found->second, FinishReason::kFailed, code_of(error), error.what());
+    room_.leave(num_prompt);
+    ++totals_.num_failed;
+    kept->finished({.reasons = {FinishReason::kFailed}, .error_code = code_of(error), .error = error.what()});
   }
+}
+
+void StepLoop::join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted) {
+  const int64_t capacity = capacity_of(request, runner_.facts());
+  auto live_request = std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, submitted});
+  Live& live = *requests_.emplace(id, std::move(live_request)).first->second;
+  const Request& asked = live.request;
+  live.num_open = asked.num_choices;
+  live.outcome.reasons.assign(static_cast<size_t>(asked.num_choices), FinishReason::kNone);
+  live.outcome.num_prompt_tokens = live.num_prompt();
+  live.choices.reserve(static_cast<size_t>(asked.num_choices));
+  const SequenceKey key = id * kKeysPerRequest;
+  auto first = std::make_unique<Choice>(Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
+  for (const int32_t token : asked.prompt) first->sampler.observe(token);
+  scheduler_.add({.key = key,
+                  .client = asked.client,
+                  .priority = asked.priority,
+                  .num_tokens = live.num_prompt(),
+                  .capacity = capacity,
+                  .num_copies = asked.num_choices});
+  live.choices.push_back(std::move(first));
 }
 
 StepLoop::Choice* StepLoop::find(SequenceKey key, Live*& live) const {

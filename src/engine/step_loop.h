@@ -27,9 +27,9 @@ class StepLoop {
   // Why this request can't run here, ever; nothing where it can. Thread-safe.
   std::optional<Refusal> find_refusal(const Request& request) const;
 
-  // The request, without refusal and in the waiting room, now waits its turn. `id` rises. Without memory for it, it
-  // ends.
-  void accept(RequestId id, Request request, std::shared_ptr<Sink> sink);
+  // The request, without refusal and in the waiting room, now waits its turn. `id` rises; `submitted` is by the clock.
+  // Where there is no memory for it, it ends.
+  void accept(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted);
   // Ends a request as cancelled, with a line that says why (empty: somebody asked). Unknown ids are ignored. Neither
   // this nor accept() may be called by a sink.
   void cancel(RequestId id, const std::string& why);
@@ -57,6 +57,7 @@ class StepLoop {
   struct Live;
   struct Running;  // a slice of the step under way
 
+  void join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted);
   Choice* find(SequenceKey key, Live*& live) const;
   void read_rooms(double now);
   void set_paused(Live& live, bool is_paused);

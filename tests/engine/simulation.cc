@@ -246,7 +246,7 @@ class World {
         consumer->taken_every = static_cast<int64_t>(rng_.below(6));
       }
       ++report_.num_requests;
-      loop_.accept(++last_id_, request, consumer);
+      loop_.accept(++last_id_, request, consumer, clock_.time);
       consumers_.emplace(last_id_, std::move(consumer));
     }
     note_waiting();

@@ -56,7 +56,7 @@ class StepLoopTest : public testing::Test {
       EXPECT_FALSE(loop.find_refusal(request));
       EXPECT_FALSE(room_.enter(static_cast<int64_t>(request.prompt.size())));
       sinks.push_back(std::make_shared<Collector>(request.num_choices));
-      loop.accept(++last_id_, request, sinks.back());
+      loop.accept(++last_id_, request, sinks.back(), clock_.time);
     }
     while (loop.step()) {
       clock_.time += 0.5;
@@ -158,7 +158,7 @@ TEST_F(StepLoopTest, CountsWhatItDoes) {
   StepLoop loop(runner_, budget_, room_, clock_, {});
   ASSERT_FALSE(room_.enter(10));
   auto sink = std::make_shared<Collector>();
-  loop.accept(++last_id_, request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 3), sink);
+  loop.accept(++last_id_, request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 3), sink, clock_.time);
   clock_.time += 2;
   ASSERT_TRUE(loop.step());
   EXPECT_EQ(loop.last_step().num_prefill_tokens, 8);
