@@ -188,6 +188,36 @@ TEST(Scheduler, IsolatedSequencesRunAloneUntilTheyArePast) {
   EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 1}, {2, 1}, {3, 1}, {4, 13}}));
 }
 
+TEST(Scheduler, IsolatedSequencesRunAloneEvenWhenTheyComeBack) {
+  const TokenBudget budget(250);
+  Scheduler scheduler({.max_step_tokens = 16, .max_running = 10}, budget);
+  scheduler.add(job(1, 60, 0, Priority::kLow));
+  scheduler.plan();
+  scheduler.isolate(1, 16);
+  scheduler.add({.key = 2, .priority = Priority::kHigh, .num_tokens = 200, .capacity = 220});
+  scheduler.set_paused(1, true);
+  EXPECT_EQ(run(scheduler).preempted, (Keys{1}));
+  scheduler.set_paused(1, false);
+  scheduler.remove(2);
+  scheduler.add(job(3, 4, 0, Priority::kHigh));
+  const Scheduler::Plan plan = run(scheduler);
+  EXPECT_EQ(plan.admitted, (Keys{3, 1}));
+  EXPECT_EQ(slices(plan), (Slices{{1, 16}}));
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{3, 4}, {1, 12}}));
+}
+
+TEST(Scheduler, GrowthTakesFromThePausedFirst) {
+  const TokenBudget budget(90);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add({.key = 1, .priority = Priority::kHigh, .num_tokens = 20, .capacity = 90});
+  scheduler.add({.key = 2, .num_tokens = 20, .capacity = 90});
+  EXPECT_EQ(run(scheduler).admitted, (Keys{1, 2}));
+  scheduler.set_paused(1, true);
+  Keys preempted;
+  for (int i = 0; i < 60 && preempted.empty(); ++i) preempted = run(scheduler).preempted;
+  EXPECT_EQ(preempted, (Keys{1}));
+}
+
 TEST(WaitingRoom, RefusesWithAnEstimate) {
   WaitingRoom room({.max_requests = 3, .max_tokens = 100});
   EXPECT_FALSE(room.enter(500)) << "a long one alone";

@@ -46,25 +46,29 @@ class Consumer final : public Sink {
     choices_.assign(static_cast<size_t>(request.num_choices), choice);
   }
 
+  // An exception would only end the request: what is wrong is kept for the world to find.
+  void expect(bool is_right, const std::string& what) {
+    if (!is_right && fault.empty()) fault = what;
+  }
   int64_t room() const override { return held_limit_ - num_held_; }
   void prompt_logprobs(int64_t first_position, std::span<const Logprobs> logprobs) override {
-    TESSERA_CHECK(request_.prompt_logprobs.has_value() && !is_over_, "nobody asked");
-    TESSERA_CHECK(first_position == num_scored_ + 1, "prompt logprobs come in order, once");
+    expect(request_.prompt_logprobs.has_value() && !is_over_, "nobody asked");
+    expect(first_position == num_scored_ + 1, "prompt logprobs come in order, once");
     num_scored_ += static_cast<int64_t>(logprobs.size());
     for (const Logprobs& one : logprobs)
-      TESSERA_CHECK(one.likeliest.size() == static_cast<size_t>(*request_.prompt_logprobs), "as many as asked");
+      expect(one.likeliest.size() == static_cast<size_t>(*request_.prompt_logprobs), "as many as asked");
   }
   bool token(const Token& token) override {
     Choice& choice = choices_.at(static_cast<size_t>(token.choice));
-    TESSERA_CHECK(!is_over_ && choice.reason == FinishReason::kNone && !is_lost_, "no token after the end");
-    TESSERA_CHECK(num_held_ < held_limit_, "a token for which there is no room");
-    TESSERA_CHECK(token.logprobs.has_value() == request_.logprobs.has_value(), "logprobs as asked");
-    TESSERA_CHECK(!request_.prompt_logprobs || num_scored_ == length() - 1, "the prompt's logprobs come first");
+    expect(!is_over_ && choice.reason == FinishReason::kNone && !is_lost_, "no token after the end");
+    expect(num_held_ < held_limit_, "a token for which there is no room");
+    expect(token.logprobs.has_value() == request_.logprobs.has_value(), "logprobs as asked");
+    expect(!request_.prompt_logprobs || num_scored_ == length() - 1, "the prompt's logprobs come first");
     const int64_t position = length() + choice.num_tokens++;
     const uint64_t seed = request_.sampling.params.seed + static_cast<uint64_t>(token.choice);
     const int32_t expected =
         next_token(choice.context, seed, static_cast<uint64_t>(position), hash_counts(choice.counts));
-    TESSERA_CHECK(token.id == expected, fmt::format("token {} at {}, alone it is {}", token.id, position, expected));
+    expect(token.id == expected, fmt::format("token {} at {}, alone it is {}", token.id, position, expected));
     if (has_penalties_) ++choice.counts[static_cast<size_t>(token.id)];
     choice.context = hash_token(choice.context, position, token.id);
     choice.last = token.id;
@@ -74,7 +78,7 @@ class Consumer final : public Sink {
   }
   void choice_finished(int index, FinishReason reason) override {
     Choice& choice = choices_.at(static_cast<size_t>(index));
-    TESSERA_CHECK(choice.reason == FinishReason::kNone && reason != FinishReason::kNone, "a choice ends once");
+    expect(choice.reason == FinishReason::kNone && reason != FinishReason::kNone, "a choice ends once");
     choice.reason = reason;
     if (reason == FinishReason::kCancelled || reason == FinishReason::kFailed) return;
     const bool is_end = choice.num_tokens > 0 && choice.last == kHashEnd && request_.stop_at_end_token;
@@ -84,19 +88,19 @@ class Consumer final : public Sink {
     const FinishReason expected = is_end    ? FinishReason::kEndOfText
                                   : is_stop ? FinishReason::kStop
                                             : FinishReason::kLength;
-    TESSERA_CHECK(reason == expected, "the reason of an end");
-    TESSERA_CHECK(reason != FinishReason::kLength || choice.num_tokens == num_new_, "all tokens that were asked for");
+    expect(reason == expected, "the reason of an end");
+    expect(reason != FinishReason::kLength || choice.num_tokens == num_new_, "all tokens that were asked for");
   }
   void finished(const Outcome& how) override {
-    TESSERA_CHECK(!is_over_, "a request ends once");
+    expect(!is_over_, "a request ends once");
     is_over_ = true;
     outcome = how;
     int64_t num_tokens = 0;
     for (size_t i = 0; i < choices_.size(); ++i) {
-      TESSERA_CHECK(choices_[i].reason == how.reasons[i] && how.reasons[i] != FinishReason::kNone, "choices end first");
+      expect(choices_[i].reason == how.reasons[i] && how.reasons[i] != FinishReason::kNone, "choices end first");
       num_tokens += choices_[i].num_tokens;
     }
-    TESSERA_CHECK(num_tokens == how.num_generated_tokens, "tokens are counted");
+    expect(num_tokens == how.num_generated_tokens, "tokens are counted");
   }
 
   // A place where a step must throw: nothing of the request can be after it.
@@ -113,6 +117,7 @@ class Consumer final : public Sink {
   int64_t stops_at = -1;    // answers "stop" to its n-th token
   int64_t taken_every = 0;  // of a slow one: a token every so many steps; 0: never
   bool is_slow = false;
+  std::string fault;
   Outcome outcome;
   uint64_t digest = 0;
 
@@ -349,6 +354,7 @@ class World {
 
   void settle(RequestId id, const Consumer& consumer) {
     const Outcome& outcome = consumer.outcome;
+    TESSERA_CHECK(consumer.fault.empty(), consumer.fault);
     const auto has = [&](FinishReason reason) {
       return std::find(outcome.reasons.begin(), outcome.reasons.end(), reason) != outcome.reasons.end();
     };

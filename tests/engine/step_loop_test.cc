@@ -185,6 +185,29 @@ TEST_F(StepLoopTest, CountsWhatItDoes) {
   EXPECT_EQ(loop.totals().num_completed, 1);
 }
 
+TEST_F(StepLoopTest, GoesOnAfterItWasAbandoned) {
+  StepLoop loop(runner_, budget_, room_, clock_, {.max_running = 1});
+  std::vector<std::shared_ptr<Collector>> sinks;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_FALSE(room_.enter(1));
+    sinks.push_back(std::make_shared<Collector>());
+    loop.accept(++last_id_, request({7}, 5), sinks.back(), clock_.time);
+  }
+  ASSERT_TRUE(loop.step());
+  EXPECT_EQ(room_.num_requests(), 2);
+  loop.abandon("planted");
+  for (const auto& sink : sinks) {
+    EXPECT_EQ(sink->outcome.reasons, std::vector{FinishReason::kFailed});
+    EXPECT_EQ(sink->outcome.error, "planted");
+    EXPECT_EQ(sink->num_ends(), 1);
+  }
+  EXPECT_EQ(room_.num_requests(), 0);
+  EXPECT_EQ(runner_.num_states(), 0);
+  loop.audit();
+  StepLoop fresh(runner_, budget_, room_, clock_, {});
+  EXPECT_EQ(run(loop, {request({7}, 5)})[0]->ids, run(fresh, {request({7}, 5)})[0]->ids);
+}
+
 TEST_F(StepLoopTest, PromptAloneIsRunAndScored) {
   StepLoop loop(runner_, budget_, room_, clock_, {});
   Request echo = request({1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, 0);
