@@ -12,7 +12,7 @@
 namespace tessera::engine {
 namespace {
 
-constexpr int64_t kRequests = 20000, kRequestsPerWorld = 1000;
+constexpr int64_t kRequests = 10000, kRequestsPerWorld = 1000;
 
 uint64_t number_from(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
