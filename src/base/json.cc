@@ -195,11 +195,24 @@ std::string describe(const Json& value) {
   return "nothing";
 }
 
+namespace {
+
+[[noreturn]] void fail_field(const std::string& file, const std::string& path, std::string_view expected,
+                             const std::string& found) {
+  try {
+    fail_data(file, path.empty() ? "top level" : fmt::format("field {}", path), expected, found);
+  } catch (const Error& error) {
+    throw JsonFieldError(error.what(), path);
+  }
+}
+
+}  // namespace
+
 JsonCursor JsonCursor::at(std::string_view key) const {
   if (value_->kind() != Json::Kind::kObject) fail_expected("an object");
   const std::string child_path = path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
   const Json* child = value_->find(key);
-  if (child == nullptr) fail_data(file_, fmt::format("field {}", child_path), "a value", "nothing");
+  if (child == nullptr) fail_field(file_, child_path, "a value", "nothing");
   return JsonCursor(*child, file_, child_path);
 }
 
@@ -267,7 +280,7 @@ const std::string& JsonCursor::string() const {
 }
 
 void JsonCursor::fail_expected(std::string_view expected) const {
-  fail_data(file_, path_.empty() ? "top level" : fmt::format("field {}", path_), expected, describe(*value_));
+  fail_field(file_, path_, expected, describe(*value_));
 }
 
 }  // namespace tessera

@@ -12,13 +12,15 @@
 #include <variant>
 #include <vector>
 
+#include "base/error.h"
+
 namespace tessera {
 
 class JsonMemberSink;
 
 class Json {
  public:
-  // kBigInt: an integer outside int64; only parse_python makes it.
+  // kBigInt: an integer outside int64; only parse_python and parse_exact make it.
   enum class Kind { kNull, kBool, kInt, kBigInt, kDouble, kString, kArray, kObject };
   using Member = std::pair<std::string, Json>;
 
@@ -39,6 +41,10 @@ class Json {
   // comes twice the last value in the first place. Nesting ends at 512. A lone surrogate is refused: Python reads it,
   // and fails when the text is encoded. Throws kDataLoss naming the field, such as messages[3].content, and the byte.
   static Json parse_python(std::string_view text, std::string_view where);
+
+  // Parses one document as strictly as parse, but keeps integers outside int64 as they are written, for requests whose
+  // schemas go into a prompt. Numbers too large for a double are refused. Throws kDataLoss as parse_python does.
+  static Json parse_exact(std::string_view text, std::string_view where, size_t max_values = kDefaultMaxValues);
 
   Kind kind() const { return static_cast<Kind>(value_.index()); }
   // The value where it is of that kind; false, 0 and empty ones otherwise.
@@ -83,6 +89,16 @@ class JsonMemberSink {
 
 // One line of JSON-like text describing a value for messages: its kind, and the value where it is short.
 std::string describe(const Json& value);
+
+// What JsonCursor throws: a kDataLoss whose parts can be read, for answers that name the field.
+class JsonFieldError : public Error {
+ public:
+  JsonFieldError(const std::string& message, std::string path) : Error(ErrorCode::kDataLoss, message), path_(path) {}
+  const std::string& path() const { return path_; }  // a.b[3]; empty: the document itself
+
+ private:
+  std::string path_;
+};
 
 // A place in a document. Reading the wrong kind throws kDataLoss: "FILE: field a.b[3]: expected ..., found ...".
 class JsonCursor {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reader with the rules of Python's json module. The strict reader's parser cannot do it: it has no integers above
-// 64 bits and no NaN.
+// The reader with the rules of Python's json module, and the exact one for requests. The strict reader's parser cannot do
+// it: it has no integers above 64 bits and no NaN.
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <unordered_map>
 
@@ -15,7 +16,13 @@ namespace tessera {
 
 namespace {
 
-constexpr size_t kMaxDepth = 512;
+// Where the two readers differ.
+struct Rules {
+  bool is_python;  // NaN, infinities and keys that come twice are read
+  size_t max_depth, max_values;
+};
+
+constexpr Rules kPythonRules{true, 512, std::numeric_limits<size_t>::max()};
 constexpr size_t kMaxDigits = 4300;  // sys.int_info.default_max_str_digits
 
 bool is_digit(char c) {
@@ -50,7 +57,8 @@ double to_double(std::string_view text) {
 
 class PythonJsonReader {
  public:
-  PythonJsonReader(std::string_view text, std::string_view where) : text_(text), where_(where) {}
+  PythonJsonReader(std::string_view text, std::string_view where, const Rules& rules)
+      : text_(text), where_(where), rules_(rules) {}
 
   Json read_document() {
     Json out = read_value();
@@ -93,6 +101,7 @@ class PythonJsonReader {
 
   Json read_value() {
     skip_space();
+    if (++num_values_ > rules_.max_values) fail_here(fmt::format("at most {} values", rules_.max_values));
     Json out;
     if (take("null")) return out;
     if (take("{")) return read_object();
@@ -103,11 +112,11 @@ class PythonJsonReader {
       out.value_ = true;
     } else if (take("false")) {
       out.value_ = false;
-    } else if (take("NaN")) {
+    } else if (rules_.is_python && take("NaN")) {
       out.value_ = std::numeric_limits<double>::quiet_NaN();
-    } else if (take("Infinity")) {
+    } else if (rules_.is_python && take("Infinity")) {
       out.value_ = std::numeric_limits<double>::infinity();
-    } else if (take("-Infinity")) {
+    } else if (rules_.is_python && take("-Infinity")) {
       out.value_ = -std::numeric_limits<double>::infinity();
     } else {
       return read_number();
@@ -141,7 +150,12 @@ class PythonJsonReader {
     }
     const std::string_view number = text_.substr(start_, pos_ - start_);
     if (!is_whole) {
-      out.value_ = to_double(number);
+      const double value = to_double(number);
+      if (!rules_.is_python && std::isinf(value)) {
+        pos_ = start_;
+        fail_here("a number that a double holds");
+      }
+      out.value_ = value;
       return out;
     }
     if (num_digits > kMaxDigits) {
@@ -214,7 +228,7 @@ class PythonJsonReader {
   }
 
   void enter() {
-    if (steps_.size() == kMaxDepth) fail_here(fmt::format("at most {} levels of nesting", kMaxDepth));
+    if (steps_.size() == rules_.max_depth) fail_here(fmt::format("at most {} levels of nesting", rules_.max_depth));
     steps_.emplace_back();
   }
 
@@ -251,6 +265,7 @@ class PythonJsonReader {
         skip_space();
         if (!take(":")) fail_here("a colon");
         const auto [place, is_new] = places.emplace(steps_.back().key, members.size());
+        if (!is_new && !rules_.is_python) fail_here("every key once");
         const size_t at = place->second;
         Json value = read_value();
         if (is_new) {
@@ -270,12 +285,17 @@ class PythonJsonReader {
   }
 
   std::string_view text_, where_;
-  size_t pos_ = 0, start_ = 0;
+  Rules rules_;
+  size_t pos_ = 0, start_ = 0, num_values_ = 0;
   std::vector<Step> steps_;
 };
 
 Json Json::parse_python(std::string_view text, std::string_view where) {
-  return PythonJsonReader(text, where).read_document();
+  return PythonJsonReader(text, where, kPythonRules).read_document();
+}
+
+Json Json::parse_exact(std::string_view text, std::string_view where, size_t max_values) {
+  return PythonJsonReader(text, where, {false, kMaxDepth, max_values}).read_document();
 }
 
 }  // namespace tessera

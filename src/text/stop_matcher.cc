@@ -12,6 +12,7 @@ std::string StopMatcher::push(std::string_view text) {
   pending_ += text;
   if (const auto hit = find_first_marker(pending_, stops_)) {
     has_matched_ = true;
+    matched_ = stops_[hit->marker_idx];
     std::string safe = pending_.substr(0, hit->pos);
     pending_.clear();
     return safe;

@@ -18,10 +18,12 @@ class StopMatcher {
   // What was held back, at the end of the text.
   std::string finish();
   bool has_matched() const { return has_matched_; }
+  // The stop string that was found; empty before.
+  const std::string& matched() const { return matched_; }
 
  private:
   std::vector<std::string> stops_;
-  std::string pending_;
+  std::string pending_, matched_;
   bool has_matched_ = false;
 };
 

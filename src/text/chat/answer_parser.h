@@ -57,6 +57,8 @@ class AnswerParser {
   std::vector<AnswerEvent> finish(Ending ending);
   // What has come so far; the fault is final after finish.
   const Answer& answer() const { return answer_; }
+  // Whether what was pushed so far ends inside the reasoning.
+  bool is_reasoning() const { return state_ == State::kReasoning; }
 
  private:
   enum class State {

@@ -156,7 +156,9 @@ class Renderer {
       out_ += kEndThinkToken;
     }
     out_ += message.content;
-    if (!message.tool_calls.empty()) {
+    if (!message.sampled_calls.empty()) {
+      out_ += message.sampled_calls;
+    } else if (!message.tool_calls.empty()) {
       out_ += "\n\n";
       append_tool_calls(out_, message.tool_calls);
     }
@@ -202,6 +204,7 @@ void check_message(size_t message_idx, const Message& message) {
   check_utf8(message_idx, "content", message.content);
   check_utf8(message_idx, "reasoning_content", message.reasoning);
   check_utf8(message_idx, "response_format", message.response_format);
+  check_utf8(message_idx, "sampled_calls", message.sampled_calls);
   for (size_t i = 0; i < message.tools.size(); ++i)
     check_utf8(message_idx, fmt::format("tools[{}]", i), message.tools[i]);
   for (size_t i = 0; i < message.tool_calls.size(); ++i) {

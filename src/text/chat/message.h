@@ -24,6 +24,9 @@ struct Message {
   std::string content;
   std::string reasoning;             // assistant: what stood before </think>
   std::vector<ToolCall> tool_calls;  // assistant
+  // Assistant: the calls as the model wrote them, with the empty line before; rendered in place of tool_calls, which
+  // then only give the order of results. Empty: the calls are written from tool_calls.
+  std::string sampled_calls;
   std::string tool_call_id;          // tool
   std::vector<std::string> tools;    // system, developer: JSON of each function (name, description, parameters)
   std::string response_format;       // system, developer: JSON that answers must follow; empty: none
