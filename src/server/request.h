@@ -104,7 +104,8 @@ using Prompt = std::variant<std::string, std::vector<int32_t>>;
 struct CompletionRequest {
   GenerationOptions options;
   std::vector<Prompt> prompts;
-  bool echoes = false;  // the prompt comes back before its answer, with its log probabilities where they are asked for
+  bool adds_begin_token = true;  // to text that does not begin with it
+  bool echoes = false;           // the prompt comes back before its answer, with its log probabilities where they are asked for
 };
 
 // Parses a body: at most kMaxBodyValues values, 64 levels. Throws RequestError (malformed_json).

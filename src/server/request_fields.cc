@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "server/api_error.h"
-#include "text/chat/read_messages.h"
+#include "text/chat/python_json.h"
 
 namespace tessera::server {
 
@@ -20,8 +20,20 @@ void append_paragraph(std::string& text, std::string_view more) {
   text += more;
 }
 
-std::vector<std::string> read_stops(const Json& body) {
-  const Json* stop = given(body, "stop");
+// The members of a body that its schema names: others were not checked, whatever they are called.
+struct KnownFields {
+  const Json& body;
+  const Schema& schema;
+
+  const Json* given(std::string_view key) const {
+    const bool is_known = std::any_of(schema.fields.begin(), schema.fields.end(),
+                                      [&](const Field& field) { return field.name == key; });
+    return is_known ? server::given(body, key) : nullptr;
+  }
+};
+
+std::vector<std::string> read_stops(const KnownFields& body) {
+  const Json* stop = body.given("stop");
   if (stop == nullptr) return {};
   if (stop->kind() == Json::Kind::kString) return {stop->string()};
   std::vector<std::string> stops;
@@ -29,8 +41,8 @@ std::vector<std::string> read_stops(const Json& body) {
   return stops;
 }
 
-void read_logit_bias(const Json& body, const ServedModel& model, engine::SamplingOptions& sampling) {
-  const Json* field = given(body, "logit_bias");
+void read_logit_bias(const KnownFields& body, const ServedModel& model, engine::SamplingOptions& sampling) {
+  const Json* field = body.given("logit_bias");
   if (field == nullptr) return;
   for (const auto& [key, bias] : field->object()) {
     int32_t id = -1;
@@ -43,16 +55,12 @@ void read_logit_bias(const Json& body, const ServedModel& model, engine::Samplin
   }
 }
 
-float number_or(const Json& body, std::string_view key, float otherwise) {
-  const Json* value = given(body, key);
+float number_or(const KnownFields& body, std::string_view key, float otherwise) {
+  const Json* value = body.given(key);
   return value == nullptr ? otherwise : static_cast<float>(value->number());
 }
 
-int64_t integer_of(const Json& value) {
-  return value.kind() == Json::Kind::kDouble ? static_cast<int64_t>(value.number()) : value.integer();
-}
-
-engine::SamplingOptions read_sampling(const Json& body, const ServedModel& model) {
+engine::SamplingOptions read_sampling(const KnownFields& body, const ServedModel& model) {
   engine::SamplingOptions sampling;
   sampling.params.temperature = number_or(body, "temperature", 1);
   sampling.params.top_p = number_or(body, "top_p", 1);
@@ -60,7 +68,7 @@ engine::SamplingOptions read_sampling(const Json& body, const ServedModel& model
   sampling.params.repetition_penalty = number_or(body, "repetition_penalty", 1);
   sampling.params.frequency_penalty = number_or(body, "frequency_penalty", 0);
   sampling.params.presence_penalty = number_or(body, "presence_penalty", 0);
-  if (const Json* top_k = given(body, "top_k")) {
+  if (const Json* top_k = body.given("top_k")) {
     sampling.params.top_k = static_cast<int32_t>(std::max<int64_t>(integer_of(*top_k), 0));
   }
   // The sampler wants a share above zero; nothing but the likeliest token is the limit towards it.
@@ -82,6 +90,10 @@ const Json* given(const Json& object, std::string_view key) {
 std::string text_or(const Json& object, std::string_view key, std::string_view otherwise) {
   const Json* member = given(object, key);
   return member == nullptr ? std::string(otherwise) : member->string();
+}
+
+int64_t integer_of(const Json& value) {
+  return value.kind() == Json::Kind::kDouble ? static_cast<int64_t>(value.number()) : value.integer();
 }
 
 bool flag_or(const Json& object, std::string_view key, bool otherwise) {
@@ -146,30 +158,52 @@ std::vector<Field> generation_fields() {
 
 GenerationOptions read_generation(const Json& body, const Schema& schema, const ServedModel& model,
                                   const std::vector<std::string>& max_tokens_keys) {
+  const KnownFields fields{body, schema};
   GenerationOptions options;
+  const auto is_set = [&](std::string_view key) { return fields.given(key) != nullptr && flag_or(body, key); };
   options.model = body.find("model")->string();
   if (std::find(model.names.begin(), model.names.end(), options.model) == model.names.end()) {
     throw RequestError(model_not_found(options.model));
   }
-  options.sampling = read_sampling(body, model);
-  if (const Json* seed = given(body, "seed")) options.seed = static_cast<uint64_t>(integer_of(*seed));
+  options.sampling = read_sampling(fields, model);
+  if (const Json* seed = fields.given("seed")) options.seed = static_cast<uint64_t>(integer_of(*seed));
   for (const std::string& key : max_tokens_keys) {
-    const Json* most = given(body, key);
+    const Json* most = fields.given(key);
     if (most != nullptr && !options.max_tokens) options.max_tokens = integer_of(*most);
   }
-  if (const Json* n = given(body, "n")) options.num_choices = static_cast<int>(integer_of(*n));
-  options.stops = read_stops(body);
-  options.is_stream = flag_or(body, "stream");
-  if (const Json* stream = given(body, "stream_options")) options.streams_usage = flag_or(*stream, "include_usage");
-  options.ignores_end_token = flag_or(body, "ignore_eos");
-  options.cache_salt = text_or(body, "cache_salt");
-  if (const Json* priority = given(body, "priority")) options.priority = static_cast<int>(integer_of(*priority));
+  if (const Json* n = fields.given("n")) options.num_choices = static_cast<int>(integer_of(*n));
+  options.stops = read_stops(fields);
+  options.is_stream = is_set("stream");
+  if (const Json* stream = fields.given("stream_options")) options.streams_usage = flag_or(*stream, "include_usage");
+  options.ignores_end_token = is_set("ignore_eos");
+  options.cache_salt = fields.given("cache_salt") == nullptr ? "" : text_or(body, "cache_salt");
+  if (const Json* priority = fields.given("priority")) options.priority = static_cast<int>(integer_of(*priority));
   options.ignored = unknown_fields(body, schema);
   return options;
 }
 
+std::vector<Field> without(std::vector<Field> fields, const std::vector<std::string>& names) {
+  std::erase_if(fields, [&](const Field& field) {
+    return std::find(names.begin(), names.end(), field.name) != names.end();
+  });
+  return fields;
+}
+
+void append(std::vector<Field>& fields, std::vector<Field> more) {
+  std::move(more.begin(), more.end(), std::back_inserter(fields));
+}
+
 Schema schema_document() {
   return any_object(kMaxSchemaBytes);
+}
+
+Schema parameters_document() {
+  const Schema type = either({one_of({"object"}), array(string(32), 8, 1)});
+  const Schema properties = map(either({any_object(kMaxSchemaBytes), boolean()}), kMaxSchemaBytes);
+  Schema schema = object({optional("type", type.or_null()), optional("properties", properties.or_null()),
+                          optional("required", array(string(kMaxTextLength), kMaxSchemaBytes).or_null())});
+  schema.max_bytes = kMaxSchemaBytes;
+  return schema;
 }
 
 Schema text_parts(const std::vector<std::string>& types) {
@@ -209,8 +243,30 @@ void require_grammars(const ServedModel& model, const std::string& field, std::s
   if (!model.has_grammars) fail_field(kUnsupported, field, neutral, found);
 }
 
-std::vector<std::string> tool_lines(const Json& tools, const std::string& field) {
-  return text::read_tools(JsonCursor(tools, "body", field));
+std::string read_flat_tool(const Json& tool, std::string_view parameters_key, ToolPolicy& policy) {
+  const Json *parameters = given(tool, parameters_key), *description = given(tool, "description");
+  const std::string& name = tool.find("name")->string();
+  policy.tools.push_back({name, parameters == nullptr ? "" : text::python_json(*parameters), flag_or(tool, "strict")});
+  std::string line = fmt::format("{{\"name\": {}", text::json_quoted(name));
+  if (description != nullptr) line += fmt::format(", \"description\": {}", text::json_quoted(description->string()));
+  if (parameters != nullptr) line += fmt::format(", \"parameters\": {}", policy.tools.back().parameters);
+  return line + "}";
+}
+
+Schema result_content() {
+  const Schema part = object({required("type", string(64, 1)), optional("text", string(kMaxTextLength).or_null())});
+  return either({string(kMaxTextLength), array(part, kMaxParts)});
+}
+
+std::string read_result(const Json& content) {
+  if (content.kind() != Json::Kind::kArray) return content.string();
+  std::string out;
+  for (const Json& part : content.array()) {
+    const Json* text = given(part, "text");
+    if (!out.empty()) out += "\n\n";
+    out += text != nullptr ? text->string() : fmt::format("[Unsupported {}]", part.find("type")->string());
+  }
+  return out;
 }
 
 void arrange_system(std::vector<text::Message>& messages, std::vector<std::string> tool_texts,

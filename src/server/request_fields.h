@@ -24,8 +24,14 @@ std::vector<Field> generation_fields();
 GenerationOptions read_generation(const Json& body, const Schema& schema, const ServedModel& model,
                                   const std::vector<std::string>& max_tokens_keys);
 
-// The schema of a JSON Schema document, and of a text: a string, or parts {"type": "text", "text"}.
+// The fields without those of these names.
+std::vector<Field> without(std::vector<Field> fields, const std::vector<std::string>& names);
+void append(std::vector<Field>& fields, std::vector<Field> more);
+
+// A JSON Schema document, and one that describes a tool's parameters: of an object.
 Schema schema_document();
+Schema parameters_document();
+// A text: a string, or parts {"type", "text"} of these types.
 Schema text_parts(const std::vector<std::string>& types);
 Schema text_content(const std::vector<std::string>& types);
 // The text of such a content: parts are joined with an empty line.
@@ -46,8 +52,15 @@ void require_grammars(const ServedModel& model, const std::string& field, std::s
 void arrange_system(std::vector<text::Message>& messages, std::vector<std::string> tool_texts,
                     std::string response_format);
 
-// The lines of the prompt that describe `tools`, an array of {"function": {...}}; `field` opens errors.
-std::vector<std::string> tool_lines(const Json& tools, const std::string& field);
+// Adds a tool given flat, {"name", "description", PARAMETERS_KEY}, to the policy. Returns the line of the prompt that
+// describes it, as chat completions would give it: {"name", "description", "parameters"}.
+std::string read_flat_tool(const Json& tool, std::string_view parameters_key, ToolPolicy& policy);
+// A part of a tool's result that is not text becomes what the model knows for it.
+std::string read_result(const Json& content);
+// {"type", "text"} with any type: what read_result reads.
+Schema result_content();
+// A number that the schema let pass as an integer.
+int64_t integer_of(const Json& value);
 
 // 400 where the conversation ends in a message that leads to no answer; `field` is the messages' array.
 void check_answerable(const std::vector<text::Message>& messages, const std::string& field);

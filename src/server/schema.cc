@@ -59,10 +59,8 @@ std::string expected(const Schema& schema) {
     case Schema::Kind::kArray:
       words = fmt::format("an array of {} to {}", schema.min_length, schema.max_length);
       break;
-    case Schema::Kind::kObject:
     case Schema::Kind::kTagged:
-      words = "an object";
-      break;
+    case Schema::Kind::kObject:
     case Schema::Kind::kMap:
       words = "an object";
       if (schema.max_length < kNoBound) words += fmt::format(" of at most {} members", schema.max_length);
@@ -173,6 +171,7 @@ void check_fields(const Json& value, const std::vector<Field>& fields, const Pat
 void check_tagged(const Json& value, const Schema& schema, const Path& path) {
   const Path here{&path, schema.tag, 0};
   const Json* found = value.find(schema.tag);
+  if (found != nullptr && found->kind() == Json::Kind::kNull && !schema.tag_default.empty()) found = nullptr;
   if (found == nullptr && schema.tag_default.empty()) {
     fail_field(kMissingField, here.to_string(), listed(schema.values), "nothing");
   }
@@ -219,7 +218,9 @@ void check_at(const Json& value, const Schema& schema, const Path& path) {
       is_good = is_within(schema, value.object().size()) && is_small_enough(schema, value);
       break;
     case Schema::Kind::kObject:
-      return check_fields(value, schema.fields, path);
+      check_fields(value, schema.fields, path);
+      is_good = is_small_enough(schema, value);
+      break;
     case Schema::Kind::kTagged:
       return check_tagged(value, schema, path);
     case Schema::Kind::kEither:

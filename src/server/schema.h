@@ -35,14 +35,14 @@ struct Schema {
   bool is_unsupported = false;
   int64_t least = 0, most = 0;
   double minimum = 0, maximum = 0;
-  size_t max_bytes = std::numeric_limits<size_t>::max();  // kAny, kMap: as JSON text, about
+  size_t max_bytes = std::numeric_limits<size_t>::max();  // kAny, kObject, kMap: as JSON text, about
   std::string_view characters;  // kString, keys of kMap: a class as in regular expressions, such as a-z0-9_
   size_t min_length = 0, max_length = std::numeric_limits<size_t>::max();
   std::vector<std::string> values;
   std::vector<Field> fields;
   std::vector<Schema> choices;
   std::string tag;
-  std::string tag_default;  // of values, where the tag is missing; "": it must be there
+  std::string tag_default;  // of values, where the tag is missing or null; "": it must be there
 
   // A copy that takes null too.
   Schema or_null() const;

@@ -20,7 +20,7 @@ OrderedJson with_null(OrderedJson out) {
   if (out.contains("anyOf")) {
     out["anyOf"].push_back({{"type", "null"}});
   } else if (out.contains("type")) {
-    out["type"] = {out["type"], "null"};
+    out["type"] = OrderedJson::array({out["type"], "null"});
     if (out.contains("enum")) out["enum"].push_back(nullptr);
   }
   return out;
@@ -48,7 +48,7 @@ OrderedJson plain_json(const Schema& schema) {
       break;
     case Schema::Kind::kBoolean:
       out["type"] = "boolean";
-      if (schema.is_unsupported) out["enum"] = {schema.least != 0};
+      if (schema.is_unsupported) out["enum"] = OrderedJson::array({schema.least != 0});
       break;
     case Schema::Kind::kInteger:
       out = {{"type", "integer"}, {"minimum", schema.least}, {"maximum", schema.most}};
@@ -89,8 +89,10 @@ OrderedJson plain_json(const Schema& schema) {
     case Schema::Kind::kTagged:
       out["anyOf"] = OrderedJson::array();
       for (size_t i = 0; i < schema.choices.size(); ++i) {
-        const OrderedJson tag = {{schema.tag, {{"const", schema.values[i]}}}};
         const bool may_miss = schema.values[i] == schema.tag_default;
+        OrderedJson tag_values = OrderedJson::array({schema.values[i]});
+        if (may_miss) tag_values.push_back(nullptr);
+        const OrderedJson tag = {{schema.tag, {{"enum", std::move(tag_values)}}}};
         out["anyOf"].push_back(fields_json(schema.choices[i].fields, tag,
                                            may_miss ? OrderedJson::array() : OrderedJson::array({schema.tag})));
       }

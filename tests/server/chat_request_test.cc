@@ -70,7 +70,7 @@ TEST(ChatRequest, ReadsEveryField) {
     "max_tokens": 10, "max_completion_tokens": 20, "ignore_eos": true, "cache_salt": "s", "priority": -2,
     "reasoning_effort": "max", "thinking_token_budget": 50, "parallel_tool_calls": false, "user": "u", "odd": 1,
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "b": 1e2, "a": 99999999999999999999}}}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "b": 1e2, "a": 18446744073709551615}}}],
     "tool_choice": {"type": "function", "function": {"name": "f"}}})"));
   const ChatRequest request = parsed(body);
   const GenerationOptions& options = request.options;
@@ -99,7 +99,7 @@ TEST(ChatRequest, ReadsEveryField) {
   EXPECT_EQ(request.messages[0].role, text::Role::kSystem);
   ASSERT_EQ(request.messages[0].tools.size(), 1u);
   EXPECT_EQ(request.messages[0].tools[0],
-            R"({"name": "f", "parameters": {"type": "object", "b": 100.0, "a": 99999999999999999999}})");
+            R"({"name": "f", "parameters": {"type": "object", "b": 100.0, "a": 18446744073709551615}})");
   EXPECT_NE(request.messages[0].response_format.find("json_schema"), std::string::npos);
 }
 

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/openai/chat_request.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <utility>
 
 #include "server/request_fields.h"
@@ -31,9 +28,6 @@ void add_refused(std::vector<Field>& fields) {
 }
 
 Schema message_schema() {
-  // A tool's result may have parts that are not text: the model is told their type.
-  const Schema any_parts = array(
-      object({required("type", string(64, 1)), optional("text", string(kMaxTextLength))}), kMaxParts);
   std::vector<Field> system = {required("content", text_content({"text"}))};
   std::vector<Field> user = system;
   std::vector<Field> assistant = {
@@ -45,7 +39,7 @@ Schema message_schema() {
       never("refusal"),
   };
   std::vector<Field> tool = {
-      required("content", either({string(kMaxTextLength), any_parts})),
+      required("content", result_content()),  // parts that are not text: the model is told their type
       required("tool_call_id", string(kMaxIdLength)),
   };
   for (std::vector<Field>* fields : {&system, &user, &assistant, &tool}) add_refused(*fields);
@@ -69,8 +63,8 @@ Schema tool_choice_schema() {
 
 Schema make_chat_schema() {
   std::vector<Field> fields = generation_fields();
-  for (Field& field : thinking_fields()) fields.push_back(std::move(field));
-  for (Field& field : std::vector<Field>{
+  append(fields, thinking_fields());
+  append(fields, {
            required("messages", messages_schema()),
            optional("tools", tools_schema().or_null()),
            optional("tool_choice", tool_choice_schema().or_null()),
@@ -92,9 +86,7 @@ Schema make_chat_schema() {
            never("documents"),
            never("chat_template"),
            optional("modalities", array(one_of({"text"}), 1).or_null()),
-       }) {
-    fields.push_back(std::move(field));
-  }
+       });
   return object(std::move(fields));
 }
 
@@ -131,7 +123,7 @@ void read_tool_policy(const Json& body, const ServedModel& model, ToolPolicy& po
 void read_logprobs(const Json& body, GenerationOptions& options) {
   const Json* top = given(body, "top_logprobs");
   if (flag_or(body, "logprobs")) {
-    options.num_logprobs = top == nullptr ? 0 : static_cast<int>(top->number());
+    options.num_logprobs = top == nullptr ? 0 : static_cast<int>(integer_of(*top));
   } else if (top != nullptr && top->number() != 0) {
     fail_field(kConflict, "top_logprobs", "logprobs to be true beside it", "false");
   }
@@ -162,7 +154,7 @@ Schema tools_schema() {
                       {{"function",
                         {required("function", object({required("name", name(kMaxNameLength)),
                                                       optional("description", string(kMaxTextLength).or_null()),
-                                                      optional("parameters", schema_document().or_null()),
+                                                      optional("parameters", parameters_document().or_null()),
                                                       optional("strict", boolean().or_null())}))}}},
                       "function"),
                kMaxTools);
@@ -184,7 +176,7 @@ void read_conversation(const Json& body, ChatRequest& request, std::string respo
   }
   std::vector<std::string> lines;
   if (const Json* tools = given(body, "tools")) {
-    lines = tool_lines(*tools, "tools");
+    lines = text::read_tools(JsonCursor(*tools, "body", "tools"));
     for (const Json& item : tools->array()) {
       const Json& function = *item.find("function");
       const Json* parameters = given(function, "parameters");
@@ -229,7 +221,7 @@ void read_thinking(const Json& body, const ServedModel& model, ChatRequest& requ
     turn(thinking->find("type")->string() != "disabled");
     if (budget == nullptr) budget = given(*thinking, "budget_tokens");
   }
-  if (budget != nullptr) request.thinking_budget = static_cast<int64_t>(budget->number());
+  if (budget != nullptr) request.thinking_budget = integer_of(*budget);
 }
 
 Reply<ChatRequest> parse_chat(std::string_view body, const ServedModel& model) {
