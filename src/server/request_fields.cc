@@ -271,9 +271,7 @@ std::string read_result(const Json& content) {
 
 void arrange_system(std::vector<text::Message>& messages, std::vector<std::string> tool_texts,
                     std::string response_format) {
-  const auto is_system = [](const text::Message& message) {
-    return message.role == text::Role::kSystem || message.role == text::Role::kDeveloper;
-  };
+  const auto is_system = [](const text::Message& message) { return message.role == text::Role::kSystem; };
   const auto first_other = std::find_if_not(messages.begin(), messages.end(), is_system);
   text::Message leading;
   leading.role = text::Role::kSystem;

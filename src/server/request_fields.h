@@ -46,8 +46,8 @@ void set_effort(text::ChatOptions& options, std::string_view name, const ServedM
 void require_grammars(const ServedModel& model, const std::string& field, std::string_view neutral,
                       std::string_view found);
 
-// Adds tools as lines of the prompt to the leading system message, which is made where there is none, moves system and
-// developer messages that lead into it (joined with an empty line), and turns later ones into user messages: the chat
+// Adds tools as lines of the prompt to the leading system message, which is made where there is none, moves system
+// messages that lead into it (joined with an empty line), and turns later ones into user messages: the chat
 // format has no place for them, and moving them to the front would change the prefix that is cached.
 void arrange_system(std::vector<text::Message>& messages, std::vector<std::string> tool_texts,
                     std::string response_format);

@@ -41,6 +41,8 @@ std::string expected(const Schema& schema) {
     case Schema::Kind::kAny:
       words = fmt::format("a value of at most {} bytes", schema.max_bytes);
       break;
+    case Schema::Kind::kNull:
+      return "no value: it is not supported";
     case Schema::Kind::kBoolean:
       words = schema.is_unsupported ? (schema.least == 0 ? "false" : "true") : "true or false";
       break;
@@ -74,11 +76,7 @@ std::string expected(const Schema& schema) {
 }
 
 [[noreturn]] void fail_at(const Path& path, const Schema& schema, const Json& value) {
-  if (!schema.is_unsupported) fail_field(kInvalidValue, path.to_string(), expected(schema), describe(value));
-  // A field of which only null is taken says so; others name what they take.
-  const bool is_never = schema.kind == Schema::Kind::kString && schema.values.empty();
-  fail_field(kUnsupported, path.to_string(), is_never ? "no value: it is not supported" : expected(schema),
-             describe(value));
+  fail_field(schema.is_unsupported ? kUnsupported : kInvalidValue, path.to_string(), expected(schema), describe(value));
 }
 
 size_t num_code_points(std::string_view text) {
@@ -133,6 +131,8 @@ bool has_type(const Json& value, const Schema& schema) {
   switch (schema.kind) {
     case Schema::Kind::kAny:
       return true;
+    case Schema::Kind::kNull:
+      return false;
     case Schema::Kind::kBoolean:
       return kind == Json::Kind::kBool;
     case Schema::Kind::kInteger:
@@ -195,6 +195,8 @@ void check_at(const Json& value, const Schema& schema, const Path& path) {
   }
   bool is_good = true;
   switch (schema.kind) {
+    case Schema::Kind::kNull:
+      break;
     case Schema::Kind::kAny:
       is_good = is_small_enough(schema, value);
       break;
@@ -361,9 +363,11 @@ Field optional(std::string_view name, Schema schema) {
 }
 
 Field never(std::string_view name) {
-  Schema schema = of_kind(Schema::Kind::kString);
-  schema.max_length = 0;
-  return unsupported(name, schema);
+  return unsupported(name, of_kind(Schema::Kind::kNull));
+}
+
+Field only_empty(std::string_view name) {
+  return unsupported(name, string(0));
 }
 
 Field only_boolean(std::string_view name, bool value) {

@@ -18,6 +18,7 @@ struct Field;
 struct Schema {
   enum class Kind {
     kAny,      // any value, null too
+    kNull,     // null alone, where is_nullable
     kBoolean,  //
     kInteger,  // from least to most; 3.0 counts as 3
     kNumber,   // from minimum to maximum
@@ -78,8 +79,9 @@ Schema tagged(std::string_view tag, std::vector<Tagged> choices, std::string_vie
 Field required(std::string_view name, Schema schema);
 Field optional(std::string_view name, Schema schema);
 // A field that is known, has a meaning, and is not honoured: only values that mean what is done anyway are taken.
-// never: null or "". The others: null or such a value.
+// never: null. The others: null or such a value.
 Field never(std::string_view name);
+Field only_empty(std::string_view name);
 Field only_boolean(std::string_view name, bool value);
 Field only_number(std::string_view name, double value);
 Field only_one_of(std::string_view name, std::vector<std::string> values);

@@ -46,6 +46,9 @@ OrderedJson plain_json(const Schema& schema) {
   switch (schema.kind) {
     case Schema::Kind::kAny:
       break;
+    case Schema::Kind::kNull:
+      out["type"] = "null";
+      break;
     case Schema::Kind::kBoolean:
       out["type"] = "boolean";
       if (schema.is_unsupported) out["enum"] = OrderedJson::array({schema.least != 0});
@@ -109,7 +112,8 @@ OrderedJson to_json(const Schema& schema) {
   if (schema.is_unsupported) {
     out["description"] = "Not supported: only values that mean what is done without the field.";
   }
-  return schema.is_nullable ? with_null(std::move(out)) : out;
+  const bool adds_null = schema.is_nullable && schema.kind != Schema::Kind::kNull;
+  return adds_null ? with_null(std::move(out)) : out;
 }
 
 }  // namespace

@@ -77,7 +77,7 @@ Schema make_messages_schema() {
 
 // Blocks of one message, in the order in which the chat format has their kinds.
 void read_user(const Json& content, std::vector<text::Message>& messages) {
-  if (content.kind() == Json::Kind::kString) {
+  if (content.kind() == Json::Kind::kString || content.array().empty()) {
     messages.emplace_back().content = content.string();
     return;
   }

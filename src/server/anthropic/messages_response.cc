@@ -147,8 +147,10 @@ std::string MessageStream::ping() {
 
 std::string MessageStream::end(const AnswerDelta& last, const FinishedAnswer& answer, const Usage& usage) {
   const OrderedJson reason = {{"stop_reason", stop_reason(answer)}, {"stop_sequence", stop_sequence(answer)}};
-  return delta(last) + close() + event("message_delta", {{"delta", reason}, {"usage", usage_json(usage)}}) +
-         event("message_stop", OrderedJson::object());
+  std::string out = delta(last);
+  out += close();
+  out += event("message_delta", {{"delta", reason}, {"usage", usage_json(usage)}});
+  return out + event("message_stop", OrderedJson::object());
 }
 
 std::string MessageStream::error(const ApiError& error) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/openai/chat_request.h"
 
+#include <map>
 #include <utility>
 
 #include "server/request_fields.h"
 #include "text/chat/python_json.h"
-#include "text/chat/read_messages.h"
 
 namespace tessera::server::openai {
 
@@ -36,7 +36,7 @@ Schema message_schema() {
       optional("reasoning", string(kMaxTextLength).or_null()),
       optional("tool_calls", array(call_schema(), kMaxTools).or_null()),
       optional("prefix", boolean().or_null()),
-      never("refusal"),
+      only_empty("refusal"),
   };
   std::vector<Field> tool = {
       required("content", result_content()),  // parts that are not text: the model is told their type
@@ -88,6 +88,34 @@ Schema make_chat_schema() {
            optional("modalities", array(one_of({"text"}), 1).or_null()),
        });
   return object(std::move(fields));
+}
+
+text::Message read_message(const Json& item) {
+  static const std::map<std::string_view, text::Role> kRoles = {{"system", text::Role::kSystem},
+                                                                {"developer", text::Role::kSystem},
+                                                                {"user", text::Role::kUser},
+                                                                {"assistant", text::Role::kAssistant},
+                                                                {"tool", text::Role::kTool}};
+  text::Message message;
+  message.role = kRoles.at(item.find("role")->string());
+  if (message.role == text::Role::kTool) {
+    message.tool_call_id = item.find("tool_call_id")->string();
+    message.content = read_result(*item.find("content"));
+    return message;
+  }
+  if (const Json* content = given(item, "content")) message.content = read_text(*content);
+  if (message.role != text::Role::kAssistant) return message;
+  message.reasoning = text_or(item, "reasoning_content");
+  if (message.reasoning.empty()) message.reasoning = text_or(item, "reasoning");
+  message.is_open = flag_or(item, "prefix");
+  if (const Json* calls = given(item, "tool_calls")) {
+    for (const Json& call : calls->array()) {
+      const Json& function = *call.find("function");
+      message.tool_calls.push_back(
+          {text_or(call, "id"), function.find("name")->string(), function.find("arguments")->string()});
+    }
+  }
+  return message;
 }
 
 void read_format(const Json& body, const ServedModel& model, OutputFormat& format, std::string& response_format) {
@@ -166,19 +194,12 @@ const Schema& chat_schema() {
 }
 
 void read_conversation(const Json& body, ChatRequest& request, std::string response_format) {
-  const Json& messages = *body.find("messages");
-  request.messages = text::read_messages(JsonCursor(messages, "body", "messages"));
-  for (size_t i = 0; i < request.messages.size(); ++i) {
-    text::Message& message = request.messages[i];
-    if (message.role == text::Role::kAssistant && message.reasoning.empty()) {
-      message.reasoning = text_or(messages.array()[i], "reasoning");
-    }
-  }
+  for (const Json& item : body.find("messages")->array()) request.messages.push_back(read_message(item));
   std::vector<std::string> lines;
   if (const Json* tools = given(body, "tools")) {
-    lines = text::read_tools(JsonCursor(*tools, "body", "tools"));
     for (const Json& item : tools->array()) {
       const Json& function = *item.find("function");
+      lines.push_back(text::python_json(function));
       const Json* parameters = given(function, "parameters");
       request.tools.tools.push_back({function.find("name")->string(),
                                      parameters == nullptr ? "" : text::python_json(*parameters),

@@ -24,7 +24,7 @@ Schema make_completion_schema() {
                      optional("echo", boolean().or_null()),
                      optional("logprobs", integer(0, kMaxTopLogprobs).or_null()),
                      optional("add_special_tokens", boolean().or_null()),
-                     never("suffix"),
+                     only_empty("suffix"),
                      never("response_format"),
                  });
   return object(std::move(fields));

@@ -125,7 +125,9 @@ std::string ResponsesStream::event(const std::string& type, const std::string& f
 
 std::string ResponsesStream::begin() {
   const std::string response = dumped({{"response", response_json(head_, repeated_, "in_progress")}});
-  return event("response.created", response) + event("response.in_progress", response);
+  std::string out = event("response.created", response);
+  out += event("response.in_progress", response);
+  return out;
 }
 
 std::string ResponsesStream::open(Item item, const CallDelta* call) {
