@@ -10,6 +10,12 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_index.h"
 #include "model/config.h"
+#include "server/anthropic/messages_request.h"
+#include "server/openai/chat_request.h"
+#include "server/openai/chat_response.h"
+#include "server/openai/completion_request.h"
+#include "server/openai/responses_request.h"
+#include "server/openai/tokenize.h"
 #include "text/chat/answer_parser.h"
 #include "text/chat/encode.h"
 #include "text/chat/read_messages.h"
@@ -101,6 +107,90 @@ void dsml_parser(const uint8_t* data, size_t size) {
   }
 }
 
+server::ServedModel served_model() {
+  server::ServedModel model;
+  model.names = {"m"};
+  model.vocab_size = 1000;
+  model.max_model_len = 4096;
+  model.has_grammars = true;
+  return model;
+}
+
+// Every body gives a request, or an error that both APIs can render in one short line; requests can be rendered.
+template <class T>
+void expect_reply(const server::Reply<T>& reply) {
+  if (reply.ok()) return;
+  const server::ApiError& error = reply.error();
+  if (error.status != 400 && error.status != 404) __builtin_trap();
+  if (error.message.find('\n') != std::string::npos || error.message.empty()) __builtin_trap();
+  if (server::openai_error_body(error).size() >= 1024 || server::anthropic_error_body(error).size() >= 1024) {
+    __builtin_trap();
+  }
+}
+
+void expect_renders(const server::ChatRequest& request) {
+  if (!is_valid_utf8(text::render_chat(request.messages, request.chat).text)) __builtin_trap();
+  if (request.options.num_choices < 1 || request.options.num_choices > server::kMaxChoices) __builtin_trap();
+}
+
+void chat_completions_body(const uint8_t* data, size_t size) {
+  const auto reply = server::openai::parse_chat(text_of(data, size), served_model());
+  expect_reply(reply);
+  if (reply.ok()) expect_renders(reply.value());
+}
+
+void responses_body(const uint8_t* data, size_t size) {
+  const auto reply = server::openai::parse_responses(text_of(data, size), served_model());
+  expect_reply(reply);
+  if (reply.ok()) expect_renders(reply.value().chat);
+}
+
+void messages_body(const uint8_t* data, size_t size) {
+  const std::string body = text_of(data, size);
+  const auto reply = server::anthropic::parse_messages(body, served_model());
+  expect_reply(reply);
+  if (reply.ok()) expect_renders(reply.value());
+  expect_reply(server::anthropic::parse_count_tokens(body, served_model()));
+}
+
+// The bodies that have no conversation, or need none.
+void text_bodies(const uint8_t* data, size_t size) {
+  const std::string body = text_of(data, size);
+  expect_reply(server::openai::parse_completion(body, served_model()));
+  expect_reply(server::openai::parse_tokenize(body, served_model()));
+  expect_reply(server::openai::parse_detokenize(body, served_model()));
+}
+
+class CountedIds : public server::IdSource {
+ public:
+  std::string next(std::string_view prefix) override { return std::string(prefix) + std::to_string(++count_); }
+
+ private:
+  int count_ = 0;
+};
+
+// An answer cut into bytes gives the same rendering as whole, whatever the model wrote. The first byte chooses.
+void answer_stream(const uint8_t* data, size_t size) {
+  const std::string text = size == 0 ? "" : text_of(data + 1, size - 1);
+  server::AnswerOptions options;
+  options.starts_in_reasoning = size > 0 && data[0] % 2 == 1;
+  options.allows_parallel_calls = size > 0 && data[0] % 4 < 2;
+  if (size > 0 && data[0] % 8 >= 4) options.stops = {"ab", "b\n"};
+  CountedIds whole_ids, part_ids;
+  server::AnswerAssembler whole(options, whole_ids), parts(options, part_ids);
+  whole.push(text);
+  for (const char c : text) {
+    if (!parts.has_stopped()) parts.push(std::string_view(&c, 1));
+  }
+  const server::openai::AnswerHead head = {"id", "m", 1, "f"};
+  std::string rendered[2];
+  for (server::AnswerAssembler* assembler : {&whole, &parts}) {
+    assembler->finish(server::Ending::kEndToken);
+    rendered[assembler == &parts] = server::openai::render_chat(head, {&assembler->answer(), 1}, {}, false);
+  }
+  if (rendered[0] != rendered[1]) __builtin_trap();
+}
+
 }  // namespace
 
 const Target kTargets[] = {
@@ -111,6 +201,11 @@ const Target kTargets[] = {
     {"utf8", utf8},
     {"chat_request", chat_request},
     {"dsml_parser", dsml_parser},
+    {"chat_completions_body", chat_completions_body},
+    {"responses_body", responses_body},
+    {"messages_body", messages_body},
+    {"text_bodies", text_bodies},
+    {"answer_stream", answer_stream},
 };
 const size_t kNumTargets = sizeof(kTargets) / sizeof(kTargets[0]);
 
