@@ -56,7 +56,7 @@ OrderedJson call_item(const AnswerHead& head, size_t item_idx, const AnswerCall&
 
 OrderedJson usage_of(const Usage& usage) {
   return {{"input_tokens", usage.num_prompt_tokens},
-          {"input_tokens_details", {{"cached_tokens", usage.num_cached_tokens}}},
+          {"input_tokens_details", {{"cached_tokens", usage.num_cached_tokens}, {"cache_write_tokens", 0}}},
           {"output_tokens", usage.num_completion_tokens},
           {"output_tokens_details", {{"reasoning_tokens", usage.num_reasoning_tokens}}},
           {"total_tokens", usage.num_prompt_tokens + usage.num_completion_tokens}};
