@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reader with the rules of Python's json module, and the exact one for requests. The strict reader's parser cannot do
-// it: it has no integers above 64 bits and no NaN.
+// The reader with the rules of Python's json module, and the exact one for requests. The strict reader's parser cannot
+// do it: it has no integers above 64 bits and no NaN.
 #include <fmt/format.h>
 
 #include <charconv>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sampled tokens -> what the APIs show of an answer: reasoning, content, tool calls with ids, log probabilities, and how
-// it ended. One assembler per choice; nothing that was given out is taken back.
+// Sampled tokens -> what the APIs show of an answer: reasoning, content, tool calls with ids, log probabilities, and
+// how it ended. One assembler per choice; nothing that was given out is taken back.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -40,8 +40,8 @@ std::string_view to_string(FinishReason reason);
 
 struct CallDelta {
   size_t index = 0;
-  bool begins = false;    // id and name are set
-  bool ends = false;      // the arguments are complete
+  bool begins = false;  // id and name are set
+  bool ends = false;    // the arguments are complete
   std::string id, name;
   std::string arguments;  // more of the arguments' JSON text
 };
@@ -65,15 +65,15 @@ struct FinishedAnswer {
   std::vector<AnswerCall> calls;
   std::vector<TokenLogprob> reasoning_logprobs, content_logprobs;
   FinishReason reason = FinishReason::kStop;
-  std::string stop_string;     // the one that ended the answer; empty: none
-  int64_t num_tokens = 0;      // sampled, the end token included
+  std::string stop_string;  // the one that ended the answer; empty: none
+  int64_t num_tokens = 0;   // sampled, the end token included
   int64_t num_reasoning_tokens = 0;
-  std::string sampled_text;    // all of it with its markup; the end token only where its text was pushed
-  std::string parse_fault;     // where the text departs from the chat format (text::Answer::fault)
+  std::string sampled_text;  // all of it with its markup; the end token only where its text was pushed
+  std::string parse_fault;   // where the text departs from the chat format (text::Answer::fault)
 };
 
 struct AnswerOptions {
-  bool is_chat = true;             // else the text is content as it comes (/v1/completions)
+  bool is_chat = true;  // else the text is content as it comes (/v1/completions)
   bool starts_in_reasoning = false;
   bool allows_parallel_calls = true;
   bool keeps_logprobs = false;

@@ -83,14 +83,15 @@ ApiError unauthorized() {
 }
 
 ApiError not_found(std::string_view method, std::string_view path) {
-  return made(404, "invalid_request_error", "not_found",
-              fmt::format("path: expected a route of this server, found {} {}", printable(method, 20),
-                          printable(path, 100)));
+  return made(
+      404, "invalid_request_error", "not_found",
+      fmt::format("path: expected a route of this server, found {} {}", printable(method, 20), printable(path, 100)));
 }
 
 ApiError method_not_allowed(std::string_view method, std::string_view path) {
-  return made(405, "invalid_request_error", "method_not_allowed",
-              fmt::format("method: expected another one for {}, found {}", printable(path, 100), printable(method, 20)));
+  return made(
+      405, "invalid_request_error", "method_not_allowed",
+      fmt::format("method: expected another one for {}, found {}", printable(path, 100), printable(method, 20)));
 }
 
 ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes) {

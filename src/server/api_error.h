@@ -21,11 +21,11 @@ struct ApiError {
 };
 
 // Codes of errors in a request.
-inline constexpr std::string_view kMalformedJson = "malformed_json";          // the body is not one strict JSON value
-inline constexpr std::string_view kInvalidValue = "invalid_value";            // a field against the schema
+inline constexpr std::string_view kMalformedJson = "malformed_json";  // the body is not one strict JSON value
+inline constexpr std::string_view kInvalidValue = "invalid_value";    // a field against the schema
 inline constexpr std::string_view kMissingField = "missing_required_parameter";
-inline constexpr std::string_view kUnsupported = "unsupported_parameter";     // a field that this server cannot honour
-inline constexpr std::string_view kConflict = "conflicting_parameters";       // fields that do not go together
+inline constexpr std::string_view kUnsupported = "unsupported_parameter";  // a field that this server cannot honour
+inline constexpr std::string_view kConflict = "conflicting_parameters";    // fields that do not go together
 inline constexpr std::string_view kModelNotFound = "model_not_found";
 inline constexpr std::string_view kContextLength = "context_length_exceeded";
 
@@ -75,13 +75,13 @@ auto reply_of(const Read& read) -> Reply<decltype(read())> {
 }
 
 // Errors that do not come from a body. Messages say what was found and allowed, never what a secret looks like.
-ApiError unauthorized();                                                  // 401
-ApiError not_found(std::string_view method, std::string_view path);       // 404, no such route
+ApiError unauthorized();                                                      // 401
+ApiError not_found(std::string_view method, std::string_view path);           // 404, no such route
 ApiError method_not_allowed(std::string_view method, std::string_view path);  // 405
-ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes);      // 413
+ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes);          // 413
 ApiError overloaded(std::string_view what, uint64_t found, uint64_t limit);   // 429; the answer carries Retry-After
-ApiError unavailable(std::string_view state);                             // 503: loading, draining
-ApiError internal_error(std::string_view what);                           // 500
+ApiError unavailable(std::string_view state);                                 // 503: loading, draining
+ApiError internal_error(std::string_view what);                               // 500
 // 404: the request names a model that is not served.
 ApiError model_not_found(std::string_view name);
 // 400 with both numbers: prompt and answer do not fit into the context.

@@ -24,8 +24,7 @@ OrderedJson object_with(std::initializer_list<const char*> names) {
 }
 
 OrderedJson error_answer(std::string_view about) {
-  return {{"description", about},
-          {"content", content("application/json", {{"$ref", "#/components/schemas/Error"}})}};
+  return {{"description", about}, {"content", content("application/json", {{"$ref", "#/components/schemas/Error"}})}};
 }
 
 // Answers that every route with a key may give, or every route that generates.
@@ -50,8 +49,7 @@ OrderedJson post(std::string_view about, const Schema& schema, OrderedJson answe
 }
 
 OrderedJson get(std::string_view about, std::string_view type, OrderedJson answer, bool needs_key = true) {
-  OrderedJson responses = {
-      {"200", {{"description", "The answer."}, {"content", content(type, std::move(answer))}}}};
+  OrderedJson responses = {{"200", {{"description", "The answer."}, {"content", content(type, std::move(answer))}}}};
   if (needs_key) add_errors(responses, false);
   OrderedJson route = {{"summary", about}, {"responses", std::move(responses)}};
   if (!needs_key) route["security"] = OrderedJson::array();
@@ -87,8 +85,8 @@ std::string render_openapi(std::string_view version) {
   paths["/detokenize"] = post("The text of token ids.", openai::detokenize_schema(), object_with({"prompt"}), false);
   paths["/v1/models"] = get("The models that are served.", "application/json", object_with({"object", "data"}));
   paths["/v1/models/{model}"] = get("One of them.", "application/json", object_with({"id", "object"}));
-  paths["/v1/models/{model}"]["get"]["parameters"] = OrderedJson::array(
-      {{{"name", "model"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
+  paths["/v1/models/{model}"]["get"]["parameters"] =
+      OrderedJson::array({{{"name", "model"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
   paths["/v1/models/{model}"]["get"]["responses"]["404"] = error_answer("The model is not served.");
   paths["/health/live"] = health("Whether the process answers.", false);
   paths["/health/ready"] = health("Whether requests are taken.", false);
@@ -96,22 +94,21 @@ std::string render_openapi(std::string_view version) {
   paths["/metrics"] = get("Figures for Prometheus.", "text/plain", {{"type", "string"}});
   paths["/openapi.json"] = get("This document.", "application/json", object_with({"openapi", "paths"}));
   out["paths"] = std::move(paths);
-  out["components"]["schemas"]["Error"] = {
-      {"type", "object"},
-      {"required", OrderedJson::array({"error"})},
-      {"properties",
-       {{"error",
-         {{"type", "object"},
-          {"required", OrderedJson::array({"message", "type"})},
-          {"properties",
-           {{"message", {{"type", "string"}}},
-            {"type", {{"type", "string"}}},
-            {"param", {{"type", OrderedJson::array({"string", "null"})}}},
-            {"code", {{"type", OrderedJson::array({"string", "null"})}}}}}}}}}};
+  out["components"]["schemas"]["Error"] = {{"type", "object"},
+                                           {"required", OrderedJson::array({"error"})},
+                                           {"properties",
+                                            {{"error",
+                                              {{"type", "object"},
+                                               {"required", OrderedJson::array({"message", "type"})},
+                                               {"properties",
+                                                {{"message", {{"type", "string"}}},
+                                                 {"type", {{"type", "string"}}},
+                                                 {"param", {{"type", OrderedJson::array({"string", "null"})}}},
+                                                 {"code", {{"type", OrderedJson::array({"string", "null"})}}}}}}}}}};
   out["components"]["securitySchemes"] = {{"key", {{"type", "http"}, {"scheme", "bearer"}}},
                                           {"header", {{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}};
-  out["security"] = OrderedJson::array({OrderedJson{{"key", OrderedJson::array()}},
-                                        OrderedJson{{"header", OrderedJson::array()}}});
+  out["security"] =
+      OrderedJson::array({OrderedJson{{"key", OrderedJson::array()}}, OrderedJson{{"header", OrderedJson::array()}}});
   return out.dump();
 }
 

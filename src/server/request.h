@@ -36,30 +36,30 @@ inline constexpr size_t kMaxLogitBiases = 1024;
 inline constexpr size_t kMaxTools = 256;
 inline constexpr size_t kMaxSchemaBytes = size_t{256} << 10;
 inline constexpr size_t kMaxMessages = 16384;
-inline constexpr size_t kMaxParts = 4096;                      // of one message's content
-inline constexpr size_t kMaxTextLength = size_t{16} << 20;     // code points of one text
-inline constexpr size_t kMaxNameLength = 128;                  // of tools and models
+inline constexpr size_t kMaxParts = 4096;                   // of one message's content
+inline constexpr size_t kMaxTextLength = size_t{16} << 20;  // code points of one text
+inline constexpr size_t kMaxNameLength = 128;               // of tools and models
 inline constexpr size_t kMaxIdLength = 256;
 inline constexpr size_t kMaxPatternLength = 4096;
-inline constexpr size_t kMaxPrompts = 128;                     // of one /v1/completions request, times n
-inline constexpr int64_t kMaxTokens = int64_t{1} << 21;        // of a prompt given as ids, or of an answer
-inline constexpr size_t kMaxBodyValues = size_t{3} << 20;      // JSON values in a body
+inline constexpr size_t kMaxPrompts = 128;                 // of one /v1/completions request, times n
+inline constexpr int64_t kMaxTokens = int64_t{1} << 21;    // of a prompt given as ids, or of an answer
+inline constexpr size_t kMaxBodyValues = size_t{3} << 20;  // JSON values in a body
 
 // What every generating endpoint has.
 struct GenerationOptions {
-  std::string model;                     // as the request names it
-  engine::SamplingOptions sampling;      // params.seed is not filled in
-  std::optional<uint64_t> seed;          // none: whoever runs the request draws one; choice i uses seed + i
-  std::optional<int64_t> max_tokens;     // none: as many as the context leaves
+  std::string model;                  // as the request names it
+  engine::SamplingOptions sampling;   // params.seed is not filled in
+  std::optional<uint64_t> seed;       // none: whoever runs the request draws one; choice i uses seed + i
+  std::optional<int64_t> max_tokens;  // none: as many as the context leaves
   int num_choices = 1;
-  std::vector<std::string> stops;        // looked for in the content, not in reasoning or calls
+  std::vector<std::string> stops;  // looked for in the content, not in reasoning or calls
   bool is_stream = false;
-  bool streams_usage = false;            // a last chunk with usage
-  int num_logprobs = -1;                 // per token, beside its own; -1: no log probabilities at all
+  bool streams_usage = false;  // a last chunk with usage
+  int num_logprobs = -1;       // per token, beside its own; -1: no log probabilities at all
   bool ignores_end_token = false;
-  std::string cache_salt;                // prompts share cached prefixes only with the same salt
-  int priority = 0;                      // lower is sooner
-  std::vector<std::string> ignored;      // fields of the body that mean nothing here, for a log line
+  std::string cache_salt;            // prompts share cached prefixes only with the same salt
+  int priority = 0;                  // lower is sooner
+  std::vector<std::string> ignored;  // fields of the body that mean nothing here, for a log line
 };
 
 struct Tool {
@@ -105,7 +105,7 @@ struct CompletionRequest {
   GenerationOptions options;
   std::vector<Prompt> prompts;
   bool adds_begin_token = true;  // to text that does not begin with it
-  bool echoes = false;           // the prompt comes back before its answer, with its log probabilities where they are asked for
+  bool echoes = false;  // the prompt comes back before its answer, with its log probabilities where they are asked for
 };
 
 // Parses a body: at most kMaxBodyValues values, 64 levels. Throws RequestError (malformed_json).

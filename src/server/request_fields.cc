@@ -26,8 +26,8 @@ struct KnownFields {
   const Schema& schema;
 
   const Json* given(std::string_view key) const {
-    const bool is_known = std::any_of(schema.fields.begin(), schema.fields.end(),
-                                      [&](const Field& field) { return field.name == key; });
+    const bool is_known =
+        std::any_of(schema.fields.begin(), schema.fields.end(), [&](const Field& field) { return field.name == key; });
     return is_known ? server::given(body, key) : nullptr;
   }
 };
@@ -183,9 +183,8 @@ GenerationOptions read_generation(const Json& body, const Schema& schema, const 
 }
 
 std::vector<Field> without(std::vector<Field> fields, const std::vector<std::string>& names) {
-  std::erase_if(fields, [&](const Field& field) {
-    return std::find(names.begin(), names.end(), field.name) != names.end();
-  });
+  std::erase_if(fields,
+                [&](const Field& field) { return std::find(names.begin(), names.end(), field.name) != names.end(); });
   return fields;
 }
 

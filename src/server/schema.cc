@@ -112,9 +112,8 @@ bool is_in_class(char c, std::string_view characters) {
 
 // Whether all characters are in the class; an empty class holds every character.
 bool is_of_class(const std::string& text, std::string_view characters) {
-  return characters.empty() || (!text.empty() && std::all_of(text.begin(), text.end(), [&](char c) {
-           return is_in_class(c, characters);
-         }));
+  return characters.empty() ||
+         (!text.empty() && std::all_of(text.begin(), text.end(), [&](char c) { return is_in_class(c, characters); }));
 }
 
 bool has_string(const Schema& schema, const std::string& text) {
@@ -207,8 +206,8 @@ void check_at(const Json& value, const Schema& schema, const Path& path) {
       is_good = is_integer_within(value, schema.least, schema.most);
       break;
     case Schema::Kind::kNumber:
-      is_good = value.kind() != Json::Kind::kBigInt && value.number() >= schema.minimum &&
-                value.number() <= schema.maximum;
+      is_good =
+          value.kind() != Json::Kind::kBigInt && value.number() >= schema.minimum && value.number() <= schema.maximum;
       break;
     case Schema::Kind::kString:
       is_good = has_string(schema, value.string());
@@ -392,8 +391,8 @@ std::vector<std::string> unknown_fields(const Json& body, const Schema& schema) 
   constexpr size_t kMost = 8, kNameBytes = 60;
   std::vector<std::string> names;
   for (const auto& [key, member] : body.object()) {
-    const bool is_known = std::any_of(schema.fields.begin(), schema.fields.end(),
-                                      [&](const Field& field) { return field.name == key; });
+    const bool is_known =
+        std::any_of(schema.fields.begin(), schema.fields.end(), [&](const Field& field) { return field.name == key; });
     if (!is_known && names.size() < kMost) names.push_back(printable(key, kNameBytes));
   }
   return names;

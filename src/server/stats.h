@@ -63,9 +63,9 @@ std::string_view to_string(Readiness readiness);
 
 struct Health {
   Readiness readiness = Readiness::kLoading;
-  std::string detail;          // one line; empty: none
+  std::string detail;  // one line; empty: none
   double uptime_seconds = 0;
-  double deep_seconds = -1;    // how long the deep check's token took; below 0: none was made
+  double deep_seconds = -1;  // how long the deep check's token took; below 0: none was made
 };
 
 }  // namespace tessera::server

@@ -101,6 +101,33 @@ TEST(Json, PythonReaderKeepsWhatPythonKeeps) {
   EXPECT_EQ(JsonCursor(json.object()[0].second, "f").path(), "");
 }
 
+TEST(Json, ExactReaderIsStrictButKeepsIntegers) {
+  const Json json =
+      Json::parse_exact(R"({"b": 123456789012345678901234567890, "a": [1, -2.5e3, "\u00e9", null]})", "f");
+  EXPECT_EQ(json.find("b")->big_integer(), "123456789012345678901234567890");
+  EXPECT_EQ(json.find("a")->array()[1].number(), -2500);
+  EXPECT_EQ(json.find("a")->array()[2].string(), "\u00e9");
+  for (const char* text : {"", "NaN", "-Infinity", "[Infinity]", R"({"a":1,"a":1})", "1e400", "[1,]", "01", "1 2",
+                           "'a'", "\"\\ud800\"", "\"\xff\"", "\xEF\xBB\xBF{}"}) {
+    EXPECT_THROW(Json::parse_exact(text, "f"), Error) << text;
+  }
+  EXPECT_NO_THROW(Json::parse_exact(std::string(64, '[') + std::string(64, ']'), "f"));
+  EXPECT_THROW(Json::parse_exact(std::string(65, '[') + std::string(65, ']'), "f"), Error);
+  EXPECT_NO_THROW(Json::parse_exact("[1,2,3]", "f", 4));
+  EXPECT_THROW(Json::parse_exact("[1,2,3]", "f", 3), Error);
+}
+
+TEST(Json, CursorErrorsCarryTheirPath) {
+  const Json json = Json::parse_exact(R"({"a": {"b": [1, "x"]}})", "f");
+  try {
+    JsonCursor(json, "f").at("a").at("b").elements()[1].boolean();
+    FAIL();
+  } catch (const JsonFieldError& error) {
+    EXPECT_EQ(error.path(), "a.b[1]");
+    EXPECT_EQ(std::string(error.what()), "f: field a.b[1]: expected true or false, found \"x\"");
+  }
+}
+
 TEST(Json, PythonReaderNamesThePlace) {
   const auto message = [](const std::string& text) -> std::string {
     try {

@@ -105,7 +105,8 @@ Answered answer_completion(const std::string& body) {
   std::vector<AnswerDelta> deltas;
   const FinishedAnswer answer =
       drive_request(sampled, options, [&](const AnswerDelta& delta) { deltas.push_back(delta); });
-  if (!request.is_stream) return {200, openai::render_completion(kHead, {&answer, 1}, {3, 0, 2, 0}, has_logprobs), false};
+  if (!request.is_stream)
+    return {200, openai::render_completion(kHead, {&answer, 1}, {3, 0, 2, 0}, has_logprobs), false};
   std::string lines = all_but_last([&](const AnswerDelta& delta) { return stream.delta(0, delta); }, deltas);
   lines += stream.end(0, deltas.back(), answer.reason);
   return {200, lines + std::string(kSseDone), true};
@@ -175,6 +176,7 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string body{std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
   const tessera::server::Answered answered = tessera::server::answer(argv[1], body);
-  std::cout << answered.status << (answered.is_stream ? " text/event-stream\n" : " application/json\n") << answered.body;
+  std::cout << answered.status << (answered.is_stream ? " text/event-stream\n" : " application/json\n")
+            << answered.body;
   return 0;
 }

@@ -54,8 +54,9 @@ void add_chunk(ordered_json& message, const ordered_json& delta) {
     const size_t index = call["index"];
     if (call.contains("id")) {
       ASSERT_EQ(index, message.contains("tool_calls") ? message["tool_calls"].size() : 0);
-      message["tool_calls"][index] = {
-          {"id", call["id"]}, {"type", "function"}, {"function", {{"name", call["function"]["name"]}, {"arguments", ""}}}};
+      message["tool_calls"][index] = {{"id", call["id"]},
+                                      {"type", "function"},
+                                      {"function", {{"name", call["function"]["name"]}, {"arguments", ""}}}};
     }
     std::string& arguments = message["tool_calls"][index]["function"]["arguments"].get_ref<std::string&>();
     arguments += call["function"]["arguments"].get<std::string>();
@@ -73,8 +74,9 @@ TEST(Answer, ChatStreamAddsUpToTheWholeAnswer) {
     const openai::ChatStream stream(kHead, true, true);
     std::string lines = stream.begin(0);
     std::vector<AnswerDelta> deltas;
-    const FinishedAnswer answer = drive(sampled, cut(sampled.text, random, 1 + random() % 12), options_of(sampled, true),
-                                        [&](const AnswerDelta& delta) { deltas.push_back(delta); });
+    const FinishedAnswer answer =
+        drive(sampled, cut(sampled.text, random, 1 + random() % 12), options_of(sampled, true),
+              [&](const AnswerDelta& delta) { deltas.push_back(delta); });
     for (size_t i = 0; i + 1 < deltas.size(); ++i) lines += stream.delta(0, deltas[i]);
     lines += stream.end(0, deltas.back(), answer.reason);
     lines += stream.usage(kUsage) + std::string(kSseDone);
@@ -231,8 +233,10 @@ TEST(Answer, CompletionStreamAddsUp) {
     lines += stream.end(0, deltas.back(), answer.reason);
     const ordered_json whole = ordered_json::parse(openai::render_completion(kHead, {&answer, 1}, kUsage, true));
     std::string text;
-    ordered_json logprobs = {{"tokens", ordered_json::array()}, {"token_logprobs", ordered_json::array()},
-                             {"top_logprobs", ordered_json::array()}, {"text_offset", ordered_json::array()}};
+    ordered_json logprobs = {{"tokens", ordered_json::array()},
+                             {"token_logprobs", ordered_json::array()},
+                             {"top_logprobs", ordered_json::array()},
+                             {"text_offset", ordered_json::array()}};
     for (const ordered_json& chunk : data_lines(lines)) {
       text += chunk["choices"][0]["text"].get<std::string>();
       if (chunk["choices"][0]["logprobs"].is_null()) continue;
@@ -349,7 +353,8 @@ TEST(Answer, MessageStreamAddsUp) {
         EXPECT_TRUE(is_open);
         ordered_json& block = message["content"].back();
         const ordered_json& delta = event["delta"];
-        if (delta["type"] == "text_delta") block["text"] = block["text"].get<std::string>() + delta["text"].get<std::string>();
+        if (delta["type"] == "text_delta")
+          block["text"] = block["text"].get<std::string>() + delta["text"].get<std::string>();
         if (delta["type"] == "signature_delta") block["signature"] = delta["signature"];
         if (delta["type"] == "thinking_delta") {
           block["thinking"] = block["thinking"].get<std::string>() + delta["thinking"].get<std::string>();
@@ -391,8 +396,8 @@ TEST(Answer, MessageGolden) {
     "stop_reason": "tool_use", "stop_sequence": null, "usage": {"input_tokens": 40, "cache_creation_input_tokens": 0,
       "cache_read_input_tokens": 60, "output_tokens": 7}})"));
   const Sampled stopped = {"a stop", false, Ending::kEndToken, {"stop"}};
-  const ordered_json message = ordered_json::parse(
-      anthropic::render_message("m", "t", finished(stopped, options_of(stopped)), kUsage));
+  const ordered_json message =
+      ordered_json::parse(anthropic::render_message("m", "t", finished(stopped, options_of(stopped)), kUsage));
   EXPECT_EQ(message["stop_reason"], "stop_sequence");
   EXPECT_EQ(message["stop_sequence"], "stop");
   EXPECT_EQ(anthropic::MessageStream::ping(), "event: ping\ndata: {\"type\":\"ping\"}\n\n");

@@ -18,8 +18,9 @@ struct Sampled {
 };
 
 inline std::string random_text(std::mt19937& random) {
-  static const char* const kPieces[] = {"a", "b ", "\n", "\n\n", "<", "</", "\"", "\\", "\u00e9", "\u4e16", "\U0001F600",
-                                        "stop", "sto", "{", "}", "</think", ".\n\n", "data: ", "\x01"};
+  static const char* const kPieces[] = {"a",  "b ",      "\n",     "\n\n",       "<",    "</",  "\"",
+                                        "\\", "\u00e9",  "\u4e16", "\U0001F600", "stop", "sto", "{",
+                                        "}",  "</think", ".\n\n",  "data: ",     "\x01"};
   std::string text;
   for (uint32_t i = random() % 8; i > 0; --i) text += kPieces[random() % std::size(kPieces)];
   return text;
@@ -31,7 +32,8 @@ inline std::string random_call(std::mt19937& random) {
   const uint32_t num_parameters = random() % 4;
   for (uint32_t i = 0; i < num_parameters; ++i) {
     const bool is_string = random() % 2 == 0;
-    static const char* const kValues[] = {"1", "1.0", "{\"b\":1,  \"a\": [true]}", "null", "\"x\"", "12345678901234567890"};
+    static const char* const kValues[] = {"1",    "1.0",   "{\"b\":1,  \"a\": [true]}",
+                                          "null", "\"x\"", "12345678901234567890"};
     out += std::string(text::kParameterTag) + " name=\"p" + std::to_string(i) + "\" string=\"" +
            (is_string ? "true" : "false") + "\">" + (is_string ? random_text(random) : kValues[random() % 6]) +
            std::string(text::kEndParameterTag) + ">\n";

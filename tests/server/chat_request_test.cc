@@ -105,10 +105,30 @@ TEST(ChatRequest, ReadsEveryField) {
 
 TEST(ChatRequest, TakesNullForWhatMayMiss) {
   ordered_json body = minimal();
-  for (const char* field :
-       {"temperature", "top_p", "min_p", "top_k", "seed", "logit_bias", "stop", "n", "stream", "stream_options", "tools",
-        "tool_choice", "response_format", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "best_of",
-        "functions", "function_call", "thinking", "reasoning_effort", "chat_template_kwargs", "modalities"}) {
+  for (const char* field : {"temperature",
+                            "top_p",
+                            "min_p",
+                            "top_k",
+                            "seed",
+                            "logit_bias",
+                            "stop",
+                            "n",
+                            "stream",
+                            "stream_options",
+                            "tools",
+                            "tool_choice",
+                            "response_format",
+                            "max_tokens",
+                            "max_completion_tokens",
+                            "logprobs",
+                            "top_logprobs",
+                            "best_of",
+                            "functions",
+                            "function_call",
+                            "thinking",
+                            "reasoning_effort",
+                            "chat_template_kwargs",
+                            "modalities"}) {
     body[field] = nullptr;
   }
   body["tools"] = ordered_json::array();
@@ -121,11 +141,18 @@ TEST(ChatRequest, NumbersOutOfRangeAreNamed) {
     const char* name;
     double least, most;
     bool is_integer;
-  } fields[] = {{"temperature", 0, 2, false},     {"top_p", 0, 1, false},          {"min_p", 0, 1, false},
-                {"presence_penalty", -2, 2, false}, {"frequency_penalty", -2, 2, false},
-                {"repetition_penalty", 0.01, 100, false}, {"top_k", -1, 1 << 30, true}, {"n", 1, 16, true},
-                {"max_tokens", 1, kMaxTokens, true}, {"max_completion_tokens", 1, kMaxTokens, true},
-                {"priority", -100, 100, true},    {"thinking_token_budget", 0, kMaxTokens, true}};
+  } fields[] = {{"temperature", 0, 2, false},
+                {"top_p", 0, 1, false},
+                {"min_p", 0, 1, false},
+                {"presence_penalty", -2, 2, false},
+                {"frequency_penalty", -2, 2, false},
+                {"repetition_penalty", 0.01, 100, false},
+                {"top_k", -1, 1 << 30, true},
+                {"n", 1, 16, true},
+                {"max_tokens", 1, kMaxTokens, true},
+                {"max_completion_tokens", 1, kMaxTokens, true},
+                {"priority", -100, 100, true},
+                {"thinking_token_budget", 0, kMaxTokens, true}};
   for (const auto& field : fields) {
     const std::string pointer = std::string("/") + field.name;
     for (const double bad : {field.least - 1, field.most + 1, -0x1p63, 0x1p63, 1e300}) {
@@ -209,7 +236,8 @@ TEST(ChatRequest, BadToolsAreNamed) {
   expect_refused_with("/tools", tool({{"name", "f"}, {"parameters", {{"properties", {{"a", 1}}}}}}),
                       "tools[0].function.parameters.properties.a");
   ordered_json many = ordered_json::array();
-  for (int i = 0; i < 257; ++i) many.push_back({{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}});
+  for (int i = 0; i < 257; ++i)
+    many.push_back({{"type", "function"}, {"function", {{"name", "f" + std::to_string(i)}}}});
   expect_refused_with("/tools", many, "tools");
   expect_refused_with("/tool_choice", "always", "tool_choice");
   expect_refused_with("/tool_choice", "required", "tool_choice", kConflict);
@@ -250,8 +278,8 @@ TEST(ChatRequest, MalformedBodies) {
     EXPECT_EQ(reply.error().status, 400);
     EXPECT_LT(openai_error_body(reply.error()).size(), 1024u);
   }
-  const Reply<ChatRequest> reply = parse_chat(R"({"model":"gpt-6","messages":[{"role":"user","content":"a"}]})",
-                                              served_model());
+  const Reply<ChatRequest> reply =
+      parse_chat(R"({"model":"gpt-6","messages":[{"role":"user","content":"a"}]})", served_model());
   ASSERT_FALSE(reply.ok());
   EXPECT_EQ(reply.error().status, 404);
   EXPECT_EQ(reply.error().param, "model");

@@ -173,9 +173,9 @@ TEST_P(OpenApi, WhatItDoesNotTakeIsRefused) {
   SCOPED_TRACE(seed);
   Generator generator(seed);
   const ordered_json schema = schema_of(endpoint.path);
-  const std::map<std::string, ordered_json> samples = {{"null", nullptr}, {"boolean", true}, {"integer", 1},
-                                                       {"string", "q"}, {"object", {{"q", 1}}},
-                                                       {"array", {{{"q", 1}}}}};
+  const std::map<std::string, ordered_json> samples = {{"null", nullptr},      {"boolean", true},
+                                                       {"integer", 1},         {"string", "q"},
+                                                       {"object", {{"q", 1}}}, {"array", {{{"q", 1}}}}};
   const auto expect_refused = [&](const ordered_json& body, const std::string& name) {
     const std::optional<ApiError> error = endpoint.parse(body.dump());
     ASSERT_TRUE(error) << body.dump();
@@ -263,7 +263,8 @@ TEST(StatusPages, MetricsAreWellFormed) {
   const std::string text = render_metrics(stats);
   EXPECT_NE(text.find("tessera_requests_running{model_name=\"ti\\\"ny \"} 3\n"), std::string::npos) << text;
   EXPECT_NE(text.find("vllm:num_requests_running{model_name=\"ti\\\"ny \"} 3\n"), std::string::npos);
-  EXPECT_NE(text.find("tessera_requests_finished_total{model_name=\"ti\\\"ny \",reason=\"stop\"} 5\n"), std::string::npos);
+  EXPECT_NE(text.find("tessera_requests_finished_total{model_name=\"ti\\\"ny \",reason=\"stop\"} 5\n"),
+            std::string::npos);
   EXPECT_NE(text.find("route=\"/v1/models\",status=\"200\"} 7\n"), std::string::npos);
   EXPECT_NE(text.find("tessera_time_to_first_token_seconds_bucket{model_name=\"ti\\\"ny \",le=\"0.001\"} 2\n"),
             std::string::npos);

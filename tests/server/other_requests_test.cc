@@ -46,7 +46,8 @@ TEST(CompletionRequest, PromptsOfEveryForm) {
   EXPECT_EQ(prompts("[1,2.0]"), (std::vector<Prompt>{std::vector<int32_t>{1, 2}}));
   EXPECT_EQ(prompts("[[1],[2,3]]"), (std::vector<Prompt>{std::vector<int32_t>{1}, std::vector<int32_t>{2, 3}}));
   // As lm-eval asks.
-  const CompletionRequest request = parsed(openai::parse_completion,
+  const CompletionRequest request = parsed(
+      openai::parse_completion,
       R"({"model":"tiny","prompt":[[5,6]],"temperature":0,"max_tokens":1,"logprobs":1,"seed":1234,"echo":true})");
   EXPECT_TRUE(request.echoes);
   EXPECT_EQ(request.options.num_logprobs, 1);
@@ -75,8 +76,8 @@ TEST(CompletionRequest, BadFieldsAreNamed) {
   refuse("echo", 1, "echo");
   refuse("max_tokens", -1, "max_tokens");
   refuse("best_of", 3, "best_of", kUnsupported);
-  expect_refused(openai::parse_completion,
-                 {{"model", "tiny"}, {"prompt", std::vector<std::string>(65, "a")}, {"n", 2}}, "n", kConflict);
+  expect_refused(openai::parse_completion, {{"model", "tiny"}, {"prompt", std::vector<std::string>(65, "a")}, {"n", 2}},
+                 "n", kConflict);
   expect_refused(openai::parse_completion, {{"model", "tiny"}}, "prompt", kMissingField);
 }
 
@@ -176,7 +177,8 @@ TEST(MessagesRequest, BlocksBecomeMessages) {
   EXPECT_TRUE(open.messages[1].is_open);
   EXPECT_EQ(open.chat.thinking, text::Thinking::kOff);
   EXPECT_EQ(parsed(anthropic::parse_count_tokens, R"({"model":"tiny","messages":[{"role":"user","content":"Q"}]})")
-                .messages.size(), 1u);
+                .messages.size(),
+            1u);
 }
 
 TEST(MessagesRequest, BadFieldsAreNamed) {

@@ -19,11 +19,11 @@ Schema content_schema(std::vector<Tagged> blocks) {
 Schema message_schema() {
   const Tagged text = {"text", {required("text", string(kMaxTextLength))}};
   const Tagged result = {"tool_result",
-                         {required("tool_use_id", string(kMaxIdLength)), optional("content", result_content().or_null()),
-                          optional("is_error", boolean().or_null())}};
-  const Tagged thinking = {"thinking",
-                           {required("thinking", string(kMaxTextLength)),
-                            optional("signature", string(kMaxTextLength).or_null())}};
+                         {required("tool_use_id", string(kMaxIdLength)),
+                          optional("content", result_content().or_null()), optional("is_error", boolean().or_null())}};
+  const Tagged thinking = {
+      "thinking",
+      {required("thinking", string(kMaxTextLength)), optional("signature", string(kMaxTextLength).or_null())}};
   const Tagged hidden = {"redacted_thinking", {optional("data", string(kMaxTextLength).or_null())}};
   const Tagged use = {"tool_use",
                       {required("id", string(kMaxIdLength)), required("name", string(kMaxIdLength, 1)),
@@ -34,20 +34,20 @@ Schema message_schema() {
 
 // What both endpoints take.
 std::vector<Field> prompt_fields() {
-  const Schema tool = tagged("type",
-                             {{"custom",
-                               {required("name", name(kMaxNameLength)),
-                                optional("description", string(kMaxTextLength).or_null()),
-                                required("input_schema", parameters_document())}}},
-                             "custom");
+  const Schema tool =
+      tagged("type",
+             {{"custom",
+               {required("name", name(kMaxNameLength)), optional("description", string(kMaxTextLength).or_null()),
+                required("input_schema", parameters_document())}}},
+             "custom");
   const Field disables_parallel = optional("disable_parallel_tool_use", boolean().or_null());
   const Schema choice = tagged("type", {{"auto", {disables_parallel}},
                                         {"any", {disables_parallel}},
                                         {"none", {}},
                                         {"tool", {required("name", name(kMaxNameLength)), disables_parallel}}});
-  const Schema thinking = tagged("type", {{"enabled", {required("budget_tokens", integer(1024, kMaxTokens))}},
-                                          {"adaptive", {}},
-                                          {"disabled", {}}});
+  const Schema thinking =
+      tagged("type",
+             {{"enabled", {required("budget_tokens", integer(1024, kMaxTokens))}}, {"adaptive", {}}, {"disabled", {}}});
   const Schema format = tagged("type", {{"json_schema", {required("schema", schema_document())}}});
   const Schema output = object({optional("effort", one_of({"low", "medium", "high", "xhigh", "max"}).or_null()),
                                 optional("format", format.or_null())});
@@ -97,8 +97,8 @@ void read_user(const Json& content, std::vector<text::Message>& messages) {
 
 void read_assistant(const Json& content, std::vector<text::Message>& messages) {
   // Consecutive messages of the assistant are one, up to its calls.
-  const bool continues = !messages.empty() && messages.back().role == text::Role::kAssistant &&
-                         messages.back().tool_calls.empty();
+  const bool continues =
+      !messages.empty() && messages.back().role == text::Role::kAssistant && messages.back().tool_calls.empty();
   if (!continues) messages.emplace_back().role = text::Role::kAssistant;
   text::Message& message = messages.back();
   if (content.kind() == Json::Kind::kString) {
@@ -112,8 +112,8 @@ void read_assistant(const Json& content, std::vector<text::Message>& messages) {
     } else if (type == "thinking") {
       message.reasoning += block.find("thinking")->string();
     } else if (type == "tool_use") {
-      message.tool_calls.push_back({block.find("id")->string(), block.find("name")->string(),
-                                    text::python_json(*block.find("input"))});
+      message.tool_calls.push_back(
+          {block.find("id")->string(), block.find("name")->string(), text::python_json(*block.find("input"))});
     }
   }
 }

@@ -3,9 +3,8 @@
 // Answers of POST /v1/messages: whole, and as a stream of named events.
 //   message_start, { content_block_start, content_block_delta..., content_block_stop }, message_delta, message_stop
 // Thinking blocks carry a signature that says nothing: no two servers could check each other's, and nothing here is
-// kept secret from its client. A call that the answer's end cut off is left out of the whole answer, as its input is not
-// JSON; a stream has begun it by then.
-// Source: API reference of Anthropic's messages and of its streaming events.
+// kept secret from its client. A call that the answer's end cut off is left out of the whole answer, as its input is
+// not JSON; a stream has begun it by then. Source: API reference of Anthropic's messages and of its streaming events.
 #include <string>
 #include <string_view>
 

@@ -43,13 +43,14 @@ Schema message_schema() {
       required("tool_call_id", string(kMaxIdLength)),
   };
   for (std::vector<Field>* fields : {&system, &user, &assistant, &tool}) add_refused(*fields);
-  return tagged("role", {{"system", system}, {"developer", system}, {"user", user}, {"assistant", assistant}, {"tool", tool}});
+  return tagged("role",
+                {{"system", system}, {"developer", system}, {"user", user}, {"assistant", assistant}, {"tool", tool}});
 }
 
 Schema response_format_schema() {
-  const Schema named = object({required("name", name(64)), required("schema", schema_document()),
-                               optional("description", string(kMaxTextLength).or_null()),
-                               optional("strict", boolean().or_null())});
+  const Schema named =
+      object({required("name", name(64)), required("schema", schema_document()),
+              optional("description", string(kMaxTextLength).or_null()), optional("strict", boolean().or_null())});
   return tagged("type", {{"text", {}},
                          {"json_object", {}},
                          {"json_schema", {required("json_schema", named)}},
@@ -57,36 +58,37 @@ Schema response_format_schema() {
 }
 
 Schema tool_choice_schema() {
-  return either({one_of({"auto", "none", "required"}),
-                 tagged("type", {{"function", {required("function", object({required("name", name(kMaxNameLength))}))}}})});
+  return either(
+      {one_of({"auto", "none", "required"}),
+       tagged("type", {{"function", {required("function", object({required("name", name(kMaxNameLength))}))}}})});
 }
 
 Schema make_chat_schema() {
   std::vector<Field> fields = generation_fields();
   append(fields, thinking_fields());
   append(fields, {
-           required("messages", messages_schema()),
-           optional("tools", tools_schema().or_null()),
-           optional("tool_choice", tool_choice_schema().or_null()),
-           optional("parallel_tool_calls", boolean().or_null()),
-           optional("response_format", response_format_schema().or_null()),
-           optional("max_tokens", integer(1, kMaxTokens).or_null()),
-           optional("max_completion_tokens", integer(1, kMaxTokens).or_null()),
-           optional("logprobs", boolean().or_null()),
-           optional("top_logprobs", integer(0, kMaxTopLogprobs).or_null()),
-           only_boolean("echo", false),
-           only_boolean("add_generation_prompt", true),
-           only_boolean("continue_final_message", false),
-           only_one_of("verbosity", {"medium"}),
-           never("functions"),
-           never("function_call"),
-           never("audio"),
-           never("prediction"),
-           never("web_search_options"),
-           never("documents"),
-           never("chat_template"),
-           optional("modalities", array(one_of({"text"}), 1).or_null()),
-       });
+                     required("messages", messages_schema()),
+                     optional("tools", tools_schema().or_null()),
+                     optional("tool_choice", tool_choice_schema().or_null()),
+                     optional("parallel_tool_calls", boolean().or_null()),
+                     optional("response_format", response_format_schema().or_null()),
+                     optional("max_tokens", integer(1, kMaxTokens).or_null()),
+                     optional("max_completion_tokens", integer(1, kMaxTokens).or_null()),
+                     optional("logprobs", boolean().or_null()),
+                     optional("top_logprobs", integer(0, kMaxTopLogprobs).or_null()),
+                     only_boolean("echo", false),
+                     only_boolean("add_generation_prompt", true),
+                     only_boolean("continue_final_message", false),
+                     only_one_of("verbosity", {"medium"}),
+                     never("functions"),
+                     never("function_call"),
+                     never("audio"),
+                     never("prediction"),
+                     never("web_search_options"),
+                     never("documents"),
+                     never("chat_template"),
+                     optional("modalities", array(one_of({"text"}), 1).or_null()),
+                 });
   return object(std::move(fields));
 }
 
@@ -211,13 +213,12 @@ void read_conversation(const Json& body, ChatRequest& request, std::string respo
 }
 
 std::vector<Field> thinking_fields() {
-  const Schema kwargs = object({optional("thinking", boolean().or_null()),
-                                optional("enable_thinking", boolean().or_null()),
-                                optional("reasoning_effort", effort_names().or_null())});
+  const Schema kwargs =
+      object({optional("thinking", boolean().or_null()), optional("enable_thinking", boolean().or_null()),
+              optional("reasoning_effort", effort_names().or_null())});
   const Schema budget = integer(0, kMaxTokens).or_null();
-  const Schema thinking = tagged("type", {{"enabled", {optional("budget_tokens", budget)}},
-                                          {"adaptive", {}},
-                                          {"disabled", {}}});
+  const Schema thinking =
+      tagged("type", {{"enabled", {optional("budget_tokens", budget)}}, {"adaptive", {}}, {"disabled", {}}});
   return {optional("reasoning_effort", effort_names().or_null()), optional("thinking", thinking.or_null()),
           optional("thinking_token_budget", budget), optional("chat_template_kwargs", kwargs.or_null())};
 }

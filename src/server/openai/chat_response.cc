@@ -30,9 +30,8 @@ OrderedJson message_json(const FinishedAnswer& answer) {
   if (answer.calls.empty()) return message;
   OrderedJson calls = OrderedJson::array();
   for (const AnswerCall& call : answer.calls) {
-    calls.push_back({{"id", call.id},
-                     {"type", "function"},
-                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    calls.push_back(
+        {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
   }
   message["tool_calls"] = std::move(calls);
   return message;
@@ -92,8 +91,8 @@ std::string render_chat(const AnswerHead& head, std::span<const FinishedAnswer> 
   OrderedJson list = OrderedJson::array();
   for (const FinishedAnswer& answer : choices) {
     OrderedJson choice = {{"index", list.size()}, {"message", message_json(answer)}};
-    choice["logprobs"] = has_logprobs ? chat_logprobs_json(answer.reasoning_logprobs, answer.content_logprobs)
-                                      : OrderedJson();
+    choice["logprobs"] =
+        has_logprobs ? chat_logprobs_json(answer.reasoning_logprobs, answer.content_logprobs) : OrderedJson();
     choice["finish_reason"] = to_string(answer.reason);
     list.push_back(std::move(choice));
   }

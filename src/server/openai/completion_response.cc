@@ -17,8 +17,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson body_json(const AnswerHead& head) {
-  OrderedJson out = {
-      {"id", head.id}, {"object", "text_completion"}, {"created", head.created}, {"model", head.model}};
+  OrderedJson out = {{"id", head.id}, {"object", "text_completion"}, {"created", head.created}, {"model", head.model}};
   if (!head.fingerprint.empty()) out["system_fingerprint"] = head.fingerprint;
   return out;
 }
@@ -88,7 +87,8 @@ std::string CompletionStream::end(int choice_idx, const AnswerDelta& last, Finis
   if (has_logprobs_ && !last.content_logprobs.empty()) {
     logprobs = logprobs_json(last.content_logprobs, offsets_[choice_idx]);
   }
-  out["choices"] = OrderedJson::array({choice_json(static_cast<size_t>(choice_idx), last.content, logprobs, to_string(reason))});
+  out["choices"] =
+      OrderedJson::array({choice_json(static_cast<size_t>(choice_idx), last.content, logprobs, to_string(reason))});
   if (has_usage_) out["usage"] = nullptr;
   return sse_data(dumped(out));
 }

@@ -29,23 +29,22 @@ Schema item_schema() {
 }
 
 Schema text_schema() {
-  const Schema format = tagged("type", {{"text", {}},
-                                        {"json_object", {}},
-                                        {"json_schema",
-                                         {required("name", name(64)), required("schema", schema_document()),
-                                          optional("description", string(kMaxTextLength).or_null()),
-                                          optional("strict", boolean().or_null())}}});
+  const Schema format = tagged(
+      "type", {{"text", {}},
+               {"json_object", {}},
+               {"json_schema",
+                {required("name", name(64)), required("schema", schema_document()),
+                 optional("description", string(kMaxTextLength).or_null()), optional("strict", boolean().or_null())}}});
   return object({optional("format", format.or_null()), only_one_of("verbosity", {"medium"})});
 }
 
 Schema make_responses_schema() {
-  const Schema tool = tagged("type", {{"function",
-                                       {required("name", name(kMaxNameLength)),
-                                        optional("description", string(kMaxTextLength).or_null()),
-                                        optional("parameters", parameters_document().or_null()),
-                                        optional("strict", boolean().or_null())}}});
-  const Schema choice = either({one_of({"auto", "none", "required"}),
-                                tagged("type", {{"function", {required("name", name(kMaxNameLength))}}})});
+  const Schema tool = tagged(
+      "type", {{"function",
+                {required("name", name(kMaxNameLength)), optional("description", string(kMaxTextLength).or_null()),
+                 optional("parameters", parameters_document().or_null()), optional("strict", boolean().or_null())}}});
+  const Schema choice = either(
+      {one_of({"auto", "none", "required"}), tagged("type", {{"function", {required("name", name(kMaxNameLength))}}})});
   const Schema reasoning = object({optional("effort", effort_names().or_null())});
   std::vector<Field> fields = without(generation_fields(), {"n", "stop", "stream_options"});
   append(fields, {
@@ -165,10 +164,16 @@ std::vector<std::string> read_tools(const Json& body, const ServedModel& model, 
 // The fields that the answer repeats, as they were given or with these defaults.
 std::string repeated_fields(const Json& body) {
   static constexpr std::pair<std::string_view, std::string_view> kDefaults[] = {
-      {"instructions", "null"},     {"max_output_tokens", "null"},      {"metadata", "{}"},
-      {"parallel_tool_calls", "true"}, {"reasoning", "{\"effort\": null, \"summary\": null}"},
-      {"temperature", "1.0"},       {"text", "{\"format\": {\"type\": \"text\"}}"},
-      {"tool_choice", "\"auto\""},  {"tools", "[]"},                    {"top_p", "1.0"}};
+      {"instructions", "null"},
+      {"max_output_tokens", "null"},
+      {"metadata", "{}"},
+      {"parallel_tool_calls", "true"},
+      {"reasoning", "{\"effort\": null, \"summary\": null}"},
+      {"temperature", "1.0"},
+      {"text", "{\"format\": {\"type\": \"text\"}}"},
+      {"tool_choice", "\"auto\""},
+      {"tools", "[]"},
+      {"top_p", "1.0"}};
   std::string out;
   for (const auto& [key, otherwise] : kDefaults) {
     const Json* value = given(body, key);
@@ -186,7 +191,8 @@ ResponsesRequest read_responses(std::string_view text, const ServedModel& model)
   chat.options = read_generation(body, responses_schema(), model, {"max_output_tokens"});
   chat.chat.effort_table = model.effort_table;
   chat.chat.thinking = model.thinks_by_default ? text::Thinking::kOn : text::Thinking::kOff;
-  if (const Json* reasoning = given(body, "reasoning"); reasoning != nullptr && given(*reasoning, "effort") != nullptr) {
+  if (const Json* reasoning = given(body, "reasoning");
+      reasoning != nullptr && given(*reasoning, "effort") != nullptr) {
     set_effort(chat.chat, given(*reasoning, "effort")->string(), model);
   }
   if (const Json* include = given(body, "include")) {

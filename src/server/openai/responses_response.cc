@@ -50,8 +50,8 @@ OrderedJson message_item(const AnswerHead& head, size_t item_idx, const OrderedJ
 }
 
 OrderedJson call_item(const AnswerHead& head, size_t item_idx, const AnswerCall& call, std::string_view status) {
-  return {{"id", item_id("fc", head, item_idx)}, {"type", "function_call"},     {"call_id", call.id},
-          {"name", call.name},                   {"arguments", call.arguments}, {"status", status}};
+  return {{"id", item_id("fc", head, item_idx)}, {"type", "function_call"}, {"call_id", call.id}, {"name", call.name},
+          {"arguments", call.arguments},         {"status", status}};
 }
 
 OrderedJson usage_of(const Usage& usage) {
@@ -75,8 +75,7 @@ OrderedJson output_of(const AnswerHead& head, const FinishedAnswer& answer, bool
   // What was cut off is what stands last.
   if (has_message) {
     output.push_back(message_item(
-        head, output.size(),
-        OrderedJson::array({text_part(answer.content, answer.content_logprobs, has_logprobs)}),
+        head, output.size(), OrderedJson::array({text_part(answer.content, answer.content_logprobs, has_logprobs)}),
         answer.calls.empty() ? status_of(answer) : "completed"));
   }
   for (const AnswerCall& call : answer.calls) {
@@ -149,8 +148,9 @@ std::string ResponsesStream::open(Item item, const CallDelta* call) {
   out += event("response.output_item.added", dumped({{"output_index", item_idx_}, {"item", json}}));
   if (item == Item::kCall) return out;
   const OrderedJson part = item == Item::kReasoning ? reasoning_part("") : text_part("", {}, false);
-  return out + event("response.content_part.added",
-                     dumped({{"item_id", json["id"]}, {"output_index", item_idx_}, {"content_index", 0}, {"part", part}}));
+  return out +
+         event("response.content_part.added",
+               dumped({{"item_id", json["id"]}, {"output_index", item_idx_}, {"content_index", 0}, {"part", part}}));
 }
 
 std::string ResponsesStream::close() {
@@ -207,10 +207,9 @@ std::string ResponsesStream::call(const CallDelta& call) {
   now.arguments += call.arguments;
   now.is_complete = call.ends;
   if (!call.arguments.empty()) {
-    out += event("response.function_call_arguments.delta",
-                 dumped({{"item_id", item_id("fc", head_, item_idx_)},
-                         {"output_index", item_idx_},
-                         {"delta", call.arguments}}));
+    out += event(
+        "response.function_call_arguments.delta",
+        dumped({{"item_id", item_id("fc", head_, item_idx_)}, {"output_index", item_idx_}, {"delta", call.arguments}}));
   }
   return out;
 }
@@ -241,9 +240,8 @@ std::string ResponsesStream::end(const AnswerDelta& last, const FinishedAnswer& 
 
 std::string ResponsesStream::error(const ApiError& error) {
   const auto or_null = [](const std::string& text) { return text.empty() ? OrderedJson() : OrderedJson(text); };
-  return event("error", dumped({{"code", or_null(error.code)},
-                                {"message", error.message},
-                                {"param", or_null(error.param)}}));
+  return event("error",
+               dumped({{"code", or_null(error.code)}, {"message", error.message}, {"param", or_null(error.param)}}));
 }
 
 }  // namespace tessera::server::openai

@@ -41,9 +41,9 @@ class ResponsesStream {
   bool has_logprobs_;
   int64_t sequence_ = 0;
   Item item_ = Item::kNone;
-  size_t item_idx_ = 0;         // of the open item
+  size_t item_idx_ = 0;  // of the open item
   size_t num_items_ = 0;
-  FinishedAnswer so_far_;       // what the open item holds: reasoning, content or its one call
+  FinishedAnswer so_far_;  // what the open item holds: reasoning, content or its one call
   std::vector<TokenLogprob> waiting_;
 };
 

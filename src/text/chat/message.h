@@ -27,11 +27,11 @@ struct Message {
   // Assistant: the calls as the model wrote them, with the empty line before; rendered in place of tool_calls, which
   // then only give the order of results. Empty: the calls are written from tool_calls.
   std::string sampled_calls;
-  std::string tool_call_id;          // tool
-  std::vector<std::string> tools;    // system, developer: JSON of each function (name, description, parameters)
-  std::string response_format;       // system, developer: JSON that answers must follow; empty: none
-  Task task = Task::kNone;           // all but tool
-  bool is_open = false;              // assistant: no end token follows, so the model continues this text
+  std::string tool_call_id;        // tool
+  std::vector<std::string> tools;  // system, developer: JSON of each function (name, description, parameters)
+  std::string response_format;     // system, developer: JSON that answers must follow; empty: none
+  Task task = Task::kNone;         // all but tool
+  bool is_open = false;            // assistant: no end token follows, so the model continues this text
 };
 
 // "latest_reminder" and the like, as messages name them; "" for Task::kNone.
