@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -222,6 +223,90 @@ TEST_P(OpenApi, WhatItDoesNotTakeIsRefused) {
       }
     }
   }
+}
+
+// Everywhere in a body that parses: a value of a type that its schema does not take.
+class Mutator {
+ public:
+  explicit Mutator(std::mt19937& random) : random_(random) {}
+
+  // Collects what the schema says of each place of the value, where it says one thing only.
+  void collect(const ordered_json& value, const ordered_json& schema, const std::string& pointer) {
+    if (schema.contains("anyOf")) {
+      // Choices that are told apart by a tag, or by the type.
+      for (const ordered_json& choice : schema["anyOf"]) {
+        if (fits(value, choice)) return collect(value, choice, pointer);
+      }
+      return;
+    }
+    if (!pointer.empty()) places_.emplace_back(pointer, types_of(schema));
+    if (value.is_array() && schema.contains("items")) {
+      for (size_t i = 0; i < value.size(); ++i) collect(value[i], schema["items"], pointer + "/" + std::to_string(i));
+    }
+    if (!value.is_object() || !schema.contains("properties")) return;
+    for (const auto& [name, property] : schema["properties"].items()) {
+      if (value.contains(name)) collect(value[name], property, pointer + "/" + name);
+    }
+  }
+
+  bool mutate(ordered_json& body) {
+    if (places_.empty()) return false;
+    const auto& [pointer, types] = places_[random_() % places_.size()];
+    for (const auto& [type, value] :
+         {std::pair{"object", ordered_json({{"q", 1}})}, std::pair{"boolean", ordered_json(true)},
+          std::pair{"array", ordered_json::array({true})}, std::pair{"null", ordered_json()}}) {
+      if (types.empty() || types.count(type) == 1) continue;
+      body[ordered_json::json_pointer(pointer)] = value;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static bool fits(const ordered_json& value, const ordered_json& choice) {
+    if (types_of(choice).count(value.is_string()   ? "string"
+                               : value.is_array()  ? "array"
+                               : value.is_object() ? "object"
+                                                   : "") == 0) {
+      return false;
+    }
+    if (!value.is_object() || !choice.contains("properties")) return true;
+    for (const char* tag : {"type", "role"}) {
+      if (!choice["properties"].contains(tag) || !choice["properties"][tag].contains("enum")) continue;
+      const ordered_json& names = choice["properties"][tag]["enum"];
+      const ordered_json found = value.contains(tag) ? value[tag] : ordered_json();
+      if (std::find(names.begin(), names.end(), found) == names.end()) return false;
+    }
+    return true;
+  }
+
+  std::mt19937& random_;
+  std::vector<std::pair<std::string, std::set<std::string>>> places_;
+};
+
+TEST_P(OpenApi, WrongTypesAnywhereAreRefused) {
+  const Endpoint& endpoint = kEndpoints[GetParam()];
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  Generator generator(seed);
+  const ordered_json schema = schema_of(endpoint.path);
+  int num_mutated = 0;
+  for (int i = 0; i < 1500; ++i) {
+    ordered_json body = generator.make(schema);
+    if (body.contains("model")) body["model"] = "tiny";
+    if (endpoint.parse(body.dump())) continue;
+    Mutator mutator(random);
+    mutator.collect(body, schema, "");
+    const std::string before = body.dump();
+    if (!mutator.mutate(body)) continue;
+    const std::optional<ApiError> error = endpoint.parse(body.dump());
+    ASSERT_TRUE(error) << before << "\n" << body.dump();
+    EXPECT_EQ(error->status, 400);
+    EXPECT_NE(error->param, "") << body.dump();
+    ++num_mutated;
+  }
+  EXPECT_GT(num_mutated, 50);
 }
 
 INSTANTIATE_TEST_SUITE_P(Endpoints, OpenApi, ::testing::Range(size_t{0}, std::size(kEndpoints)));

@@ -96,6 +96,27 @@ TEST(ChatEncode, ContinuesAnAssistantText) {
   EXPECT_FALSE(thinking.starts_in_reasoning);
 }
 
+TEST(ChatEncode, SampledCallsStandAsTheyAre) {
+  std::vector<Message> messages(4);
+  messages[1].role = Role::kAssistant;
+  messages[1].content = "On it.";
+  messages[1].tool_calls = {{"a", "f", "{}"}, {"b", "f", "{}"}};
+  messages[1].sampled_calls = "\n\nas  sampled";
+  messages[2].role = messages[3].role = Role::kTool;
+  messages[2].tool_call_id = "b";
+  messages[2].content = "2";
+  messages[3].tool_call_id = "a";
+  messages[3].content = "1";
+  const std::string text = render_chat(messages, {}).text;
+  // The calls still give the order of the results.
+  EXPECT_NE(text.find("On it.\n\nas  sampled<\uFF5Cend\u2581of\u2581sentence\uFF5C><\uFF5CUser\uFF5C>"
+                      "<tool_result>1</tool_result>\n\n<tool_result>2</tool_result>"),
+            std::string::npos)
+      << text;
+  messages[1].sampled_calls = "\xff";
+  EXPECT_THROW(render_chat(messages, {}), Error);
+}
+
 TEST(ChatEncode, UserPartsJoin) {
   const Json json = Json::parse_python(
       R"([{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}])", "request");

@@ -212,6 +212,7 @@ TEST(StopMatcher, AnySplittingGivesTheSameText) {
     for (size_t at = 0; at < text.size(); at += step) shown += matcher.push(text.substr(at, step));
     EXPECT_EQ(shown, "one two STOQ ") << step;
     EXPECT_TRUE(matcher.has_matched());
+    EXPECT_EQ(matcher.matched(), "STOP");
     EXPECT_EQ(matcher.push("more"), "");
   }
   StopMatcher held({"abc"});
