@@ -113,6 +113,9 @@ TEST(Buffer, LeavesLargeBlocksToTheirFirstWriters) {
 
 // More large blocks than a process may have mappings, as the experts of a large model are.
 TEST(Buffer, OutnumbersMappings) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer needs the mappings for itself";
+#endif
   std::vector<Buffer> blocks;
   while (blocks.size() < 32800) blocks.emplace_back(size_t{2} << 20);
   for (int i = 0; i < 4; ++i) {
