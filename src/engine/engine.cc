@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/step_loop.h"
@@ -52,6 +53,11 @@ class Engine::Body {
   const SteadyClock clock_{};
   WaitingRoom room_;
   StepLoop loop_;  // the thread's, but for what is thread-safe there
+
+  // The thread's: what it took from the lists below and has not seen to.
+  std::vector<Submitted> inbox_;
+  size_t num_taken_ = 0;  // of inbox_
+  std::vector<RequestId> cancels_;
 
   mutable std::mutex lock_;
   std::condition_variable changed_;   // for the thread
@@ -141,23 +147,39 @@ Engine::Status Engine::Body::status() const {
   return status;
 }
 
-// What other threads asked for since the last step. False: nothing.
+// What other threads asked for since the last step. False: nothing. What an exception leaves undone the next call does.
 bool Engine::Body::take_inbox() {
-  std::vector<Submitted> submitted;
-  std::vector<RequestId> cancelled;
-  bool cancels_all = false, is_woken = false;
+  bool has_news = false;
   {
     const std::lock_guard<std::mutex> hold(lock_);
-    submitted.swap(submitted_);
-    cancelled.swap(cancelled_);
-    std::swap(cancels_all, cancels_all_);
-    std::swap(is_woken, is_woken_);
-    is_idle_ = is_idle_ && submitted.empty();
+    if (inbox_.empty() && cancels_.empty()) {
+      inbox_.swap(submitted_);
+      cancels_.swap(cancelled_);
+    }
+    has_news = std::exchange(is_woken_, false) || cancels_all_ || !inbox_.empty() || !cancels_.empty();
+    is_idle_ = is_idle_ && inbox_.empty();
   }
-  for (Submitted& one : submitted) loop_.accept(one.id, std::move(one.request), std::move(one.sink), one.at);
-  for (const RequestId id : cancelled) loop_.cancel(id, "");
-  if (cancels_all) loop_.cancel_all("shutting down");
-  return is_woken || cancels_all || !submitted.empty() || !cancelled.empty();
+  while (num_taken_ < inbox_.size()) {
+    Submitted one = std::move(inbox_[num_taken_++]);
+    loop_.accept(one.id, std::move(one.request), std::move(one.sink), one.at);
+  }
+  inbox_.clear(), num_taken_ = 0;
+  while (!cancels_.empty()) {
+    const RequestId id = cancels_.back();
+    cancels_.pop_back();
+    loop_.cancel(id, "");
+  }
+  bool cancels_all = false;
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    cancels_all = cancels_all_ && submitted_.empty();
+  }
+  if (cancels_all) {
+    loop_.cancel_all("shutting down");
+    const std::lock_guard<std::mutex> hold(lock_);
+    cancels_all_ = false;
+  }
+  return has_news;
 }
 
 void Engine::Body::publish(const std::string& fault) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "engine/logprobs.h"
 
@@ -48,8 +49,8 @@ struct StepLoop::Live {
   std::vector<std::unique_ptr<Choice>> choices{};  // the first alone until the prompt has run
   int64_t num_open = 0;                            // choices that have not ended, those to come included
   int64_t num_scored = 0;                          // prompt tokens after the first whose logprobs were delivered
-  bool has_begun = false;
-  double paused_since = -1;  // below 0: it is not
+  bool has_begun = false, has_looked_up = false;   // admitted once; asked the prefix store once
+  double paused_since = -1;                        // below 0: it is not
   Outcome outcome{};
 
   int64_t num_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
@@ -96,18 +97,20 @@ void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink,
   try {
     join(id, std::move(request), std::move(sink), submitted);
   } catch (const std::exception& error) {
-    const auto found = requests_.find(id);
-    if (found != requests_.end()) return end(*found->second, FinishReason::kFailed, code_of(error), error.what());
     room_.leave(num_prompt);
     ++totals_.num_failed;
-    kept->finished({.reasons = {FinishReason::kFailed}, .error_code = code_of(error), .error = error.what()});
+    try {
+      kept->finished({.reasons = {FinishReason::kFailed}, .error_code = code_of(error), .error = error.what()});
+    } catch (const std::exception&) {
+      // The last call: nothing is left to end.
+    }
   }
 }
 
 void StepLoop::join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted) {
   const int64_t capacity = capacity_of(request, runner_.facts());
-  auto live_request = std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, submitted});
-  Live& live = *requests_.emplace(id, std::move(live_request)).first->second;
+  auto made = std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, submitted});
+  Live& live = *made;
   const Request& asked = live.request;
   live.num_open = asked.num_choices;
   live.outcome.reasons.assign(static_cast<size_t>(asked.num_choices), FinishReason::kNone);
@@ -116,13 +119,20 @@ void StepLoop::join(RequestId id, Request request, std::shared_ptr<Sink> sink, d
   const SequenceKey key = id * kKeysPerRequest;
   auto first = std::make_unique<Choice>(Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
   for (const int32_t token : asked.prompt) first->sampler.observe(token);
-  scheduler_.add({.key = key,
-                  .client = asked.client,
-                  .priority = asked.priority,
-                  .num_tokens = live.num_prompt(),
-                  .capacity = capacity,
-                  .num_copies = asked.num_choices});
   live.choices.push_back(std::move(first));
+  // Whole before anybody can find it, and gone again where the scheduler has no memory for it.
+  const auto at = requests_.emplace(id, std::move(made)).first;
+  try {
+    scheduler_.add({.key = key,
+                    .client = asked.client,
+                    .priority = asked.priority,
+                    .num_tokens = live.num_prompt(),
+                    .capacity = capacity,
+                    .num_copies = asked.num_choices});
+  } catch (...) {
+    requests_.erase(at);
+    throw;
+  }
 }
 
 StepLoop::Choice* StepLoop::find(SequenceKey key, Live*& live) const {
@@ -153,7 +163,14 @@ void StepLoop::read_rooms(double now) {
   for (auto it = requests_.begin(); it != requests_.end();) {
     Live& live = *(it++)->second;
     if (!live.has_begun) continue;
-    if (live.sink->room() >= live.num_open) {
+    int64_t room = 0;
+    try {
+      room = live.sink->room();
+    } catch (const std::exception& error) {
+      end(live, FinishReason::kFailed, code_of(error), error.what());
+      continue;
+    }
+    if (room >= live.num_open) {
       if (live.paused_since >= 0) set_paused(live, false);
       live.paused_since = -1;
     } else if (live.paused_since < 0) {
@@ -224,6 +241,7 @@ bool StepLoop::restore(Choice& choice) {
 void StepLoop::make_state(Live& live, Choice& choice) {
   if (restore(choice)) return;
   const bool needs_all_rows = live.request.prompt_logprobs && live.num_scored + 1 < live.num_prompt();
+  const bool is_first = !std::exchange(live.has_looked_up, true);  // later it may find what it offered itself
   if (options_.prefixes != nullptr && !needs_all_rows) {
     choice.state = options_.prefixes->find(live.request, choice.ids, live.capacity);
   }
@@ -234,7 +252,7 @@ void StepLoop::make_state(Live& live, Choice& choice) {
   const int64_t position = choice.state->position();
   TESSERA_CHECK(choice.state->capacity() >= live.capacity, "a prefix has room for the whole");
   scheduler_.set_done(choice.key, position);
-  if (static_cast<int64_t>(choice.ids.size()) == live.num_prompt() && live.outcome.num_cached_tokens == 0) {
+  if (is_first) {
     live.outcome.num_cached_tokens = position;
     totals_.num_cached_tokens += position;
   }
@@ -256,21 +274,43 @@ void StepLoop::prepare(const Scheduler::Slice& slice) {
   Live* live = nullptr;
   Choice* choice = find(slice.key, live);
   if (choice == nullptr) return;  // its request failed just now
-  const int64_t first = choice->state->position(), known = static_cast<int64_t>(choice->ids.size());
+  try {
+    prepare(*live, *choice, slice);
+  } catch (const std::exception& error) {
+    drop_slices(live->id);
+    end(*live, FinishReason::kFailed, code_of(error), error.what());
+  }
+}
+
+// What the step was to run of a request.
+void StepLoop::drop_slices(RequestId id) {
+  slices_.resize(std::min(slices_.size(), running_.size()));
+  running_.resize(slices_.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i].key / kKeysPerRequest == id) continue;
+    running_[kept] = running_[i];
+    slices_[kept++] = slices_[i];
+  }
+  running_.resize(kept), slices_.resize(kept);
+}
+
+void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice) {
+  const int64_t first = choice.state->position(), known = static_cast<int64_t>(choice.ids.size());
   int64_t end = first + std::min(slice.num_tokens, known - first);
-  const bool is_prompt = options_.prefixes != nullptr && first < live->num_prompt();
-  if (is_prompt) end = std::min(end, std::max(first + 1, options_.prefixes->next_offer(live->request, first)));
+  const bool is_prompt = options_.prefixes != nullptr && first < live.num_prompt();
+  if (is_prompt) end = std::min(end, std::max(first + 1, options_.prefixes->next_offer(live.request, first)));
   const int64_t count = end - first;
-  const bool is_drawn = end == known && live->draws();
-  const bool is_scored = live->request.prompt_logprobs && std::min(end, live->num_prompt() - 1) > live->num_scored;
+  const bool is_drawn = end == known && live.draws();
+  const bool is_scored = live.request.prompt_logprobs && std::min(end, live.num_prompt() - 1) > live.num_scored;
   running_.push_back({slice.key, first, count, end == known,
                       is_scored  ? model::LogitRows::kAll
                       : is_drawn ? model::LogitRows::kLast
                                  : model::LogitRows::kNone});
-  const std::span<const int32_t> ids(choice->ids);
+  const std::span<const int32_t> ids(choice.ids);
   slices_.push_back(
-      {choice->state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)), running_.back().rows});
-  const bool is_decode = end == known && count == 1 && known > live->num_prompt();
+      {choice.state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)), running_.back().rows});
+  const bool is_decode = end == known && count == 1 && known > live.num_prompt();
   (is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) += count;
 }
 
@@ -491,11 +531,13 @@ bool StepLoop::step() {
   stats_.num_preempted = static_cast<int64_t>(plan.preempted.size());
   const bool has_work = !plan.slices.empty();
   if (!slices_.empty()) run();
+  set_gauges();
   if (has_work) count(start);
   return has_work;
 }
 
-void StepLoop::count(double start) {
+// How things are, also while nothing runs.
+void StepLoop::set_gauges() {
   for (const auto& [id, live] : requests_) {
     stats_.num_waiting += live->has_begun ? 0 : 1;
     stats_.num_paused += live->paused_since >= 0 ? 1 : 0;
@@ -505,6 +547,9 @@ void StepLoop::count(double start) {
   stats_.cache_bytes = scheduler_.used_bytes();
   stats_.cache_total_bytes = budget_.total_bytes();
   stats_.swap_bytes = swap_bytes_;
+}
+
+void StepLoop::count(double start) {
   stats_.seconds = clock_.now() - start;
   ++totals_.num_steps;
   totals_.num_prefill_tokens += stats_.num_prefill_tokens;

@@ -68,6 +68,8 @@ class StepLoop {
   bool restore(Choice& choice);
   void drop_saved(Choice& choice);
   void prepare(const Scheduler::Slice& slice);
+  void prepare(Live& live, Choice& choice, const Scheduler::Slice& slice);
+  void drop_slices(RequestId id);
   void run();
   void take_apart(const std::string& error, ErrorCode code);
   void deliver(const TensorView& logits);
@@ -79,6 +81,7 @@ class StepLoop {
   void end_choice(Live& live, Choice& choice, FinishReason reason);
   void end(Live& live, FinishReason reason, ErrorCode code, const std::string& error);
   void finish(Live& live);
+  void set_gauges();
   void count(double start);
 
   model::Runner& runner_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's thread: submissions from many threads, cancels, slow consumers, faults, draining.
 #include "engine/engine.h"
+#include "engine/prefix_store.h"
 
 #include <gtest/gtest.h>
 
@@ -331,6 +332,54 @@ TEST_F(EngineTest, ThrowingSinkEndsItsOwnRequest) {
   submit(engine, request, throwing);
   submit(engine, request, other);
   EXPECT_EQ(throwing->collector.wait().error, "the sink is full of water");
+  other->wait();
+  EXPECT_EQ(other->ids[0], alone(request, 0, 200));
+}
+
+class RoomlessSink final : public Sink {
+ public:
+  int64_t room() const override { throw std::runtime_error("no telling"); }
+  bool token(const Token&) override { return true; }
+  void finished(const Outcome& how) override { collector.finished(how); }
+  Collector collector;
+};
+
+TEST_F(EngineTest, SinkThatCannotSayItsRoomEndsItsOwnRequest) {
+  Engine engine(runner_, budget_, {});
+  auto roomless = std::make_shared<RoomlessSink>();
+  auto other = std::make_shared<Collector>();
+  Request request = draw_request(rng_, 20);
+  request.stop_at_end_token = false;
+  submit(engine, request, roomless);
+  submit(engine, request, other);
+  EXPECT_EQ(roomless->collector.wait().error, "no telling");
+  other->wait();
+  EXPECT_EQ(other->ids[0], alone(request, 0, 200));
+}
+
+// A store that fails where it is asked how far to run.
+class FailingStore final : public PrefixStore {
+ public:
+  std::unique_ptr<model::SequenceState> find(const Request&, std::span<const int32_t>, int64_t) override {
+    return nullptr;
+  }
+  int64_t next_offer(const Request& request, int64_t position) override {
+    if (request.client == 7) throw std::runtime_error("the store is on fire");
+    return position + 1000;
+  }
+  void offer(const Request&, std::span<const int32_t>, const model::SequenceState&) override {}
+};
+
+TEST_F(EngineTest, FailingStoreEndsTheRequestThatAskedIt) {
+  FailingStore store;
+  Engine engine(runner_, budget_, {.steps = {.prefixes = &store}});
+  auto lost = std::make_shared<Collector>(), other = std::make_shared<Collector>();
+  Request request = draw_request(rng_, 20);
+  submit(engine, request, other);
+  Request unlucky = request;
+  unlucky.client = 7;
+  submit(engine, unlucky, lost);
+  EXPECT_EQ(lost->wait().error, "the store is on fire");
   other->wait();
   EXPECT_EQ(other->ids[0], alone(request, 0, 200));
 }

@@ -13,6 +13,7 @@
 #include "server/openai/chat_response.h"
 #include "server/openai/completion_response.h"
 #include "server/openai/json_parts.h"
+#include "server/openai/responses_request.h"
 #include "server/openai/responses_response.h"
 #include "server/sse.h"
 
@@ -405,6 +406,32 @@ TEST(Answer, MessageGolden) {
             "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"rate_limit_error\",\"message\":\"queue: "
             "expected room for this request, found 5 of 5 taken\"}}\n\n");
   EXPECT_EQ(anthropic::render_count(12), "{\"input_tokens\":12}");
+}
+
+// Integers of any size are JSON; they come back digit by digit, from a request and from the model.
+TEST(WholeAnswers, KeepIntegersThatNoMachineHolds) {
+  const std::string digits(400, '9');
+  const auto request = openai::parse_responses(
+      R"({"model":"tiny","input":"hi","tools":[{"type":"function","name":"f","parameters":{"maximum":)" + digits +
+          "}}]}",
+      served_model());
+  ASSERT_TRUE(request.ok()) << request.error().message;
+  FinishedAnswer answer;
+  answer.content = "hello";
+  const openai::AnswerHead head{"resp_1", "tiny", 5, ""};
+  const std::string body = openai::render_response(head, request.value().repeated, answer, kUsage, false);
+  EXPECT_NE(body.find(digits), std::string::npos);
+  EXPECT_EQ(Json::parse_exact(body, "body").find("object")->string(), "response");
+  openai::ResponsesStream stream(head, request.value().repeated, false);
+  const std::string events = stream.begin() + stream.end({}, answer, kUsage);
+  EXPECT_NE(events.find(digits), std::string::npos);
+
+  FinishedAnswer calling;
+  calling.calls = {{"toolu_1", "f", "{\"a\": " + digits + "}", true}, {"toolu_2", "g", "{}", true}};
+  calling.reason = FinishReason::kToolCalls;
+  const std::string message = anthropic::render_message("msg_1", "tiny", calling, kUsage);
+  EXPECT_NE(message.find("\"input\":{\"a\": " + digits + "}}"), std::string::npos) << message;
+  EXPECT_EQ(Json::parse_exact(message, "message").find("content")->array().size(), 2u);
 }
 
 }  // namespace

@@ -2,8 +2,10 @@
 #include "server/anthropic/messages_response.h"
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
+#include "server/json_text.h"
 #include "server/sse.h"
 
 namespace tessera::server::anthropic {
@@ -29,10 +31,10 @@ OrderedJson usage_json(const Usage& usage) {
           {"output_tokens", usage.num_completion_tokens}};
 }
 
-OrderedJson message_json(const std::string& id, const std::string& model, OrderedJson content, OrderedJson stop_reason,
+OrderedJson message_json(const std::string& id, const std::string& model, OrderedJson stop_reason,
                          OrderedJson stop_sequence, const Usage& usage) {
   OrderedJson out = {{"id", id}, {"type", "message"}, {"role", "assistant"}, {"model", model}};
-  out["content"] = std::move(content);
+  out["content"] = OrderedJson::array();
   out["stop_reason"] = std::move(stop_reason);
   out["stop_sequence"] = std::move(stop_sequence);
   out["usage"] = usage_json(usage);
@@ -64,24 +66,26 @@ OrderedJson text_block(const std::string& text) {
   return {{"type", "text"}, {"text", text}};
 }
 
-OrderedJson call_block(const std::string& id, const std::string& name, OrderedJson input) {
-  OrderedJson out = {{"type", "tool_use"}, {"id", id}, {"name", name}};
-  out["input"] = std::move(input);
-  return out;
+OrderedJson call_block(const std::string& id, const std::string& name) {
+  return {{"type", "tool_use"}, {"id", id}, {"name", name}};
 }
 
 }  // namespace
 
 std::string render_message(const std::string& id, const std::string& model, const FinishedAnswer& answer,
                            const Usage& usage) {
-  OrderedJson content = OrderedJson::array();
-  if (!answer.reasoning.empty()) content.push_back(thinking_block(answer.reasoning, kSignature));
-  if (!answer.content.empty()) content.push_back(text_block(answer.content));
+  std::string blocks;
+  const auto add = [&](const std::string& block) { blocks += (blocks.empty() ? "" : ",") + block; };
+  if (!answer.reasoning.empty()) add(dumped(thinking_block(answer.reasoning, kSignature)));
+  if (!answer.content.empty()) add(dumped(text_block(answer.content)));
   for (const AnswerCall& call : answer.calls) {
     if (!call.is_complete) continue;
-    content.push_back(call_block(call.id, call.name, OrderedJson::parse(call.arguments)));
+    add(with_members(dumped(call_block(call.id, call.name)), "{\"input\":" + call.arguments + "}"));
   }
-  return dumped(message_json(id, model, std::move(content), stop_reason(answer), stop_sequence(answer), usage));
+  std::string message = dumped(message_json(id, model, stop_reason(answer), stop_sequence(answer), usage));
+  // Inside a string every quote has a backslash before it, so this is the member.
+  constexpr std::string_view kEmpty = "\"content\":[]";
+  return message.insert(message.find(kEmpty) + kEmpty.size() - 1, blocks);
 }
 
 std::string render_count(int64_t num_tokens) {
@@ -89,8 +93,7 @@ std::string render_count(int64_t num_tokens) {
 }
 
 std::string MessageStream::begin(const Usage& usage) {
-  return event("message_start",
-               {{"message", message_json(id_, model_, OrderedJson::array(), nullptr, nullptr, usage)}});
+  return event("message_start", {{"message", message_json(id_, model_, nullptr, nullptr, usage)}});
 }
 
 std::string MessageStream::open(Block block, const CallDelta* call) {
@@ -102,7 +105,8 @@ std::string MessageStream::open(Block block, const CallDelta* call) {
       json = thinking_block("", "");
       break;
     case Block::kCall:
-      json = call_block(call->id, call->name, OrderedJson::object());
+      json = call_block(call->id, call->name);
+      json["input"] = OrderedJson::object();
       break;
     case Block::kText:
     case Block::kNone:

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "server/json_text.h"
 #include "server/openai/json_parts.h"
 #include "server/sse.h"
 
@@ -84,7 +85,7 @@ OrderedJson output_of(const AnswerHead& head, const FinishedAnswer& answer, bool
   return output;
 }
 
-OrderedJson response_json(const AnswerHead& head, const std::string& repeated, std::string_view status) {
+OrderedJson response_json(const AnswerHead& head, std::string_view status) {
   OrderedJson out = {{"id", head.id}, {"object", "response"}, {"created_at", head.created}, {"status", status}};
   out["error"] = nullptr;
   out["incomplete_details"] = nullptr;
@@ -95,35 +96,36 @@ OrderedJson response_json(const AnswerHead& head, const std::string& repeated, s
   out["background"] = false;
   out["truncation"] = "disabled";
   out["usage"] = nullptr;
-  out.update(OrderedJson::parse(repeated));
   return out;
 }
 
-OrderedJson finished_json(const AnswerHead& head, const std::string& repeated, const FinishedAnswer& answer,
+std::string finished_text(const AnswerHead& head, const std::string& repeated, const FinishedAnswer& answer,
                           const Usage& usage, bool has_logprobs) {
-  OrderedJson out = response_json(head, repeated, status_of(answer));
+  OrderedJson out = response_json(head, status_of(answer));
   if (answer.reason == FinishReason::kLength) out["incomplete_details"] = {{"reason", "max_output_tokens"}};
   out["output"] = output_of(head, answer, has_logprobs);
   out["usage"] = usage_of(usage);
-  return out;
+  return with_members(dumped(out), repeated);
+}
+
+std::string response_field(const std::string& response) {
+  return "{\"response\":" + response + "}";
 }
 
 }  // namespace
 
 std::string render_response(const AnswerHead& head, const std::string& repeated, const FinishedAnswer& answer,
                             const Usage& usage, bool has_logprobs) {
-  return dumped(finished_json(head, repeated, answer, usage, has_logprobs));
+  return finished_text(head, repeated, answer, usage, has_logprobs);
 }
 
 // `fields`: JSON text of an object, whose members follow type and number.
 std::string ResponsesStream::event(const std::string& type, const std::string& fields) {
-  OrderedJson out = {{"type", type}, {"sequence_number", sequence_++}};
-  out.update(OrderedJson::parse(fields));
-  return sse_event(type, dumped(out));
+  return sse_event(type, with_members(dumped({{"type", type}, {"sequence_number", sequence_++}}), fields));
 }
 
 std::string ResponsesStream::begin() {
-  const std::string response = dumped({{"response", response_json(head_, repeated_, "in_progress")}});
+  const std::string response = response_field(with_members(dumped(response_json(head_, "in_progress")), repeated_));
   std::string out = event("response.created", response);
   out += event("response.in_progress", response);
   return out;
@@ -234,8 +236,8 @@ std::string ResponsesStream::end(const AnswerDelta& last, const FinishedAnswer& 
   so_far_.reason = answer.reason;
   out += close();
   const bool is_cut = answer.reason == FinishReason::kLength;
-  const OrderedJson response = finished_json(head_, repeated_, answer, usage, has_logprobs_);
-  return out + event(is_cut ? "response.incomplete" : "response.completed", dumped({{"response", response}}));
+  const std::string response = finished_text(head_, repeated_, answer, usage, has_logprobs_);
+  return out + event(is_cut ? "response.incomplete" : "response.completed", response_field(response));
 }
 
 std::string ResponsesStream::error(const ApiError& error) {

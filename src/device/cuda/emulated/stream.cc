@@ -81,14 +81,19 @@ class Stream {
   }
 };
 
-struct EventTime {
+// A point of a stream that an event named once.
+struct Point {
+  Stream* stream = nullptr;  // null: it lies in a graph
+  bool is_reached = false;
   std::chrono::steady_clock::time_point time;
-  Stream* stream = nullptr;    // where it was recorded last
-  const Work* mark = nullptr;  // that recording; null once it was reached
 
   void wait() {
-    while (mark != nullptr) stream->run_one();
+    while (!is_reached) stream->run_one();
   }
+};
+
+struct EventTime {
+  std::shared_ptr<Point> last;  // null: never recorded
 };
 
 struct Pool {};
@@ -148,24 +153,23 @@ class FillWork final : public Work {
 
 class EventWork final : public Work {
  public:
-  explicit EventWork(EventTime& event) : event_(event) {}
+  explicit EventWork(std::shared_ptr<Point> point) : point_(std::move(point)) {}
   void run() const override {
-    if (event_.mark != this) return;  // recorded again since
-    event_.time = std::chrono::steady_clock::now();
-    event_.mark = nullptr;
+    point_->time = std::chrono::steady_clock::now();
+    point_->is_reached = true;
   }
 
  private:
-  EventTime& event_;
+  std::shared_ptr<Point> point_;
 };
 
 class WaitWork final : public Work {
  public:
-  explicit WaitWork(EventTime& event) : event_(event) {}
-  void run() const override { event_.wait(); }
+  explicit WaitWork(std::shared_ptr<Point> point) : point_(std::move(point)) {}
+  void run() const override { point_->wait(); }
 
  private:
-  EventTime& event_;
+  std::shared_ptr<Point> point_;
 };
 
 void release(void* data) {
@@ -269,6 +273,8 @@ const char* cudaGetErrorName(cudaError_t code) {
       return "cudaErrorStreamCaptureUnsupported";
     case cudaErrorStreamCaptureInvalidated:
       return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorCapturedEvent:
+      return "cudaErrorCapturedEvent";
   }
   return "unrecognized error code";
 }
@@ -291,6 +297,8 @@ const char* cudaGetErrorString(cudaError_t code) {
       return "unspecified launch failure";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream";
     case cudaErrorStreamCaptureInvalidated:
       return "operation failed due to a previous error during capture";
   }
@@ -471,9 +479,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return result(cudaSuccess);
 }
 
+// For the point that the event names now; none: for nothing.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const std::scoped_lock lock(gpu().mutex);
-  return queue(stream, std::make_shared<const WaitWork>(*event));
+  if (event->last == nullptr || event->last->is_reached) return result(cudaSuccess);
+  if (event->last->stream == nullptr) return result(cudaErrorCapturedEvent);
+  return queue(stream, std::make_shared<const WaitWork>(event->last));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -482,35 +493,41 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  const std::scoped_lock lock(gpu().mutex);
-  event->wait();
   delete event;
   return result(cudaSuccess);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
-  auto work = std::make_shared<const EventWork>(*event);
-  event->stream = stream, event->mark = work.get();
-  return queue(stream, std::move(work));
+  auto point = std::make_shared<Point>();
+  if (stream->captured == nullptr) point->stream = stream;
+  const cudaError_t code = queue(stream, std::make_shared<const EventWork>(point));
+  if (code == cudaSuccess) event->last = std::move(point);
+  return code;
 }
 
 // Asking makes some progress, so that whoever asks again and again sees the event reached.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::scoped_lock lock(gpu().mutex);
-  if (event->mark == nullptr) return result(cudaSuccess);
-  event->stream->run_one();
-  return event->mark == nullptr ? result(cudaSuccess) : cudaErrorNotReady;
+  if (event->last == nullptr || event->last->is_reached) return result(cudaSuccess);
+  if (event->last->stream == nullptr) return result(cudaErrorCapturedEvent);
+  event->last->stream->run_one();
+  return event->last->is_reached ? result(cudaSuccess) : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const std::scoped_lock lock(gpu().mutex);
-  event->wait();
+  if (event->last == nullptr) return result(cudaSuccess);
+  if (event->last->stream == nullptr && !event->last->is_reached) return result(cudaErrorCapturedEvent);
+  event->last->wait();
   return result(cudaSuccess);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t second) {
-  *milliseconds = std::chrono::duration<float, std::milli>(second->time - first->time).count();
+  const std::scoped_lock lock(gpu().mutex);
+  if (first->last == nullptr || second->last == nullptr) return result(cudaErrorInvalidValue);
+  if (!first->last->is_reached || !second->last->is_reached) return result(cudaErrorNotReady);
+  *milliseconds = std::chrono::duration<float, std::milli>(second->last->time - first->last->time).count();
   return result(cudaSuccess);
 }
 

@@ -25,6 +25,7 @@ enum cudaError_t {
   cudaErrorLaunchFailure = 719,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorCapturedEvent = 907,
 };
 
 const char* cudaGetErrorName(cudaError_t code);
