@@ -143,6 +143,7 @@ bool Engine::Body::drain(double seconds) {
 Engine::Status Engine::Body::status() const {
   const std::lock_guard<std::mutex> hold(lock_);
   Status status = status_;
+  status.num_waiting_tokens = room_.num_tokens();
   status.is_draining = is_draining_;
   return status;
 }

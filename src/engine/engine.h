@@ -46,6 +46,7 @@ class Engine final : public Wakeable {
   struct Status {
     StepStats last_step;
     Totals totals;
+    int64_t num_waiting_tokens = 0;  // of prompts not begun
     bool is_draining = false;
     std::string fault;  // not empty: an invariant broke, and every request of that moment was ended with this line
   };

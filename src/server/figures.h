@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the server counts while it runs, for /metrics. Thread-safe.
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "engine/engine.h"
+#include "server/stats.h"
+
+namespace tessera::server {
+
+class Figures {
+ public:
+  // An answer's head was decided; `route` is one of the program's own words.
+  void add_answered(std::string_view route, int status);
+  // A choice ended: stop, length, tool_calls, cancelled or error.
+  void add_finished(std::string_view reason);
+  // A request of the engine ended.
+  void add_outcome(const engine::Outcome& outcome);
+  // Seconds between tokens of one choice.
+  void add_gaps(std::span<const double> seconds);
+  void add_connections(int64_t difference);
+  void add_streams(int64_t difference);
+
+  // With what the engine says of itself; replay, cache and resident figures are the caller's to fill in.
+  ServerStats snapshot(const engine::Engine::Status& status) const;
+
+ private:
+  mutable std::mutex lock_;
+  ServerStats stats_;
+  std::map<std::string, uint64_t, std::less<>> finished_;
+  std::map<std::pair<std::string, int>, uint64_t> answered_;
+};
+
+}  // namespace tessera::server

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/prepare.h"
+
+#include <algorithm>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include "server/anthropic/messages_request.h"
+#include "server/anthropic/messages_response.h"
+#include "server/openai/chat_request.h"
+#include "server/openai/completion_request.h"
+#include "server/openai/responses_request.h"
+#include "server/openai/tokenize.h"
+#include "text/chat/markers.h"
+
+namespace tessera::server {
+
+namespace {
+
+// A token is hardly ever more than so many bytes of text: an estimate from below for the check of room.
+constexpr size_t kMostBytesPerToken = 16;
+// Added to a logit, it keeps the token from being drawn.
+constexpr float kBan = -1e9f;
+
+template <class T>
+T taken(Reply<T> reply) {
+  if (!reply.ok()) throw RequestError(reply.error());
+  return std::move(reply.value());
+}
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+engine::Priority priority_of(int priority) {
+  if (priority == 0) return engine::Priority::kNormal;
+  return priority < 0 ? engine::Priority::kHigh : engine::Priority::kLow;
+}
+
+}  // namespace
+
+openai::AnswerHead Preparer::head(std::string_view id_prefix, const std::string& model) const {
+  return {ids_.next(id_prefix), model, static_cast<int64_t>(std::time(nullptr)), serving_.fingerprint};
+}
+
+engine::Request Preparer::engine_request(const GenerationOptions& options, std::vector<int32_t> prompt,
+                                         const Caller& caller) const {
+  const int64_t length = static_cast<int64_t>(prompt.size()), longest = serving_.model.max_model_len;
+  const int64_t max_tokens = options.max_tokens.value_or(std::max<int64_t>(1, longest - length));
+  if (length + max_tokens > longest) throw RequestError(context_exceeded(length, max_tokens, longest));
+  engine::Request request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling = options.sampling;
+  request.sampling.params.seed = options.seed ? *options.seed : random_seed();
+  request.num_choices = options.num_choices;
+  request.stop_at_end_token = !options.ignores_end_token;
+  if (options.num_logprobs >= 0) request.logprobs = options.num_logprobs;
+  request.client = caller.client;
+  request.priority = priority_of(options.priority);
+  // Where messages begin, another prompt may go on differently.
+  const auto user = serving_.tokenizer->added_token(text::kUserToken);
+  for (size_t i = 1; user && i < request.prompt.size(); ++i) {
+    if (request.prompt[i] == *user) request.boundaries.push_back(static_cast<int64_t>(i));
+  }
+  return request;
+}
+
+std::string Preparer::render(ChatRequest& request, const Caller& caller, bool& starts_in_reasoning) const {
+  replay_.restore(caller.owner, request.messages);
+  text::Prompt prompt = text::render_chat(request.messages, request.chat);
+  starts_in_reasoning = prompt.starts_in_reasoning;
+  return std::move(prompt.text);
+}
+
+PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check) const {
+  PreparedAnswer out;
+  const std::string text = render(request, caller, out.options.starts_in_reasoning);
+  check.check(1 + static_cast<int64_t>(text.size() / kMostBytesPerToken));
+  out.requests.push_back(engine_request(request.options, serving_.tokenizer->encode(text), caller));
+  if (!request.tools.may_call()) {
+    if (const auto markup = serving_.tokenizer->added_token(text::kDsmlToken)) {
+      auto& bias = out.requests.front().sampling.logit_bias;
+      std::erase_if(bias, [&](const auto& entry) { return entry.first == *markup; });
+      // A client that uses all entries itself keeps them; the markup then is as likely as the model has it.
+      if (bias.size() < kMaxLogitBiases) bias.emplace_back(*markup, kBan);
+    }
+  }
+  out.num_choices = request.options.num_choices;
+  out.options.allows_parallel_calls = request.tools.allows_parallel;
+  out.options.stops = request.options.stops;
+  out.has_logprobs = out.options.keeps_logprobs = request.options.num_logprobs >= 0;
+  out.is_stream = request.options.is_stream;
+  out.owner = caller.owner;
+  if (request.thinking_budget && out.options.starts_in_reasoning) {
+    if (const auto end = serving_.tokenizer->added_token(text::kEndThinkToken)) {
+      out.thinking_budget = *request.thinking_budget;
+      out.end_think_id = *end;
+    }
+  }
+  out.ignored = request.options.ignored;
+  return out;
+}
+
+PreparedAnswer Preparer::from_completion(const CompletionRequest& request, const Caller& caller,
+                                         const RoomCheck& check) const {
+  PreparedAnswer out;
+  size_t num_bytes = 0;
+  for (const Prompt& prompt : request.prompts) {
+    const std::string* text = std::get_if<std::string>(&prompt);
+    num_bytes += text != nullptr ? text->size() : std::get<std::vector<int32_t>>(prompt).size() * kMostBytesPerToken;
+  }
+  check.check(1 + static_cast<int64_t>(num_bytes / kMostBytesPerToken));
+  const uint64_t seed = random_seed();
+  for (const Prompt& prompt : request.prompts) {
+    std::vector<int32_t> ids;
+    out.has_added_begin.push_back(0);
+    if (const std::string* text = std::get_if<std::string>(&prompt)) {
+      ids = serving_.tokenizer->encode(*text);
+      if (request.adds_begin_token && (ids.empty() || ids.front() != serving_.bos_id)) {
+        ids.insert(ids.begin(), serving_.bos_id);
+        out.has_added_begin.back() = 1;
+      }
+    } else {
+      ids = std::get<std::vector<int32_t>>(prompt);
+    }
+    engine::Request one = engine_request(request.options, std::move(ids), caller);
+    if (!request.options.seed) one.sampling.params.seed = seed;
+    if (request.echoes && request.options.num_logprobs >= 0) one.prompt_logprobs = request.options.num_logprobs;
+    out.requests.push_back(std::move(one));
+  }
+  out.num_choices = request.options.num_choices;
+  out.options.is_chat = false;
+  out.options.stops = request.options.stops;
+  out.has_logprobs = out.options.keeps_logprobs = request.options.num_logprobs >= 0;
+  out.is_stream = request.options.is_stream;
+  out.echoes = request.echoes;
+  out.ignored = request.options.ignored;
+  return out;
+}
+
+PreparedAnswer Preparer::prepare(RouteKind route, std::string_view body, const Caller& caller,
+                                 const RoomCheck& check) const {
+  switch (route) {
+    case RouteKind::kChat: {
+      ChatRequest request = taken(openai::parse_chat(body, serving_.model));
+      PreparedAnswer out = from_chat(request, caller, check);
+      out.writer =
+          chat_writer(head("chatcmpl-", request.options.model), out.has_logprobs, request.options.streams_usage);
+      return out;
+    }
+    case RouteKind::kCompletions: {
+      const CompletionRequest request = taken(openai::parse_completion(body, serving_.model));
+      PreparedAnswer out = from_completion(request, caller, check);
+      out.writer =
+          completion_writer(head("cmpl-", request.options.model), out.has_logprobs, request.options.streams_usage);
+      return out;
+    }
+    case RouteKind::kResponses: {
+      openai::ResponsesRequest request = taken(openai::parse_responses(body, serving_.model));
+      PreparedAnswer out = from_chat(request.chat, caller, check);
+      // Log probabilities may be asked for without any beside the token's own.
+      out.has_logprobs = out.options.keeps_logprobs = request.wants_logprobs;
+      out.writer =
+          responses_writer(head("resp_", request.chat.options.model), request.repeated, request.wants_logprobs);
+      return out;
+    }
+    case RouteKind::kMessages: {
+      ChatRequest request = taken(anthropic::parse_messages(body, serving_.model));
+      PreparedAnswer out = from_chat(request, caller, check);
+      out.options.call_id_prefix = "toolu_";
+      out.writer = message_writer(ids_.next("msg_"), request.options.model);
+      return out;
+    }
+    default:
+      fail(ErrorCode::kInternal, "a route that does not generate");
+  }
+}
+
+std::string Preparer::answer(RouteKind route, std::string_view body, const Caller& caller) const {
+  bool starts_in_reasoning = false;
+  const text::Tokenizer& tokenizer = *serving_.tokenizer;
+  if (route == RouteKind::kCountTokens) {
+    ChatRequest request = taken(anthropic::parse_count_tokens(body, serving_.model));
+    const size_t count = tokenizer.encode(render(request, caller, starts_in_reasoning)).size();
+    return anthropic::render_count(static_cast<int64_t>(count));
+  }
+  if (route == RouteKind::kDetokenize) {
+    std::string text;
+    for (const int32_t id : taken(openai::parse_detokenize(body, serving_.model))) {
+      if (id < tokenizer.vocab_size()) text += tokenizer.token_bytes(id);
+    }
+    return openai::render_detokenize(text);
+  }
+  openai::TokenizeRequest request = taken(openai::parse_tokenize(body, serving_.model));
+  std::vector<int32_t> ids;
+  if (std::string* text = std::get_if<std::string>(&request.input)) {
+    ids = tokenizer.encode(*text);
+    if (request.adds_begin_token && (ids.empty() || ids.front() != serving_.bos_id)) {
+      ids.insert(ids.begin(), serving_.bos_id);
+    }
+  } else {
+    ids = tokenizer.encode(render(std::get<ChatRequest>(request.input), caller, starts_in_reasoning));
+  }
+  std::vector<std::string> texts;
+  for (const int32_t id : ids) {
+    if (request.shows_tokens) texts.push_back(tokenizer.token_bytes(id));
+  }
+  return openai::render_tokenize(ids, texts, serving_.model.max_model_len);
+}
+
+}  // namespace tessera::server

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/service.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <exception>
+#include <fstream>
+#include <new>
+#include <utility>
+
+#include "base/strings.h"
+#include "server/openapi.h"
+#include "server/status_pages.h"
+
+namespace tessera::server {
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Of this process; 0 where the system does not say.
+uint64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  uint64_t pages = 0, resident = 0;
+  file >> pages >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Thrown by the check of room, through the preparation.
+class RoomRefused : public RequestError {
+ public:
+  RoomRefused(ApiError error, int64_t retry_after_seconds)
+      : RequestError(std::move(error)), retry_after_seconds_(retry_after_seconds) {}
+  int64_t retry_after_seconds() const { return retry_after_seconds_; }
+
+ private:
+  int64_t retry_after_seconds_;
+};
+
+ApiError full(std::string message) {
+  ApiError error;
+  error.status = 429;
+  error.type = "rate_limit_error";
+  error.code = "overloaded";
+  error.message = std::move(message);
+  return error;
+}
+
+// The answer of /health/deep, once the engine has drawn its token.
+class HealthWriter final : public AnswerWriter {
+ public:
+  explicit HealthWriter(Health health) : health_(std::move(health)), began_(now()) {}
+  std::string whole(std::span<const FinishedAnswer>, const Usage&) override {
+    health_.deep_seconds = now() - began_;
+    return render_health(health_);
+  }
+  std::string begin(int, const Usage&) override { return ""; }
+  std::string delta(int, const AnswerDelta&) override { return ""; }
+  std::string end(int, const AnswerDelta&, const FinishedAnswer&) override { return ""; }
+  std::string done(const Usage&) override { return ""; }
+  std::string error(const ApiError&) override { return ""; }
+  std::string keep_alive() const override { return ""; }
+
+ private:
+  Health health_;
+  double began_;
+};
+
+bool generates(RouteKind kind) {
+  return kind == RouteKind::kChat || kind == RouteKind::kCompletions || kind == RouteKind::kResponses ||
+         kind == RouteKind::kMessages;
+}
+
+}  // namespace
+
+class Service::Room final : public Preparer::RoomCheck {
+ public:
+  explicit Room(const engine::Engine& engine) : engine_(engine) {}
+  void check(int64_t num_tokens) const override {
+    const std::optional<engine::Refusal> refusal = engine_.check_room(num_tokens);
+    if (!refusal) return;
+    if (refusal->reason == engine::Refusal::Reason::kDraining) throw RoomRefused(unavailable("draining"), 0);
+    throw RoomRefused(full(refusal->message), std::max<int64_t>(1, refusal->retry_after_seconds));
+  }
+
+ private:
+  const engine::Engine& engine_;
+};
+
+class Service::Preparation final : public Job {
+ public:
+  Preparation(Service& service, const Route& route, std::string body, Caller caller, std::shared_ptr<Exchange> exchange)
+      : service_(service),
+        route_(route),
+        body_(std::move(body)),
+        caller_(std::move(caller)),
+        exchange_(std::move(exchange)) {}
+  void run() noexcept override { service_.prepare(route_, body_, caller_, *exchange_); }
+
+ private:
+  Service& service_;
+  const Route& route_;
+  const std::string body_;
+  const Caller caller_;
+  const std::shared_ptr<Exchange> exchange_;
+};
+
+Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log)
+    : serving_(std::move(serving)),
+      engine_(engine),
+      options_(std::move(options)),
+      log_(log),
+      started_(now()),
+      replay_(options_.replay_bytes),
+      preparer_(serving_, replay_, ids_),
+      workers_(options_.num_workers, options_.max_preparing) {}
+
+Health Service::health() const {
+  Health health;
+  health.uptime_seconds = now() - started_;
+  const engine::Engine::Status status = engine_.status();
+  health.readiness = is_draining_ || status.is_draining ? Readiness::kDraining : Readiness::kReady;
+  if (!status.fault.empty()) {
+    health.readiness = Readiness::kFailed;
+    health.detail = status.fault;
+  }
+  return health;
+}
+
+std::string Service::metrics() const {
+  ServerStats stats = figures_.snapshot(engine_.status());
+  stats.model = serving_.model.names.front();
+  stats.resident_bytes = resident_bytes();
+  const ReplayStore::Stats replay = replay_.stats();
+  stats.num_replay_hits = replay.num_hits;
+  stats.num_replay_misses = replay.num_misses;
+  return render_metrics(stats);
+}
+
+std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view name, std::string body,
+                                        const Caller& caller, std::weak_ptr<Waker> waker) {
+  const ExchangeContext context{serving_, engine_, replay_, ids_, figures_};
+  auto exchange = std::make_shared<Exchange>(context, route.errors, std::move(waker));
+  switch (route.kind) {
+    case RouteKind::kModels:
+      exchange->reply({}, render_models(serving_.model, serving_.created));
+      return exchange;
+    case RouteKind::kModel: {
+      Reply<std::string> reply = render_model(serving_.model, name, serving_.created);
+      reply.ok() ? exchange->reply({}, std::move(reply.value())) : exchange->refuse(reply.error());
+      return exchange;
+    }
+    case RouteKind::kLive: {
+      Health health = this->health();
+      health.readiness = Readiness::kReady;  // it answers, so it lives
+      exchange->reply({}, render_health(health));
+      return exchange;
+    }
+    case RouteKind::kReady: {
+      const Health health = this->health();
+      exchange->reply({health_status(health), "application/json", false, 0}, render_health(health));
+      return exchange;
+    }
+    case RouteKind::kMetrics:
+      exchange->reply({200, "text/plain; version=0.0.4; charset=utf-8", false, 0}, metrics());
+      return exchange;
+    case RouteKind::kOpenapi:
+      exchange->reply({}, render_openapi(serving_.version));
+      return exchange;
+    case RouteKind::kPage:
+      exchange->reply({200, "text/html; charset=utf-8", false, 0}, options_.page);
+      return exchange;
+    case RouteKind::kDeep:
+      check_deeply(*exchange);
+      return exchange;
+    default:
+      break;
+  }
+  if (generates(route.kind)) {
+    try {
+      Room(engine_).check(1);
+    } catch (const RoomRefused& refused) {
+      exchange->refuse(refused.error(), refused.retry_after_seconds());
+      return exchange;
+    }
+  }
+  if (!workers_.add(std::make_unique<Preparation>(*this, route, std::move(body), caller, exchange))) {
+    exchange->refuse(
+        full(fmt::format("requests being prepared: expected fewer than {}, found as many", options_.max_preparing)), 1);
+  }
+  return exchange;
+}
+
+void Service::check_deeply(Exchange& exchange) {
+  const Health health = this->health();
+  if (health_status(health) != 200) {
+    return exchange.reply({health_status(health), "application/json", false, 0}, render_health(health));
+  }
+  PreparedAnswer check;
+  engine::Request request;
+  request.prompt = {serving_.bos_id};
+  request.max_tokens = 1;
+  request.priority = engine::Priority::kHigh;
+  check.requests.push_back(std::move(request));
+  check.options.is_chat = false;
+  check.writer = std::make_unique<HealthWriter>(health);
+  exchange.start(std::move(check));
+}
+
+void Service::prepare(const Route& route, const std::string& body, const Caller& caller, Exchange& exchange) noexcept
+    try {
+  if (!generates(route.kind)) return exchange.reply({}, preparer_.answer(route.kind, body, caller));
+  PreparedAnswer prepared = preparer_.prepare(route.kind, body, caller, Room(engine_));
+  if (log_ != nullptr && !prepared.ignored.empty()) {
+    log_->write(LogLevel::kDebug, fmt::format("{}: ignored fields {}", route.path,
+                                              printable(fmt::format("{}", fmt::join(prepared.ignored, ", ")))));
+  }
+  exchange.start(std::move(prepared));
+} catch (const RoomRefused& refused) {
+  exchange.refuse(refused.error(), refused.retry_after_seconds());
+} catch (const std::bad_alloc&) {
+  exchange.refuse(internal_error("out of memory"));
+} catch (const Error&) {
+  try {
+    exchange.refuse(error_of_request());
+  } catch (const std::exception& error) {
+    exchange.refuse(internal_error(error.what()));
+  }
+} catch (const std::exception& error) {
+  exchange.refuse(internal_error(error.what()));
+}
+
+}  // namespace tessera::server

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What the routes do, without a socket: an exchange is opened for each request, workers prepare it, the engine runs it.
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/log.h"
+#include "engine/engine.h"
+#include "server/exchange.h"
+#include "server/figures.h"
+#include "server/ids.h"
+#include "server/prepare.h"
+#include "server/replay_store.h"
+#include "server/routes.h"
+#include "server/worker_pool.h"
+
+namespace tessera::server {
+
+struct ServiceOptions {
+  int num_workers = 2;
+  size_t max_preparing = 256;              // requests that wait for a worker; more are refused with 429
+  size_t replay_bytes = size_t{64} << 20;  // of remembered tool calls
+  std::string page;                        // HTML of GET /
+};
+
+class Service {
+ public:
+  // Engine and log (null: none) must outlive it; the tokenizer of `serving` too.
+  Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log);
+
+  // A request with its whole body, or none. `name` is what find_route gave. Thread-safe; does not wait. The service
+  // must outlive what is opened until its last call of the waker.
+  std::shared_ptr<Exchange> open(const Route& route, std::string_view name, std::string body, const Caller& caller,
+                                 std::weak_ptr<Waker> waker);
+  // No more requests are taken.
+  void set_draining() { is_draining_ = true; }
+  Health health() const;
+  Figures& figures() { return figures_; }
+  const Serving& serving() const { return serving_; }
+  engine::Engine& engine() { return engine_; }
+
+ private:
+  class Preparation;
+  class Room;
+
+  void prepare(const Route& route, const std::string& body, const Caller& caller, Exchange& exchange) noexcept;
+  void check_deeply(Exchange& exchange);
+  std::string metrics() const;
+
+  const Serving serving_;
+  engine::Engine& engine_;
+  const ServiceOptions options_;
+  LogSink* const log_;
+  const double started_;
+  std::atomic<bool> is_draining_{false};
+  RandomIds ids_;
+  ReplayStore replay_;
+  Figures figures_;
+  const Preparer preparer_;
+  WorkerPool workers_;  // last: its jobs use all else
+};
+
+}  // namespace tessera::server
