@@ -99,6 +99,7 @@ int run(int argc, char** argv) {
   verbs.push_back(add_generate(app));
   verbs.push_back(add_chat(app));
   verbs.push_back(add_eval(app));
+  verbs.push_back(add_serve(app));
   verbs.push_back(add_perplexity(app));
   verbs.push_back(add_convert(app));
   verbs.push_back(add_inspect(app));

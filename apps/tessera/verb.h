@@ -34,6 +34,7 @@ std::unique_ptr<Verb> add_generate(CLI::App& app);
 std::unique_ptr<Verb> add_eval(CLI::App& app);
 std::unique_ptr<Verb> add_perplexity(CLI::App& app);
 std::unique_ptr<Verb> add_chat(CLI::App& app);
+std::unique_ptr<Verb> add_serve(CLI::App& app);
 std::unique_ptr<Verb> add_convert(CLI::App& app);
 std::unique_ptr<Verb> add_bench(CLI::App& app);
 std::unique_ptr<Verb> add_inspect(CLI::App& app);

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// tessera serve: the model behind OpenAI's and Anthropic's APIs.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <ctime>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "commit.h"
+#include "console.h"
+#include "device/device_choice.h"
+#include "engine/engine.h"
+#include "model/memory_fit.h"
+#include "model_flags.h"
+#include "server/http/api_keys.h"
+#include "server/http/chat_page.h"
+#include "server/http/http_server.h"
+#include "server/service.h"
+#include "service_manager.h"
+#include "text/chat/effort.h"
+#include "text/chat/prompt.h"
+#include "usage.h"
+#include "verb.h"
+
+namespace tessera::app {
+
+namespace {
+
+// Of what is free, that caches may take where --cache-memory does not say.
+constexpr double kCacheShare = 0.8;
+constexpr int64_t kDefaultModelLen = 131072;
+constexpr double kGiB = 1 << 30;
+
+struct Flags {
+  ModelFlags model;
+  server::http::HttpOptions http;
+  std::string name, key_file;
+  int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
+  double cache_gib = 0;
+  int64_t max_body_mib = 64;
+  int num_workers = 2;
+  bool thinks = false, logs_requests = false, is_quiet = false;
+};
+
+// Requests at --log-requests; warnings always.
+class ServeLog final : public LogSink {
+ public:
+  explicit ServeLog(bool logs_requests) : logs_requests_(logs_requests) {}
+  void write(LogLevel level, std::string_view message) override {
+    if (level != LogLevel::kDebug || logs_requests_) print_note(message);
+  }
+
+ private:
+  bool logs_requests_;
+};
+
+class ServeEvents final : public server::http::ServerEvents {
+ public:
+  void draining(double seconds) override {
+    notify_service_manager("STOPPING=1");
+    print_note(fmt::format("ending: no new requests; those that run have {:.0f} s (once more ends them now)", seconds));
+  }
+};
+
+class Serve final : public Verb {
+ public:
+  explicit Serve(CLI::App& app);
+  CLI::App* command() const override { return command_; }
+  int run() override;
+
+ private:
+  void check_flags();
+  int64_t cache_bytes(const ModelFolder& folder, const model::LoadOptions& load) const;
+  server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts) const;
+  void print_figures(const model::LoadedModel& loaded, int64_t num_cache_bytes) const;
+  void print_address(uint16_t port, const std::string& name) const;
+
+  CLI::App* command_;
+  Flags flags_;
+};
+
+Serve::Serve(CLI::App& app) : command_(app.add_subcommand("serve", "Answer requests over HTTP")) {
+  CLI::App& c = *command_;
+  server::http::HttpOptions& http = flags_.http;
+  c.footer(R"(
+Speaks OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages),
+/tokenize, /health/{live,ready,deep}, /metrics and /openapi.json; a page to chat with is at /. The address and a curl to
+paste go to stdout, everything else to stderr.
+
+Examples:
+  tessera serve
+  tessera serve --model /models/DeepSeek-V4-Flash-NVFP4 --device cuda:0 --api-key-file keys.txt --host 0.0.0.0
+  OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none python my_agent.py
+
+SIGTERM or Ctrl-C lets running answers finish, then ends; a second one ends at once.
+Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 does not fit, 5 device or driver.)");
+  add_model_flags(c, flags_.model);
+  c.add_option("--host", http.host, "Address to listen on; 0.0.0.0 is every network: use keys then")
+      ->capture_default_str()
+      ->group("Network");
+  c.add_option("--port", http.port, "Port; 0 takes a free one")->capture_default_str()->group("Network");
+  c.add_option("--api-key-file", flags_.key_file,
+               "File with one key a line; clients must give one (Bearer or x-api-key)")
+      ->type_name("FILE")
+      ->check(not_empty("a file"))
+      ->group("Network");
+  c.add_option("--tls-cert", http.tls_cert, "Certificate chain in PEM: HTTPS")->type_name("FILE")->group("Network");
+  c.add_option("--tls-key", http.tls_key, "Its private key in PEM")->type_name("FILE")->group("Network");
+  c.add_option("--cors-origin", http.cors_origin,
+               "The one other site whose pages may ask, such as https://chat.example")
+      ->type_name("ORIGIN")
+      ->group("Network");
+  c.add_option("--served-model-name", flags_.name, "What clients call the model [the folder's name]")
+      ->type_name("NAME")
+      ->group("Service");
+  c.add_option("--max-model-len", flags_.max_model_len,
+               "Most tokens of prompt and answer together [the model's, at most 131072]")
+      ->type_name("N")
+      ->group("Service");
+  c.add_option("--max-running", flags_.max_running, "Most answers that are made at once")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--max-step-tokens", flags_.max_step_tokens, "Most tokens of one step: answers and pieces of prompts")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--cache-memory", flags_.cache_gib,
+               "GiB for caches of running answers [room for --max-running whole ones, if there is so much]")
+      ->type_name("GIB")
+      ->group("Service");
+  c.add_option("--max-waiting", flags_.max_waiting, "Requests that may wait; more get 429")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--max-waiting-tokens", flags_.max_waiting_tokens, "Prompt tokens that may wait; more get 429")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--max-body", flags_.max_body_mib, "MiB of a request's body; more gets 413")
+      ->type_name("MIB")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--request-timeout", http.request_seconds, "Seconds for a whole answer; 0: no limit")
+      ->type_name("S")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--drain", http.drain_seconds, "Seconds that running answers get at the end")
+      ->type_name("S")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_flag("--think", flags_.thinks, "Reason first where a request does not say")->group("Service");
+  c.add_flag("--log-requests", flags_.logs_requests, "A line on stderr for each request")->group("Output");
+  c.add_flag("--quiet", flags_.is_quiet, "No progress and no figures at the start")->group("Output");
+}
+
+void Serve::check_flags() {
+  const auto check = [](const char* flag, double value, double least, double most) {
+    if (value >= least && value <= most) return;
+    fail_usage(fmt::format("{}: expected {} to {}, found {}", flag, least, most, value));
+  };
+  const auto number = [](int64_t value) { return static_cast<double>(value); };
+  check("--max-running", number(flags_.max_running), 1, 4096);
+  check("--max-step-tokens", number(flags_.max_step_tokens), 2, 65536);
+  check("--max-model-len", number(flags_.max_model_len), 0, 1e9);
+  check("--max-waiting", number(flags_.max_waiting), 1, 1e6);
+  check("--max-waiting-tokens", number(flags_.max_waiting_tokens), 1, 1e12);
+  check("--max-body", number(flags_.max_body_mib), 1, 1024);
+  check("--cache-memory", flags_.cache_gib, 0, 1e6);
+  check("--request-timeout", flags_.http.request_seconds, 0, 1e7);
+  check("--drain", flags_.http.drain_seconds, 0, 1e7);
+  if (flags_.http.tls_cert.empty() != flags_.http.tls_key.empty()) {
+    fail_usage("--tls-cert and --tls-key: expected both or neither, found one");
+  }
+  const std::string& origin = flags_.http.cors_origin;
+  const bool is_origin = origin.empty() || origin == "*" || origin.find("://") != std::string::npos;
+  const bool is_plain = std::all_of(origin.begin(), origin.end(), [](char c) { return c > ' ' && c <= '~'; });
+  if (!is_origin || !is_plain) {
+    fail_usage(
+        fmt::format("--cors-origin: expected one such as https://chat.example, found \"{}\"", printable(origin, 100)));
+  }
+  if (!is_valid_utf8(flags_.name)) fail_usage("--served-model-name: expected UTF-8, found bytes that are not");
+  flags_.http.max_body_bytes = static_cast<uint64_t>(flags_.max_body_mib) << 20;
+  if (!flags_.key_file.empty()) flags_.http.api_keys = server::http::read_key_file(flags_.key_file);
+}
+
+// What running answers may take: as said, or room for all of them at their longest, or what the weights leave.
+int64_t Serve::cache_bytes(const ModelFolder& folder, const model::LoadOptions& load) const {
+  const int64_t window_slots = folder.config.sliding_window + load.max_step_tokens - 1;
+  const auto one =
+      static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
+  if (flags_.cache_gib > 0) return static_cast<int64_t>(flags_.cache_gib * kGiB);
+  double num_weight_bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.directory)) {
+    if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
+  }
+  const device::Machine machine = device::machine_of(flags_.model.device);
+  const auto available =
+      static_cast<double>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
+  const double left = kCacheShare * (available - num_weight_bytes);
+  return static_cast<int64_t>(std::max(one, std::min(one * static_cast<double>(flags_.max_running), left)));
+}
+
+server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFacts& facts) const {
+  server::Serving out;
+  std::string name = flags_.name;
+  if (name.empty()) name = std::filesystem::weakly_canonical(folder.directory).filename().string();
+  out.model.names = {replace_invalid_utf8(name)};
+  out.model.vocab_size = facts.vocab_size;
+  out.model.max_model_len = flags_.max_model_len;
+  out.model.effort_table = text::effort_table_of_model(folder.directory);
+  out.model.thinks_by_default = flags_.thinks;
+  out.tokenizer = &*folder.tokenizer;
+  out.bos_id = facts.bos_id;
+  out.eos_ids = facts.eos_ids;
+  out.version = TESSERA_VERSION;
+  out.created = static_cast<int64_t>(std::time(nullptr));
+  const std::string identity =
+      fmt::format("{}|{}|{}|{}|{}", name, facts.precision, facts.weight_bytes, TESSERA_VERSION, TESSERA_COMMIT);
+  out.fingerprint = fmt::format("fp_{:016x}", std::hash<std::string>()(identity));
+  return out;
+}
+
+void Serve::print_figures(const model::LoadedModel& loaded, int64_t num_cache_bytes) const {
+  const model::ModelFacts& facts = loaded.runner->facts();
+  const model::CacheSpec& spec = loaded.runner->cache_spec();
+  constexpr int64_t kMany = 1 << 20;
+  const int64_t fixed = spec.bytes(0), one = spec.bytes(flags_.max_model_len);
+  print_note(fmt::format("weights {} ({}), loaded in {:.1f} s", format_bytes(static_cast<uint64_t>(facts.weight_bytes)),
+                         facts.precision, loaded.load_seconds));
+  print_note(fmt::format(
+      "caches {}: a token takes {:.0f} B, a sequence {} besides; {} answers of {} tokens fit, at most {} are made at "
+      "once",
+      format_bytes(static_cast<uint64_t>(num_cache_bytes)),
+      static_cast<double>(spec.bytes(kMany) - fixed) / static_cast<double>(kMany),
+      format_bytes(static_cast<uint64_t>(fixed)), num_cache_bytes / std::max<int64_t>(one, 1), flags_.max_model_len,
+      flags_.max_running));
+}
+
+void Serve::print_address(uint16_t port, const std::string& name) const {
+  const server::http::HttpOptions& http = flags_.http;
+  const bool is_every = http.host == "0.0.0.0" || http.host == "::";
+  std::string host = is_every ? "127.0.0.1" : http.host;
+  if (host.find(':') != std::string::npos) host = "[" + host + "]";
+  const std::string base = fmt::format("{}://{}:{}", http.tls_cert.empty() ? "http" : "https", host, port);
+  const std::string key = http.api_keys.empty() ? "" : " -H \"Authorization: Bearer $TESSERA_API_KEY\"";
+  print_result(
+      fmt::format("{}\ncurl {}/v1/chat/completions{} -H 'Content-Type: application/json' -d "
+                  "'{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Compute 257-7.\"}}]}}'\n",
+                  base, base, key, name));
+}
+
+int Serve::run() {
+  check_flags();
+  model::LoadOptions load = load_options(flags_.model);
+  const ModelFolder folder = open_folder(flags_.model, TokenizerNeed::kRequired);
+  text::check_chat_tokens(*folder.tokenizer, folder.tokenizer_path);
+  const int64_t longest = folder.config.max_positions;
+  if (flags_.max_model_len > longest) {
+    fail_usage(fmt::format("--max-model-len: expected at most {}, the model's longest sequence, found {}", longest,
+                           flags_.max_model_len));
+  }
+  if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
+  load.max_step_tokens = flags_.max_step_tokens;
+  load.sequence_tokens = 0;
+  load.extra_bytes = cache_bytes(folder, load);
+
+  std::signal(SIGPIPE, SIG_IGN);
+  const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
+  const model::CacheSpec& spec = loaded.runner->cache_spec();
+  if (spec.bytes(flags_.max_model_len) > load.extra_bytes) {
+    fail(ErrorCode::kResourceExhausted,
+         fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; lower --max-model-len",
+                     flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
+                     format_bytes(static_cast<uint64_t>(load.extra_bytes))));
+  }
+  const engine::ReservedBudget budget(spec, load.extra_bytes);
+  engine::EngineOptions options;
+  options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
+  options.steps.max_running = flags_.max_running;
+  engine::Engine engine(*loaded.runner, budget, options);
+  ServeLog log(flags_.logs_requests);
+  ServeEvents events;
+  server::ServiceOptions service_options;
+  service_options.num_workers = flags_.num_workers;
+  service_options.page = server::http::chat_page();
+  server::Service service(serving(folder, loaded.runner->facts()), engine, service_options, &log);
+  flags_.http.handles_signals = true;
+  server::http::HttpServer http(flags_.http, service, &events, &log);
+  if (!flags_.is_quiet) print_figures(loaded, load.extra_bytes);
+  print_address(http.port(), service.serving().model.names.front());
+  notify_service_manager("READY=1");
+  http.run();
+  return load.bypass.any() ? kExitMismatch : kExitOk;
+}
+
+}  // namespace
+
+std::unique_ptr<Verb> add_serve(CLI::App& app) {
+  return std::make_unique<Serve>(app);
+}
+
+}  // namespace tessera::app

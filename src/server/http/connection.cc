@@ -1,0 +1,538 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/http/connection.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/string_body.hpp>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "base/strings.h"
+
+namespace tessera::server::http {
+
+namespace beast = boost::beast;
+namespace field_of = boost::beast::http;
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr size_t kInboxBytes = size_t{64} << 10;
+constexpr size_t kWriteBytes = size_t{64} << 10;
+// What is read and thrown away after an error, so that the client gets to see it, and for how long.
+constexpr size_t kLingerBytes = size_t{1} << 20;
+constexpr double kLingerSeconds = 2;
+
+std::string_view status_text(int status) {
+  return {field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).data(),
+          field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).size()};
+}
+
+ApiError http_error(int status, std::string_view code, std::string message) {
+  ApiError error;
+  error.status = status;
+  error.code = code;
+  error.message = std::move(message);
+  return error;
+}
+
+ApiError malformed(std::string_view where, std::string_view expected, std::string_view found) {
+  return http_error(400, "malformed_http", fmt::format("{}: expected {}, found {}", where, expected, found));
+}
+
+ApiError header_too_large(uint64_t limit) {
+  return http_error(431, "header_too_large", fmt::format("header: expected at most {} bytes, found more", limit));
+}
+
+ApiError timed_out(double seconds) {
+  return http_error(504, "timeout", fmt::format("answer: expected within {} s, found more to say", seconds));
+}
+
+std::string chunk(const std::string& text) {
+  return fmt::format("{:x}\r\n{}\r\n", text.size(), text);
+}
+
+// Of a client's own id, what may stand in a header of the answer.
+bool is_plain_id(std::string_view id) {
+  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
+           c == '.';
+  });
+}
+
+}  // namespace
+
+class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
+
+Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer)
+    : shared_(shared),
+      transport_(std::move(transport)),
+      peer_(peer),
+      bell_(shared.io),
+      space_(shared.io),
+      watchdog_(shared.io) {
+  shared_.service.figures().add_connections(1);
+}
+
+Connection::~Connection() {
+  shared_.service.figures().add_connections(-1);
+}
+
+void Connection::start() {
+  asio::co_spawn(
+      shared_.io, [self = shared_from_this()] { return self->work(); }, asio::detached);
+}
+
+void Connection::wake() {
+  asio::post(shared_.io, [self = shared_from_this()] { self->bell_.cancel(); });
+}
+
+void Connection::close_now() {
+  is_closed_ = true;
+  transport_->close();
+  for (asio::steady_timer* timer : {&bell_, &space_, &watchdog_}) timer->cancel();
+}
+
+void Connection::close_when_idle() {
+  closes_when_idle_ = true;
+  if (!is_busy_) close_now();
+}
+
+void Connection::set_deadline(double seconds) {
+  const bool is_endless = std::isinf(seconds);
+  deadline_ = is_endless ? Clock::time_point::max()
+                         : Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                              std::chrono::duration<double>(std::min(seconds, 1e8)));
+  if (deadline_ < armed_) watchdog_.cancel();
+}
+
+asio::awaitable<void> Connection::watch() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  while (!is_closed_) {
+    if (Clock::now() >= deadline_) {
+      close_now();
+      break;
+    }
+    armed_ = deadline_;
+    watchdog_.expires_at(armed_);
+    error_code error;
+    co_await watchdog_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+  }
+}
+
+asio::awaitable<void> Connection::read_on() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  std::array<char, size_t{16} << 10> bytes;
+  is_reading_ = true;
+  while (!is_closed_) {
+    error_code error;
+    if (inbox_.size() >= kInboxBytes) {
+      space_.expires_at(Clock::time_point::max());
+      co_await space_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+      continue;
+    }
+    const size_t count = co_await transport_->read(bytes.data(), bytes.size(), error);
+    if (error) break;
+    inbox_.append(bytes.data(), count);
+    bell_.cancel();
+  }
+  is_gone_ = true;
+  is_reading_ = false;
+  bell_.cancel();
+}
+
+// Waits until something has happened, or so long.
+asio::awaitable<void> Connection::ring(double seconds) {
+  if (std::isinf(seconds)) {
+    bell_.expires_at(Clock::time_point::max());
+  } else {
+    bell_.expires_after(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds)));
+  }
+  error_code error;
+  co_await bell_.async_wait(asio::redirect_error(asio::use_awaitable, error));
+}
+
+// More bytes in the inbox, or false: none will come.
+asio::awaitable<bool> Connection::more() {
+  const size_t before = inbox_.size();
+  while (inbox_.size() == before && !is_gone_ && !is_closed_) co_await ring(kNever);
+  co_return inbox_.size() != before;
+}
+
+asio::awaitable<bool> Connection::write(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (is_closed_) co_return false;
+    const std::string_view part = bytes.substr(0, kWriteBytes);
+    set_deadline(shared_.options.write_seconds);
+    error_code error;
+    co_await transport_->write(part, error);
+    if (error) co_return false;
+    bytes.remove_prefix(part.size());
+  }
+  set_deadline(kNever);
+  co_return !is_closed_;
+}
+
+// A socket that is closed while bytes wait to be read resets the connection, and the client may lose the answer.
+asio::awaitable<void> Connection::linger() {
+  if (is_closed_) co_return;
+  set_deadline(kLingerSeconds);
+  co_await transport_->finish();
+  size_t num_bytes = 0;
+  while (!is_gone_ && !is_closed_ && num_bytes < kLingerBytes) {
+    num_bytes += inbox_.size();
+    inbox_.clear();
+    space_.cancel();
+    const bool has_more = co_await more();
+    if (!has_more) break;
+  }
+}
+
+asio::awaitable<void> Connection::work() {
+  const std::shared_ptr<Connection> self = shared_from_this();
+  set_deadline(shared_.options.header_seconds);
+  asio::co_spawn(shared_.io, watch(), asio::detached);
+  error_code error;
+  co_await transport_->open(error);
+  if (!error && !is_closed_) {
+    asio::co_spawn(shared_.io, read_on(), asio::detached);
+    bool goes_on = true;
+    while (goes_on && !is_closed_) {
+      goes_on = co_await serve_one();
+      is_busy_ = false;
+      if (closes_when_idle_) break;
+    }
+    if (!is_gone_) co_await linger();
+  }
+  close_now();
+}
+
+asio::awaitable<bool> Connection::read_head(Parser& parser) {
+  set_deadline(shared_.options.idle_seconds);
+  bool has_begun = false;
+  while (!parser.is_header_done()) {
+    if (inbox_.empty()) {
+      const bool has_more = co_await more();
+      if (!has_more) co_return false;
+    }
+    if (!has_begun) {
+      has_begun = is_busy_ = true;
+      began_ = Clock::now();
+      set_deadline(shared_.options.header_seconds);
+    }
+    error_code error;
+    const size_t count = parser.put(asio::buffer(inbox_), error);
+    inbox_.erase(0, count);
+    space_.cancel();
+    if (error && error != field_of::error::need_more) {
+      const RequestHead unknown;
+      const bool is_long = error == field_of::error::header_limit || error == field_of::error::buffer_overflow;
+      // The parser has no limit for a body yet, so all else is malformed.
+      const ApiError refusal = is_long ? header_too_large(shared_.options.max_header_bytes)
+                                       : malformed("header", "HTTP/1.1", error.message());
+      co_await refuse(unknown, refusal, false);
+      co_return false;
+    }
+    if (parser.is_header_done()) break;
+    const bool has_more = co_await more();
+    if (!has_more) co_return false;
+  }
+  co_return true;
+}
+
+asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& head, std::string& body) {
+  const HttpOptions& options = shared_.options;
+  const Clock::time_point began = Clock::now();
+  uint64_t num_bytes = 0;
+  while (!parser.is_done()) {
+    if (!inbox_.empty()) {
+      error_code error;
+      const size_t count = parser.put(asio::buffer(inbox_), error);
+      inbox_.erase(0, count);
+      num_bytes += count;
+      space_.cancel();
+      if (error == field_of::error::body_limit) {
+        const ApiError refusal =
+            body_too_large(std::max(num_bytes, options.max_body_bytes + 1), options.max_body_bytes);
+        co_await refuse(head, refusal, false);
+        co_return false;
+      }
+      if (error && error != field_of::error::need_more) {
+        const ApiError refusal = malformed("body", "chunks or Content-Length bytes", error.message());
+        co_await refuse(head, refusal, false);
+        co_return false;
+      }
+      if (parser.is_done()) break;
+      if (!error && count > 0) continue;
+    }
+    const double used = std::chrono::duration<double>(Clock::now() - began).count();
+    set_deadline(options.header_seconds + static_cast<double>(num_bytes) / options.body_bytes_per_second - used);
+    const bool has_more = co_await more();
+    if (!has_more) co_return false;
+  }
+  set_deadline(kNever);
+  body = std::move(parser.get().body());
+  co_return true;
+}
+
+// Pages of other sites reach a server on this machine through their readers' browsers, which send an Origin then.
+bool Connection::is_foreign(const RequestHead& head) const {
+  const std::string& allowed = shared_.options.cors_origin;
+  if (head.origin.empty() || allowed == "*" || head.origin == allowed) return false;
+  const size_t authority = head.origin.find("://");
+  return authority == std::string::npos || head.origin.substr(authority + 3) != head.host;
+}
+
+namespace {
+
+RequestHead read_fields(const field_of::request<field_of::string_body>& message) {
+  const auto get = [&](auto name) {
+    const auto value = message[name];
+    return std::string(value.data(), value.size());
+  };
+  RequestHead head;
+  head.method = std::string(message.method_string());
+  head.path = std::string(message.target());
+  head.path.resize(std::min(head.path.find_first_of("?#"), head.path.size()));
+  head.host = get(field_of::field::host);
+  head.origin = get(field_of::field::origin);
+  head.authorization = get(field_of::field::authorization);
+  head.x_api_key = get("x-api-key");
+  head.request_id = get("x-request-id");
+  head.content_encoding = get(field_of::field::content_encoding);
+  head.transfer_encoding = get(field_of::field::transfer_encoding);
+  head.expects_continue = get(field_of::field::expect) == "100-continue";
+  head.is_old = message.version() < 11;
+  return head;
+}
+
+}  // namespace
+
+// What is wrong with a request before its body is looked at. Faults that leave the connection usable keep it.
+std::optional<ApiError> Connection::find_fault(Parser& parser, const RequestHead& head, const Route* route,
+                                               Caller& caller, bool& breaks) const {
+  const HttpOptions& options = shared_.options;
+  const auto& message = parser.get();
+  const auto length = parser.content_length();
+  breaks = true;
+  if (message.version() != 11 && message.version() != 10) return malformed("version", "HTTP/1.1", "another one");
+  if (!head.is_old && message.count(field_of::field::host) != 1) return malformed("Host", "one", "none or several");
+  if (!head.transfer_encoding.empty() && !parser.chunked()) {
+    return malformed("Transfer-Encoding", "chunked", "something else");
+  }
+  if (length && *length > options.max_body_bytes) return body_too_large(*length, options.max_body_bytes);
+  breaks = false;
+  if (is_foreign(head)) {
+    return http_error(403, "origin_not_allowed",
+                      "Origin: expected this server's own, found another one (see --cors-origin)");
+  }
+  if (route == nullptr || route->needs_key) {
+    std::optional<Caller> found = shared_.keys.find(head.authorization, head.x_api_key);
+    if (!found) return unauthorized();
+    caller = std::move(*found);
+  }
+  if (caller.client == 0) caller.client = peer_;
+  if (route == nullptr) return not_found(head.method, head.path);
+  const bool is_right = route->is_post ? head.method == "POST" : head.method == "GET" || head.method == "HEAD";
+  if (!is_right) return method_not_allowed(head.method, head.path);
+  if (!head.content_encoding.empty() && head.content_encoding != "identity") {
+    return http_error(415, "unsupported_encoding", "Content-Encoding: expected none, found one");
+  }
+  return std::nullopt;
+}
+
+// Expressions that wait have no temporaries with destructors: GCC 12 destroys some of them twice.
+asio::awaitable<bool> Connection::serve_one() {
+  Parser parser;
+  parser.header_limit(shared_.options.max_header_bytes);
+  parser.body_limit(boost::none);  // the head is answered before the body is looked at
+  const bool has_head = co_await read_head(parser);
+  if (!has_head) co_return false;
+  RequestHead head = read_fields(parser.get());
+  head.keeps_alive = parser.keep_alive() && !shared_.is_draining;
+  if (!is_plain_id(head.request_id)) head.request_id = RandomIds().next("req_");
+  head.has_body = parser.chunked() || parser.content_length().value_or(0) > 0;
+  parser.body_limit(shared_.options.max_body_bytes);
+  std::string_view name;
+  const Route* route = find_route(head.path, name);
+  Caller caller;
+  bool breaks = false, goes_on = false;
+  const bool is_preflight = head.method == "OPTIONS" && !shared_.options.cors_origin.empty() && !is_foreign(head);
+  if (const std::optional<ApiError> fault = find_fault(parser, head, route, caller, breaks);
+      fault && (breaks || !is_preflight)) {
+    // Until the body has been read, an answer ends the connection: the rest of it is not another request.
+    goes_on = head.keeps_alive && !head.has_body && !breaks;
+    goes_on = co_await refuse(head, *fault, goes_on);
+    co_return goes_on;
+  }
+  if (is_preflight) {
+    goes_on = co_await preflight(head);
+    co_return goes_on;
+  }
+  std::string body;
+  if (head.has_body) {
+    if (head.expects_continue) {
+      const bool is_written = co_await write("HTTP/1.1 100 Continue\r\n\r\n");
+      if (!is_written) co_return false;
+    }
+    const bool is_read = co_await read_body(parser, head, body);
+    if (!is_read) co_return false;
+  }
+  set_deadline(kNever);
+  const std::shared_ptr<Exchange> exchange =
+      shared_.service.open(*route, name, std::move(body), caller, weak_from_this());
+  goes_on = co_await send_parts(head, *route, *exchange);
+  exchange->cancel();  // nothing, where it was completed
+  co_return goes_on&& head.keeps_alive;
+}
+
+asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Route& route, Exchange& exchange) {
+  // Counts as a stream as long as this lives.
+  class StreamCount {
+   public:
+    explicit StreamCount(Figures& figures) : figures_(figures) { figures_.add_streams(1); }
+    ~StreamCount() { figures_.add_streams(-1); }
+
+   private:
+    Figures& figures_;
+  };
+  const HttpOptions& options = shared_.options;
+  std::optional<StreamCount> counted;
+  bool is_stream = false, has_timed_out = false;
+  for (;;) {
+    ReplyPart part = exchange.take();
+    std::string out;
+    if (part.head) {
+      is_stream = part.head->is_stream;
+      if (is_stream) counted.emplace(shared_.service.figures());
+      shared_.service.figures().add_answered(route.path, part.head->status);
+      note(head, part.head->status);
+      if (!is_stream) {
+        out = head_text(head, *part.head, part.text.size());
+        if (head.method != "HEAD") out += part.text;
+        const bool is_written = co_await write(out);
+        co_return is_written;
+      }
+      out = head_text(head, *part.head, 0);
+    }
+    const bool is_chunked = !head.is_old;
+    if (!part.text.empty()) out += is_chunked ? chunk(part.text) : part.text;
+    if (part.is_last && is_chunked) out += "0\r\n\r\n";
+    if (!out.empty()) {
+      const bool is_written = co_await write(out);
+      if (!is_written) co_return false;
+    }
+    if (part.is_last) co_return is_chunked;
+    if (is_gone_ || is_closed_) co_return false;
+    if (!out.empty() || part.head) continue;
+    // Nothing new: wait for it.
+    const Clock::time_point before = Clock::now();
+    const double age = std::chrono::duration<double>(before - began_).count();
+    double wait = options.keep_alive_seconds;
+    if (options.request_seconds > 0) wait = std::min(wait, std::max(0.0, options.request_seconds - age));
+    co_await ring(wait);
+    if (is_gone_ || is_closed_) co_return false;
+    const double now_age = std::chrono::duration<double>(Clock::now() - began_).count();
+    if (options.request_seconds > 0 && now_age >= options.request_seconds && !has_timed_out) {
+      has_timed_out = true;
+      exchange.abort(timed_out(options.request_seconds));
+      continue;
+    }
+    const double waited = std::chrono::duration<double>(Clock::now() - before).count();
+    if (is_stream && waited >= options.keep_alive_seconds) {
+      out = is_chunked ? chunk(exchange.keep_alive()) : exchange.keep_alive();
+      const bool is_written = co_await write(out);
+      if (!is_written) co_return false;
+    }
+  }
+}
+
+std::string Connection::common_fields(const RequestHead& head, bool keeps_alive) const {
+  std::string out = fmt::format("X-Request-Id: {}\r\nX-Content-Type-Options: nosniff\r\nConnection: {}\r\n",
+                                head.request_id, keeps_alive ? "keep-alive" : "close");
+  if (!shared_.options.cors_origin.empty()) {
+    out += fmt::format(
+        "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
+        "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n",
+        shared_.options.cors_origin);
+  }
+  return out;
+}
+
+std::string Connection::head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const {
+  const bool keeps_alive = head.keeps_alive && !shared_.is_draining && !(reply.is_stream && head.is_old);
+  std::string out = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", reply.status, status_text(reply.status),
+                                reply.content_type);
+  out += common_fields(head, keeps_alive);
+  if (reply.retry_after_seconds > 0) {
+    out += fmt::format("Retry-After: {}\r\nretry-after-ms: {}\r\n", reply.retry_after_seconds,
+                       reply.retry_after_seconds * 1000);
+  }
+  if (reply.content_type.starts_with("text/html")) {
+    out +=
+        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n";
+  }
+  if (reply.is_stream) {
+    out += "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
+    if (!head.is_old) out += "Transfer-Encoding: chunked\r\n";
+  } else {
+    out += fmt::format("Content-Length: {}\r\n", length);
+  }
+  out += "\r\n";
+  return out;
+}
+
+asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError& error, bool keeps_alive) {
+  RequestHead now = head;
+  now.keeps_alive = keeps_alive;
+  if (now.request_id.empty()) now.request_id = RandomIds().next("req_");
+  std::string_view name;
+  const Route* route = find_route(head.path, name);
+  shared_.service.figures().add_answered(route != nullptr ? route->path : "other", error.status);
+  note(head, error.status);
+  const std::string body = error_body(error_style(head.path), error);
+  std::string extra;
+  // Browsers ask their reader for a password, which is the key.
+  if (error.status == 401) {
+    extra = route != nullptr && route->kind == RouteKind::kPage
+                ? "WWW-Authenticate: Basic realm=\"tessera: any name, an API key as password\"\r\n"
+                : "WWW-Authenticate: Bearer\r\n";
+  }
+  if (error.status == 405 && route != nullptr) extra = route->is_post ? "Allow: POST\r\n" : "Allow: GET, HEAD\r\n";
+  const std::string out =
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\n{}{}Content-Length: {}\r\n\r\n{}", error.status,
+                  status_text(error.status), common_fields(now, keeps_alive), extra, body.size(),
+                  head.method == "HEAD" ? "" : body);
+  const bool is_written = co_await write(out);
+  co_return is_written&& keeps_alive;
+}
+
+asio::awaitable<bool> Connection::preflight(const RequestHead& head) {
+  const std::string out = fmt::format(
+      "HTTP/1.1 204 No Content\r\n{}Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: "
+      "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version, Anthropic-Beta\r\n"
+      "Access-Control-Max-Age: 600\r\n\r\n",
+      common_fields(head, head.keeps_alive && !head.has_body));
+  const bool is_written = co_await write(out);
+  co_return is_written&& head.keeps_alive && !head.has_body;
+}
+
+void Connection::note(const RequestHead& head, int status) const {
+  if (shared_.log == nullptr) return;
+  const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+  shared_.log->write(LogLevel::kDebug, fmt::format("{} {} {} {:.3f}s {}", printable(head.method, 16),
+                                                   printable(head.path, 80), status, seconds, head.request_id));
+}
+
+}  // namespace tessera::server::http

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One client's connection: request after request, each read within limits, authorised, answered. All on the server's
+// thread but wake().
+//   reader coroutine: bytes -> inbox_ (bounded), and notices that the client has gone
+//   main coroutine:   inbox_ -> parser -> service -> answer
+//   watchdog:         closes the socket at deadline_, which ends both
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "server/http/api_keys.h"
+#include "server/http/http_server.h"
+#include "server/http/transport.h"
+
+namespace tessera::server::http {
+
+// What a request's head says, as far as it matters.
+struct RequestHead {
+  std::string method, path, host, origin, authorization, x_api_key, request_id, content_encoding, transfer_encoding;
+  bool has_body = false, expects_continue = false, keeps_alive = false, is_old = false;  // HTTP/1.0
+  uint64_t content_length = 0;
+};
+
+class Connection final : public Waker, public std::enable_shared_from_this<Connection> {
+ public:
+  // What all connections share; outlives them.
+  struct Shared {
+    asio::io_context& io;
+    const HttpOptions& options;
+    const ApiKeys& keys;
+    Service& service;
+    LogSink* log;
+    bool is_draining = false;
+  };
+
+  // `peer` tells clients without keys apart.
+  Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer);
+  ~Connection() override;
+
+  // Begins; the connection owns itself until it ends.
+  void start();
+  void wake() override;
+  // Ends as soon as no answer is under way.
+  void close_when_idle();
+  void close_now();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  class Parser;
+
+  asio::awaitable<void> work();
+  asio::awaitable<void> read_on();
+  asio::awaitable<void> watch();
+  asio::awaitable<bool> serve_one();
+  asio::awaitable<bool> read_head(Parser& parser);
+  asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, std::string& body);
+  asio::awaitable<bool> send_parts(const RequestHead& head, const Route& route, Exchange& exchange);
+  std::string head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const;
+  asio::awaitable<bool> refuse(const RequestHead& head, const ApiError& error, bool keeps_alive);
+  asio::awaitable<bool> preflight(const RequestHead& head);
+  asio::awaitable<bool> more();
+  asio::awaitable<void> ring(double seconds);
+  asio::awaitable<bool> write(std::string_view bytes);
+  asio::awaitable<void> linger();
+  std::string common_fields(const RequestHead& head, bool keeps_alive) const;
+  std::optional<ApiError> find_fault(Parser& parser, const RequestHead& head, const Route* route, Caller& caller,
+                                     bool& breaks) const;
+  bool is_foreign(const RequestHead& head) const;
+  void set_deadline(double seconds);  // from now; infinite: none
+  void note(const RequestHead& head, int status) const;
+
+  Shared& shared_;
+  const std::unique_ptr<Transport> transport_;
+  const uint64_t peer_;
+  asio::steady_timer bell_, space_, watchdog_;
+  Clock::time_point deadline_ = Clock::time_point::max(), armed_ = Clock::time_point::max();
+  std::string inbox_;
+  Clock::time_point began_;  // the request under way
+  bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false, is_reading_ = false;
+};
+
+}  // namespace tessera::server::http

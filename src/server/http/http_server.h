@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The service behind a socket: HTTP/1.1 with keep-alive, TLS, API keys. One thread does all input and output.
+// docs/serving.md says what clients may expect, docs/decisions/0020-http-server.md why it is built so.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/log.h"
+#include "server/service.h"
+
+namespace tessera::server::http {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 8000;               // 0: any that is free
+  std::string tls_cert, tls_key;      // PEM files; empty: no TLS
+  std::vector<std::string> api_keys;  // empty: everybody may ask
+  std::string cors_origin;            // the one foreign origin whose pages may ask; "*": all; empty: none
+  uint32_t max_header_bytes = 16 << 10;
+  uint64_t max_body_bytes = uint64_t{64} << 20;
+  size_t max_connections = 4096;
+  double header_seconds = 10;               // for TLS' beginning, and from a header's first byte to its last
+  double idle_seconds = 75;                 // between requests
+  double body_bytes_per_second = 16 << 10;  // a slower body ends the connection, after header_seconds at least
+  double write_seconds = 60;                // without progress
+  double keep_alive_seconds = 10;           // a stream that is silent so long says that it lives
+  double request_seconds = 0;               // for a whole answer; 0: no limit
+  double drain_seconds = 30;                // for what runs when the end is asked for
+  bool handles_signals = false;             // SIGTERM, SIGINT: drain; once more: end at once
+};
+
+// Told by the server's thread.
+class ServerEvents {
+ public:
+  virtual ~ServerEvents() = default;
+  // No more requests are taken; what runs may take so long.
+  virtual void draining(double seconds) = 0;
+};
+
+class HttpServer {
+ public:
+  // Binds and listens; connections wait until run(). Service, events and log (both may be null) must outlive it. Throws
+  // kInvalidArgument or kNotFound, naming host, port or file, for what cannot be used.
+  HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log);
+  ~HttpServer();
+  HttpServer(const HttpServer&) = delete;
+  HttpServer& operator=(const HttpServer&) = delete;
+
+  uint16_t port() const;
+  // Serves until a drain has ended and all connections are closed.
+  void run();
+  // Ends run(): new requests get 503, those that run may finish for drain_seconds. Again: ends them at once.
+  // Thread-safe.
+  void drain();
+
+ private:
+  class Body;
+  const std::unique_ptr<Body> body_;
+};
+
+}  // namespace tessera::server::http
