@@ -59,7 +59,7 @@ class HttpServer::Body {
  public:
   Body(HttpOptions options, Service& service, ServerEvents* events, LogSink* log);
   ~Body();
-  uint16_t port() const { return acceptor_.local_endpoint().port(); }
+  uint16_t port() const { return port_; }
   void run();
   void drain() {
     asio::post(io_, [this] { begin_drain(); });
@@ -82,6 +82,7 @@ class HttpServer::Body {
   asio::io_context io_{1};
   asio::ssl::context tls_{asio::ssl::context::tls_server};
   tcp::acceptor acceptor_{io_};
+  uint16_t port_ = 0;
   asio::signal_set signals_{io_};
   asio::steady_timer flush_{io_};
   Connection::Shared shared_;
@@ -122,6 +123,7 @@ void HttpServer::Body::listen() {
     fail(ErrorCode::kInvalidArgument, fmt::format("--host {} --port {}: cannot listen: {}",
                                                   printable(options_.host, 100), options_.port, error.message()));
   }
+  port_ = acceptor_.local_endpoint().port();
 }
 
 template <class Act>

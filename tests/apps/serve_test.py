@@ -1,0 +1,334 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tessera serve as its users meet it: the real program on a free port, answering the bundled model's questions.
+
+    serve_test.py PROGRAM MODEL_FOLDER
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+from program import MODEL, PROGRAM, ProgramTest, environment, run
+
+try:
+    import anthropic
+    import openai
+except ImportError:
+    anthropic = openai = None
+
+QUESTIONS = ['Compute 257-7.', 'Spell mire.', 'Compute 12+30.', 'Compute 8*7.']
+
+
+class Server:
+    """The program, from its first line on stdout to its end."""
+
+    def __init__(self, *flags):
+        self.process = subprocess.Popen([PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', *flags],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
+        self.url = self.process.stdout.readline().strip()
+        self.curl = self.process.stdout.readline().strip()
+        self.port = int(self.url.rsplit(':', 1)[1]) if self.url else 0
+
+    def end(self, by=signal.SIGTERM):
+        self.process.send_signal(by)
+        return self.process.wait(30)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def post(self, path, body, **headers):
+        """Status, headers and body."""
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
+        try:
+            connection.request('POST', path, json.dumps(body), {'Content-Type': 'application/json', **headers})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            connection.close()
+
+    def get(self, path):
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
+        try:
+            connection.request('GET', path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def metric(self, name):
+        for line in self.get('/metrics')[1].splitlines():
+            if line.startswith(name + '{'):
+                return float(line.rsplit(' ', 1)[1])
+        raise KeyError(name)
+
+
+def chat(question, **more):
+    return {'model': MODEL.name, 'messages': [{'role': 'user', 'content': question}], **more}
+
+
+def stream_text(body):
+    text, usage = '', None
+    for line in body.decode().split('\n\n'):
+        if not line.startswith('data: {'):
+            continue
+        chunk = json.loads(line[6:])
+        assert 'error' not in chunk, chunk
+        usage = chunk.get('usage') or usage
+        for choice in chunk['choices']:
+            text += choice['delta'].get('content') or ''
+    assert body.endswith(b'data: [DONE]\n\n'), body[-100:]
+    return text, usage
+
+
+class Serve(ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server('--max-running', '32')
+        cls.alone = {}
+        for question in QUESTIONS:
+            cls.alone[question] = json.loads(run('generate', '--model', str(MODEL), '--json', '--quiet', question).stdout)
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.server.end()
+        cls.server.__exit__()
+        assert code == 0, code
+
+    def token_bytes(self, answer):
+        return [bytes(token['bytes']) for token in answer['choices'][0]['logprobs']['content']]
+
+    def test_address_and_curl(self):
+        self.assertRegex(self.server.url, r'^http://127\.0\.0\.1:\d+$')
+        result = subprocess.run(self.server.curl, shell=True, capture_output=True, check=True)
+        self.assertEqual(json.loads(result.stdout)['choices'][0]['message']['content'], '250')
+
+    def test_answers_are_those_of_generate_while_others_run(self):
+        ends = threading.Event()
+
+        def others(seed):
+            while not ends.is_set():
+                body = chat('Tell me.', temperature=1.5, seed=seed, max_tokens=200, stream=True, ignore_eos=True)
+                self.assertEqual(self.server.post('/v1/chat/completions', body)[0], 200)
+
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            running = [pool.submit(others, seed) for seed in range(16)]
+            try:
+                for question in QUESTIONS:
+                    expected = self.alone[question]
+                    body = chat(question, temperature=0, logprobs=True)
+                    status, _, whole = self.server.post('/v1/chat/completions', body)
+                    self.assertEqual(status, 200)
+                    answer = json.loads(whole)
+                    self.assertEqual(answer['choices'][0]['message']['content'], expected['text'])
+                    self.assertEqual(answer['usage']['completion_tokens'], expected['usage']['completion_tokens'])
+                    self.assertEqual(answer['usage']['prompt_tokens'], expected['usage']['prompt_tokens'])
+                    # The ids: those of each token's bytes, and the end token that generate lists too.
+                    ids = []
+                    for token in self.token_bytes(answer):
+                        body = {'model': MODEL.name, 'prompt': token.decode(), 'add_special_tokens': False}
+                        ids += json.loads(self.server.post('/tokenize', body)[2])['tokens']
+                    self.assertEqual(ids, expected['ids'][:-1])
+                    _, _, stream = self.server.post('/v1/chat/completions', chat(
+                        question, temperature=0, stream=True, stream_options={'include_usage': True}))
+                    text, usage = stream_text(stream)
+                    self.assertEqual(text, expected['text'])
+                    self.assertEqual(usage, answer['usage'])
+            finally:
+                ends.set()
+            for one in running:
+                one.result()
+
+    def test_seeded_answers_equal_those_of_generate(self):
+        for seed in (1, 7):
+            expected = json.loads(run('generate', '--model', str(MODEL), '--json', '--quiet', '--temperature', '1.3', '--seed',
+                                      str(seed), '--max-tokens', '40', 'Tell me.').stdout)
+            _, _, body = self.server.post('/v1/chat/completions',
+                                          chat('Tell me.', temperature=1.3, seed=seed, max_tokens=40))
+            self.assertEqual(json.loads(body)['choices'][0]['message']['content'], expected['text'])
+
+    def test_completions_with_ids_echo_and_logprobs(self):
+        body = {'model': MODEL.name, 'prompt': [0, 3, 24, 4, 6], 'echo': True, 'logprobs': 1, 'max_tokens': 2, 'temperature': 0}
+        status, _, text = self.server.post('/v1/completions', body)
+        self.assertEqual(status, 200)
+        logprobs = json.loads(text)['choices'][0]['logprobs']
+        self.assertIsNone(logprobs['token_logprobs'][0])
+        self.assertGreaterEqual(len(logprobs['token_logprobs']), 6)
+        self.assertTrue(all(value <= 0 for value in logprobs['token_logprobs'][1:]))
+
+    def test_status_pages(self):
+        for path in ('/health/live', '/health/ready', '/health/deep', '/v1/models', '/openapi.json', '/metrics'):
+            self.assertEqual(self.server.get(path)[0], 200, path)
+        status, page = self.server.get('/')
+        self.assertEqual(status, 200)
+        self.assertIn('</html>', page)
+        for foreign in ('http://', 'https://', 'src="//', '@import'):
+            self.assertNotIn(foreign, page)
+
+    def test_clients_that_are_killed_leave_nothing(self):
+        generator = random.Random()
+        for i in range(60):
+            client = socket.create_connection(('127.0.0.1', self.server.port))
+            body = json.dumps(chat('Tell me.', temperature=1.5, max_tokens=3000, ignore_eos=True, stream=i % 2 == 0)).encode()
+            request = b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(body), body)
+            client.sendall(request[:generator.randrange(len(request) + 1)] if i % 5 == 0 else request)
+            time.sleep(generator.random() * 0.02)
+            if i % 2:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+            client.close()
+        for _ in range(500):
+            if self.server.metric('tessera_requests_running') == 0 and self.server.metric('tessera_connections') <= 1:
+                break
+            time.sleep(0.01)
+        self.assertEqual(self.server.metric('tessera_requests_running'), 0)
+        self.assertEqual(self.server.metric('tessera_cache_bytes'), 0)
+
+    @unittest.skipUnless(openai, 'the openai package is not installed')
+    def test_openai_client(self):
+        client = openai.OpenAI(base_url=self.server.url + '/v1', api_key='none', max_retries=0)
+        with client:
+            answer = client.chat.completions.create(**chat('Compute 257-7.', temperature=0, n=2))
+            self.assertEqual([choice.message.content for choice in answer.choices], ['250', '250'])
+            parts = client.chat.completions.create(**chat('Compute 257-7.', temperature=0, stream=True))
+            self.assertEqual(''.join(part.choices[0].delta.content or '' for part in parts), '250')
+            response = client.responses.create(model=MODEL.name, input='Compute 257-7.', temperature=0)
+            self.assertEqual(response.output_text, '250')
+            self.assertEqual(client.models.list().data[0].id, MODEL.name)
+            with self.assertRaises(openai.BadRequestError) as caught:
+                client.chat.completions.create(**chat('x', temperature=9))
+            self.assertEqual(caught.exception.param, 'temperature')
+            with self.assertRaises(openai.NotFoundError):
+                client.chat.completions.create(model='other', messages=[{'role': 'user', 'content': 'x'}])
+
+    @unittest.skipUnless(anthropic, 'the anthropic package is not installed')
+    def test_anthropic_client(self):
+        with anthropic.Anthropic(base_url=self.server.url, api_key='none', max_retries=0) as client:
+            question = {'model': MODEL.name, 'messages': [{'role': 'user', 'content': 'Compute 257-7.'}]}
+            answer = client.messages.create(max_tokens=20, temperature=0, **question)
+            self.assertEqual(answer.content[0].text, '250')
+            with client.messages.stream(max_tokens=20, temperature=0, **question) as stream:
+                self.assertEqual(''.join(stream.text_stream), '250')
+            self.assertEqual(client.messages.count_tokens(**question).input_tokens, answer.usage.input_tokens)
+
+
+class Lives(ProgramTest):
+    def test_keys_and_overload(self):
+        keys = self.folder / 'keys'
+        keys.write_text('# ours\nsecret-1\n\nsecret-2\n')
+        with Server('--api-key-file', str(keys), '--max-running', '1', '--max-waiting', '1') as server:
+            self.assertEqual(server.post('/v1/chat/completions', chat('x'))[0], 401)
+            key = {'Authorization': 'Bearer secret-2'}
+            slow = chat('Tell me.', max_tokens=3000, ignore_eos=True, temperature=1.5)
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                answers = [answer.result() for answer in
+                           [pool.submit(server.post, '/v1/chat/completions', slow, **key) for _ in range(12)]]
+            statuses = [status for status, _, _ in answers]
+            self.assertIn(429, statuses)
+            self.assertEqual(set(statuses), {200, 429})
+            for status, headers, body in answers:
+                if status == 429:
+                    self.assertGreaterEqual(int(headers['Retry-After']), 1)
+                    self.assertEqual(json.loads(body)['error']['type'], 'rate_limit_error')
+            self.assertEqual(server.end(), 0)
+
+    def test_the_end_lets_streams_finish(self):
+        with Server() as server:
+            body = chat('Tell me.', temperature=1.5, seed=3, max_tokens=400, ignore_eos=True, stream=True)
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                answers = [pool.submit(server.post, '/v1/chat/completions', body) for _ in range(4)]
+                time.sleep(0.3)
+                self.assertEqual(server.end(), 0)
+                texts = {stream_text(answer.result()[2])[0] for answer in answers}
+            self.assertEqual(len(texts), 1)
+
+    def test_the_end_comes_at_any_moment(self):
+        generator = random.Random()
+        for _ in range(5):
+            with Server('--drain', '0.2') as server:
+                body = chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)
+                client = socket.create_connection(('127.0.0.1', server.port))
+                data = json.dumps(body).encode()
+                client.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data))
+                time.sleep(generator.random() * 0.1)
+                self.assertEqual(server.end(generator.choice([signal.SIGTERM, signal.SIGINT])), 0)
+                client.close()
+
+    def test_a_second_signal_ends_at_once(self):
+        with Server('--drain', '600') as server:
+            client = socket.create_connection(('127.0.0.1', server.port))
+            data = json.dumps(chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)).encode()
+            client.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data))
+            client.recv(100)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+            self.assertEqual(server.end(), 0)
+            client.close()
+
+    def test_the_service_manager_is_told(self):
+        path = str(self.folder / 'notify')
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(path)
+            manager.settimeout(20)
+            os.environ['NOTIFY_SOCKET'] = path
+            try:
+                server = Server()
+            finally:
+                del os.environ['NOTIFY_SOCKET']
+            with server:
+                self.assertEqual(manager.recv(100), b'READY=1')
+                self.assertEqual(server.end(), 0)
+                self.assertEqual(manager.recv(100), b'STOPPING=1')
+
+    def test_tls(self):
+        made = subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes',
+                               '-keyout', self.folder / 'key', '-out', self.folder / 'cert', '-days', '2', '-subj', '/CN=localhost',
+                               '-addext', 'subjectAltName=IP:127.0.0.1'], capture_output=True)
+        if made.returncode != 0:
+            self.skipTest('no openssl program')
+        import ssl
+        with Server('--tls-cert', str(self.folder / 'cert'), '--tls-key', str(self.folder / 'key')) as server:
+            self.assertTrue(server.url.startswith('https://'))
+            context = ssl.create_default_context(cafile=str(self.folder / 'cert'))
+            request = urllib.request.Request(server.url + '/v1/chat/completions',
+                                             json.dumps(chat('Compute 257-7.', temperature=0, stream=True)).encode())
+            with urllib.request.urlopen(request, context=context, timeout=30) as answer:
+                self.assertEqual(stream_text(answer.read())[0], '250')
+            plain = socket.create_connection(('127.0.0.1', server.port))
+            plain.sendall(b'GET / HTTP/1.1\r\n\r\n')
+            plain.close()
+            self.assertEqual(server.end(), 0)
+
+    def test_refusals(self):
+        model = ('serve', '--model', str(MODEL))
+        self.check_error(run(*model, '--cache-memory', '0.0000001'), 4, '--cache-memory', '4096 tokens')
+        self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', 'GiB', 'missing')
+        self.check_error(run(*model, '--max-model-len', '99999'), 2, '--max-model-len', '4096')
+        self.check_error(run(*model, '--tls-cert', 'x'), 2, '--tls-key')
+        self.check_error(run(*model, '--host', 'no such host', '--quiet'), 2, '--host')
+        self.check_error(run(*model, '--api-key-file', str(self.folder / 'none')), 3, 'none')
+        with socket.socket() as taken:
+            taken.bind(('127.0.0.1', 0))
+            taken.listen()
+            self.check_error(run(*model, '--port', str(taken.getsockname()[1]), '--quiet'), 2, '--port')
+
+
+if __name__ == '__main__':
+    import sys
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The whole server on a free port with a scripted runner behind it, and a client that writes bytes as it likes.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "engine/engine.h"
+#include "server/http/http_server.h"
+#include "server/http/scripted_runner.h"
+#include "text/chat/markers.h"
+
+namespace tessera::server::http {
+
+inline constexpr char kQuestion[] = R"("model":"tiny","messages":[{"role":"user","content":"Hello"}])";
+
+struct LiveSetup {
+  std::string answer = "one two three";
+  HttpOptions http{};
+  engine::EngineOptions engine{};
+  int64_t step_microseconds = 0;
+};
+
+class LiveServer {
+ public:
+  using Setup = LiveSetup;
+
+  explicit LiveServer(Setup setup = {})
+      : tokenizer_(text::Tokenizer::load(TESSERA_SOURCE_DIR "/models/tiny-v4/tokenizer.json")),
+        runner_(tokenizer_.encode(setup.answer), id_of(text::kAssistantToken),
+                {id_of(text::kThinkToken), id_of(text::kEndThinkToken)}, id_of(text::kEosToken),
+                tokenizer_.vocab_size()),
+        budget_(runner_.cache_spec(), int64_t{1} << 30) {
+    runner_.step_microseconds = setup.step_microseconds;
+    engine_ = std::make_unique<engine::Engine>(runner_, budget_, setup.engine);
+    Serving serving;
+    serving.model.names = {"tiny"};
+    serving.model.vocab_size = tokenizer_.vocab_size();
+    serving.model.max_model_len = 1 << 15;
+    serving.tokenizer = &tokenizer_;
+    serving.bos_id = id_of(text::kBosToken);
+    serving.eos_ids = {id_of(text::kEosToken)};
+    serving.version = "0";
+    ServiceOptions options;
+    options.page = "<!doctype html>";
+    service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), nullptr);
+    setup.http.port = 0;
+    http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, nullptr);
+    thread_ = std::thread([this] { http_->run(); });
+  }
+  ~LiveServer() {
+    http_->drain();
+    http_->drain();
+    thread_.join();
+    http_.reset();
+    engine_.reset();
+    EXPECT_EQ(runner_.num_states, 0);
+  }
+
+  uint16_t port() const { return http_->port(); }
+  ScriptedRunner& runner() { return runner_; }
+  HttpServer& http() { return *http_; }
+  engine::Engine& engine() { return *engine_; }
+  Service& service() { return *service_; }
+  // Waits until the engine holds nothing; false after ten seconds.
+  bool becomes_idle() const {
+    for (int i = 0; i < 10000; ++i) {
+      const engine::Engine::Status status = engine_->status();
+      const engine::Totals& totals = status.totals;
+      if (totals.num_requests == totals.num_completed + totals.num_cancelled + totals.num_failed &&
+          runner_.num_states == 0) {
+        return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  }
+
+ private:
+  int32_t id_of(std::string_view token) const { return tokenizer_.added_token(token).value(); }
+
+  const text::Tokenizer tokenizer_;
+  ScriptedRunner runner_;
+  const engine::ReservedBudget budget_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<HttpServer> http_;
+  std::thread thread_;
+};
+
+// A blocking socket; reads give up after ten seconds.
+class RawClient {
+ public:
+  // `receive_bytes` above 0: so small a buffer for what comes.
+  explicit RawClient(uint16_t port, int receive_bytes = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    if (receive_bytes > 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof(receive_bytes));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  }
+  ~RawClient() { close(); }
+  RawClient(const RawClient&) = delete;
+  RawClient& operator=(const RawClient&) = delete;
+
+  void send(std::string_view bytes) const { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  // At most `size` bytes, at least one; empty at the end or after ten seconds.
+  std::string receive(size_t size = 4096) const {
+    pollfd wait{fd_, POLLIN, 0};
+    if (poll(&wait, 1, 10000) <= 0) return "";
+    std::string out(size, '\0');
+    const ssize_t count = recv(fd_, out.data(), size, 0);
+    out.resize(count > 0 ? static_cast<size_t>(count) : 0);
+    return out;
+  }
+  // All that comes until the other side closes.
+  std::string receive_all() const {
+    std::string out;
+    for (std::string part = receive(65536); !part.empty(); part = receive(65536)) out += part;
+    return out;
+  }
+  // Until `end` has come.
+  std::string receive_until(std::string_view end) const {
+    std::string out;
+    while (out.find(end) == std::string::npos) {
+      const std::string part = receive();
+      if (part.empty()) break;
+      out += part;
+    }
+    return out;
+  }
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  // Closes so that the other side gets a reset.
+  void reset() {
+    const linger now{1, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close();
+  }
+
+ private:
+  int fd_;
+};
+
+inline std::string get(std::string_view path, std::string_view fields = "") {
+  return "GET " + std::string(path) + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + std::string(fields) + "\r\n";
+}
+inline std::string post(std::string_view path, std::string_view body, std::string_view fields = "") {
+  return "POST " + std::string(path) + " HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n" + std::string(fields) + "\r\n" + std::string(body);
+}
+inline std::string chat(std::string_view more = "") {
+  return "{" + std::string(more) + kQuestion + "}";
+}
+
+struct Answer {
+  int status = 0;
+  std::string head, body;
+};
+// One request on a connection of its own, answered until it is closed.
+inline Answer ask(uint16_t port, const std::string& request) {
+  const RawClient client(port);
+  client.send(request);
+  const std::string all = client.receive_all();
+  Answer out;
+  const size_t end = all.find("\r\n\r\n");
+  if (all.size() > 12) out.status = std::atoi(all.c_str() + 9);
+  out.head = all.substr(0, end);
+  if (end != std::string::npos) out.body = all.substr(end + 4);
+  return out;
+}
+
+}  // namespace tessera::server::http

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests that are answered at once: routes, keys, limits, and bytes that are no HTTP.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "server/http/live_server.h"
+#include "server/routes.h"
+
+namespace tessera::server::http {
+namespace {
+
+constexpr char kClose[] = "Connection: close\r\n";
+
+TEST(HttpRequests, EveryRouteAnswers) {
+  LiveServer server;
+  for (const char* path : {"/health/live", "/health/ready", "/health/deep", "/metrics", "/openapi.json", "/v1/models",
+                           "/v1/models/tiny", "/"}) {
+    const Answer answer = ask(server.port(), get(path));
+    EXPECT_EQ(answer.status, 200) << path << answer.head;
+    EXPECT_FALSE(answer.body.empty()) << path;
+  }
+  const std::pair<const char*, std::string> posts[] = {
+      {"/v1/chat/completions", chat()},
+      {"/v1/completions", R"({"model":"tiny","prompt":"a"})"},
+      {"/v1/responses", R"({"model":"tiny","input":"Hello"})"},
+      {"/v1/messages", chat(R"("max_tokens":50,)")},
+      {"/v1/messages/count_tokens", chat()},
+      {"/tokenize", R"({"model":"tiny","prompt":"Hello"})"},
+      {"/detokenize", R"({"model":"tiny","tokens":[5,6]})"},
+  };
+  for (const auto& [path, body] : posts) {
+    const Answer answer = ask(server.port(), post(path, body, kClose));
+    EXPECT_EQ(answer.status, 200) << path << answer.body;
+  }
+  EXPECT_NE(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).body.find("one two three"),
+            std::string::npos);
+  const Answer head = ask(server.port(), "HEAD /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(head.status, 200);
+  EXPECT_EQ(head.body, "");
+}
+
+TEST(HttpRequests, UnknownPathsAndMethodsAreErrorsInTheApisShapes) {
+  LiveServer server;
+  EXPECT_EQ(ask(server.port(), get("/../etc/passwd")).status, 404);
+  EXPECT_EQ(ask(server.port(), get("/v1/models/other")).status, 404);
+  const Answer method = ask(server.port(), get("/v1/chat/completions"));
+  EXPECT_EQ(method.status, 405);
+  EXPECT_NE(method.head.find("Allow: POST"), std::string::npos);
+  EXPECT_NE(method.body.find("\"code\":\"method_not_allowed\""), std::string::npos);
+  EXPECT_EQ(ask(server.port(), post("/metrics", "", kClose)).status, 405);
+  const Answer anthropic = ask(server.port(), get("/v1/messages"));
+  EXPECT_EQ(anthropic.status, 405);
+  EXPECT_NE(anthropic.body.find("{\"type\":\"error\""), std::string::npos);
+  const Answer bad = ask(server.port(), post("/v1/messages", "{}", kClose));
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_NE(bad.body.find("{\"type\":\"error\""), std::string::npos);
+}
+
+TEST(HttpRequests, EveryRouteButHealthWantsAKey) {
+  LiveServer::Setup setup;
+  setup.http.api_keys = {"first-key", "second-key"};
+  LiveServer server(setup);
+  for (const Route& route : routes()) {
+    const std::string path = route.kind == RouteKind::kModel ? "/v1/models/tiny" : std::string(route.path);
+    for (const char* key :
+         {"", "Authorization: Bearer wrong\r\n", "x-api-key: first-ke\r\n", "Authorization: Bearer\r\n",
+          "Authorization: Basic !!!!\r\n", "Authorization: first-key\r\n"}) {
+      const std::string fields = std::string(key) + kClose;
+      const Answer answer = ask(server.port(), route.is_post ? post(path, "{}", fields) : get(path, key));
+      EXPECT_EQ(answer.status, route.needs_key ? 401 : 200) << path << ' ' << key;
+      EXPECT_EQ(answer.body.find("wrong"), std::string::npos);
+    }
+    if (route.is_post) continue;
+    for (const char* key : {"Authorization: Bearer first-key\r\n", "x-api-key: second-key\r\n",
+                            "authorization: bearer second-key\r\n", "Authorization: Basic bWU6Zmlyc3Qta2V5\r\n"}) {
+      EXPECT_EQ(ask(server.port(), get(path, key)).status, 200) << path << ' ' << key;
+    }
+  }
+  EXPECT_EQ(ask(server.port(), get("/nothing")).status, 401);
+}
+
+TEST(HttpRequests, PagesOfOtherSitesAreRefusedUnlessAllowed) {
+  LiveServer closed;
+  EXPECT_EQ(ask(closed.port(), get("/v1/models", "Origin: https://evil.example\r\n")).status, 403);
+  EXPECT_EQ(ask(closed.port(), get("/v1/models", "Origin: null\r\n")).status, 403);
+  const Answer own = ask(closed.port(), get("/v1/models", "Origin: http://x\r\n"));
+  EXPECT_EQ(own.status, 200);
+  EXPECT_EQ(own.head.find("Access-Control"), std::string::npos);
+  LiveServer::Setup setup;
+  setup.http.cors_origin = "https://chat.example";
+  setup.http.api_keys = {"key"};
+  LiveServer open(setup);
+  const Answer preflight =
+      ask(open.port(),
+          "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://chat.example\r\nConnection: close\r\n\r\n");
+  EXPECT_EQ(preflight.status, 204);
+  EXPECT_NE(preflight.head.find("Access-Control-Allow-Origin: https://chat.example"), std::string::npos);
+  EXPECT_EQ(ask(open.port(), get("/v1/models", "Origin: https://evil.example\r\nx-api-key: key\r\n")).status, 403);
+  EXPECT_EQ(ask(open.port(), get("/v1/models", "Origin: https://chat.example\r\nx-api-key: key\r\n")).status, 200);
+}
+
+TEST(HttpRequests, IdsComeBackAndNothingElseIsReflected) {
+  LiveServer server;
+  EXPECT_NE(ask(server.port(), get("/health/live", "X-Request-Id: my-id.1\r\n")).head.find("X-Request-Id: my-id.1"),
+            std::string::npos);
+  const Answer odd = ask(server.port(), get("/health/live", "X-Request-Id: a b<c>\r\n"));
+  EXPECT_EQ(odd.head.find("a b<c>"), std::string::npos);
+  EXPECT_NE(odd.head.find("X-Request-Id: req_"), std::string::npos);
+}
+
+TEST(HttpRequests, LargeBodiesAreRefusedBeforeTheyAreRead) {
+  LiveServer::Setup setup;
+  setup.http.max_body_bytes = 1000;
+  LiveServer server(setup);
+  // Only the head is sent.
+  const Answer announced = ask(server.port(), "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n");
+  EXPECT_EQ(announced.status, 413);
+  EXPECT_NE(announced.body.find("1001"), std::string::npos);
+  const RawClient client(server.port());
+  client.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (int i = 0; i < 3; ++i) client.send("190\r\n" + std::string(400, 'a') + "\r\n");
+  EXPECT_EQ(client.receive_until("}}").substr(0, 12), "HTTP/1.1 413");
+  const std::string body = R"({"model":"tiny","prompt":")" + std::string(900, 'a') + "\"}";
+  EXPECT_EQ(ask(server.port(), post("/tokenize", body, kClose)).status, 200);
+}
+
+TEST(HttpRequests, MalformedHttpIsRefusedAndClosed) {
+  LiveServer server;
+  const std::string body = "\r\n\r\n";
+  for (const char* head : {"\x16\x03\x01\x02", "GET / HTTP/9.9\r\nHost: x", "GET /\r\nHost: x",
+                           "GET  / HTTP/1.1\r\nHost: x", "GET / HTTP/1.1", "GET / HTTP/1.1\r\nHost: x\r\nHost: y",
+                           "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1",
+                           "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2",
+                           "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked",
+                           "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip",
+                           "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999",
+                           "GET / HTTP/1.1\r\nHost: x\r\nbad name: y", "GET / HTTP/1.1\r\nHost: x\r\n folded: y\x01"}) {
+    const Answer answer = ask(server.port(), head + body);
+    EXPECT_EQ(answer.status, 400) << head;
+    EXPECT_NE(answer.head.find("Connection: close"), std::string::npos) << head;
+  }
+  EXPECT_EQ(ask(server.port(), get("/", "a: " + std::string(17 << 10, 'b') + "\r\n")).status, 431);
+  const Answer chunk =
+      ask(server.port(), "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n");
+  EXPECT_EQ(chunk.status, 400);
+  EXPECT_EQ(ask(server.port(), post("/tokenize", "{}", "Content-Encoding: gzip\r\nConnection: close\r\n")).status, 415);
+}
+
+TEST(HttpRequests, RandomBytesNeverStopTheServer) {
+  LiveServer server;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const std::string good = post("/v1/chat/completions", chat(), kClose);
+  for (int i = 0; i < 200; ++i) {
+    std::string bytes = good;
+    for (uint32_t k = 1 + random() % 6; k > 0; --k) bytes[random() % bytes.size()] = static_cast<char>(random());
+    RawClient client(server.port());
+    client.send(bytes.substr(0, random() % (bytes.size() + 1)));
+    if (random() % 2 == 0) client.reset();
+  }
+  EXPECT_EQ(ask(server.port(), get("/health/live")).status, 200);
+  EXPECT_TRUE(server.becomes_idle());
+}
+
+TEST(HttpRequests, OneConnectionCarriesManyRequests) {
+  LiveServer server;
+  const RawClient client(server.port());
+  // All at once, then byte by byte.
+  std::string three;
+  for (int i = 0; i < 3; ++i) three += post("/v1/chat/completions", chat());
+  client.send(three);
+  std::string all;
+  while (std::count(all.begin(), all.end(), '{') == 0 ||
+         all.find("prompt_cache_miss", all.rfind("HTTP/1.1")) == std::string::npos ||
+         all.find("HTTP/1.1", all.find("HTTP/1.1", 9) + 9) == std::string::npos) {
+    const std::string part = client.receive();
+    ASSERT_FALSE(part.empty());
+    all += part;
+  }
+  for (const char byte : get("/health/live")) client.send(std::string_view(&byte, 1));
+  EXPECT_EQ(client.receive_all().substr(0, 15), "HTTP/1.1 200 OK");
+}
+
+TEST(HttpRequests, SlowHeadersAndIdleConnectionsAreClosed) {
+  LiveServer::Setup setup;
+  setup.http.header_seconds = 0.2;
+  setup.http.idle_seconds = 0.2;
+  LiveServer server(setup);
+  const RawClient idle(server.port()), slow(server.port()), body(server.port());
+  slow.send("GET / HT");
+  body.send("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
+  EXPECT_EQ(idle.receive_all(), "");
+  EXPECT_EQ(slow.receive_all(), "");
+  EXPECT_EQ(body.receive_all(), "");
+}
+
+TEST(HttpRequests, OverloadIsRefusedWithATimeToComeAgain) {
+  LiveServer::Setup setup;
+  setup.engine.waiting.max_requests = 1;
+  setup.engine.steps.max_running = 1;
+  setup.step_microseconds = 20000;
+  setup.answer = std::string(2000, 'a');
+  LiveServer server(setup);
+  const RawClient running(server.port()), waiting(server.port());
+  running.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+  running.receive_until("delta");
+  waiting.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+  waiting.receive_until("delta");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const Answer refused = ask(server.port(), post("/v1/chat/completions", chat(), kClose));
+  EXPECT_EQ(refused.status, 429);
+  EXPECT_NE(refused.head.find("Retry-After: "), std::string::npos);
+  EXPECT_NE(refused.body.find("rate_limit_error"), std::string::npos);
+  EXPECT_EQ(ask(server.port(), post("/v1/messages", chat("\"max_tokens\":5,"), kClose)).status, 429);
+}
+
+TEST(HttpRequests, PromptsThatDoNotFitGetBothNumbers) {
+  LiveServer server;
+  const std::string body = R"({"model":"tiny","prompt":")" + std::string(1 << 16, '1') + R"(","max_tokens":5})";
+  const Answer answer = ask(server.port(), post("/v1/completions", body, kClose));
+  EXPECT_EQ(answer.status, 400);
+  EXPECT_NE(answer.body.find("context_length_exceeded"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.body.find("32768"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::server::http

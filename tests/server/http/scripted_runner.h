@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A runner that says a given text after every <｜Assistant｜>, token by token, then ends, as slowly as a test wants.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "model/runner.h"
+
+namespace tessera::server {
+
+class ScriptedRunner final : public model::Runner {
+ public:
+  // `ids` is the answer, `begin_id` the token after which it begins, `skipped_ids` those that are no
+  // part of it, `end_id` the end token.
+  ScriptedRunner(std::vector<int32_t> ids, int32_t begin_id, std::vector<int32_t> skipped_ids, int32_t end_id,
+                 int32_t vocab)
+      : ids_(std::move(ids)), begin_id_(begin_id), skipped_ids_(std::move(skipped_ids)), end_id_(end_id) {
+    facts_.vocab_size = vocab;
+    facts_.max_positions = 1 << 16;
+    facts_.eos_ids = {end_id};
+    facts_.precision = "scripted";
+    spec_.kinds.push_back({"layers.0.window", 64, 16, 0});
+    spec_.kinds.push_back({"layers.0.entries", 8, 0, 1});
+  }
+
+  const model::ModelFacts& facts() const override { return facts_; }
+  const model::CacheSpec& cache_spec() const override { return spec_; }
+  int64_t max_step_tokens() const override { return 256; }
+  std::unique_ptr<model::SequenceState> new_sequence(int64_t capacity) override {
+    return std::make_unique<State>(*this, capacity);
+  }
+  std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
+  TensorView step(std::span<const model::SequenceSlice> slices) override {
+    if (step_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(step_microseconds));
+    ++num_steps;
+    if (throws) fail(ErrorCode::kDeviceError, "the device is gone");
+    const auto vocab = static_cast<size_t>(facts_.vocab_size);
+    logits_.clear();
+    for (const model::SequenceSlice& slice : slices) {
+      auto& state = static_cast<State&>(*slice.state);
+      for (size_t i = 0; i < slice.ids.size(); ++i) {
+        state.push(slice.ids[i]);
+        if (slice.logits == model::LogitRows::kNone) continue;
+        if (slice.logits == model::LogitRows::kLast && i + 1 < slice.ids.size()) continue;
+        logits_.resize(logits_.size() + vocab, -10.0f);
+        logits_[logits_.size() - vocab + static_cast<size_t>(state.next())] = 10.0f;
+      }
+    }
+    return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size() / vocab), static_cast<int64_t>(vocab)}};
+  }
+  TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
+  int32_t sample(const model::SampleRequest& request) override {
+    return static_cast<int32_t>(std::max_element(request.logits.begin(), request.logits.end()) -
+                                request.logits.begin());
+  }
+  void set_tracer(model::Tracer*) override {}
+
+  std::atomic<int64_t> step_microseconds{0}, num_steps{0}, num_states{0};
+  std::atomic<bool> throws{false};
+
+ private:
+  class State final : public model::SequenceState {
+   public:
+    State(ScriptedRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { ++runner_.num_states; }
+    State(const State& other)
+        : runner_(other.runner_), capacity_(other.capacity_), position_(other.position_), said_(other.said_) {
+      ++runner_.num_states;
+    }
+    ~State() override { --runner_.num_states; }
+    int64_t position() const override { return position_; }
+    int64_t capacity() const override { return capacity_; }
+    std::unique_ptr<model::SequenceState> fork() const override { return std::make_unique<State>(*this); }
+    std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
+    void rollback(const model::StateMark&) override {}
+    std::vector<uint8_t> save() const override { return {}; }
+    void push(int32_t id) {
+      ++position_;
+      if (id == runner_.begin_id_) {
+        said_ = 0;
+      } else if (std::find(runner_.skipped_ids_.begin(), runner_.skipped_ids_.end(), id) ==
+                 runner_.skipped_ids_.end()) {
+        ++said_;
+      }
+    }
+    int32_t next() const { return said_ < runner_.ids_.size() ? runner_.ids_[said_] : runner_.end_id_; }
+
+   private:
+    ScriptedRunner& runner_;
+    int64_t capacity_, position_ = 0;
+    size_t said_ = 0;
+  };
+
+  const std::vector<int32_t> ids_;
+  const int32_t begin_id_;
+  const std::vector<int32_t> skipped_ids_;
+  const int32_t end_id_;
+  model::ModelFacts facts_;
+  model::CacheSpec spec_;
+  std::vector<float> logits_;
+};
+
+}  // namespace tessera::server

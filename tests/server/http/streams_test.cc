@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Answers that take their time: streams, clients that go away or read slowly, the server's end.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "server/http/live_server.h"
+
+namespace tessera::server::http {
+namespace {
+
+constexpr char kClose[] = "Connection: close\r\n";
+
+std::string long_text(size_t num_words) {
+  std::string out;
+  for (size_t i = 0; i < num_words; ++i) out += "word" + std::to_string(i) + " ";
+  return out;
+}
+
+// What the content deltas of a chat stream add up to.
+std::string streamed_text(const std::string& stream) {
+  std::string out;
+  const std::string_view key = "\"delta\":{\"content\":\"";
+  for (size_t at = stream.find(key); at != std::string::npos; at = stream.find(key, at)) {
+    at += key.size();
+    out += stream.substr(at, stream.find('"', at) - at);
+  }
+  return out;
+}
+
+TEST(HttpStreams, AStreamAddsUpToTheWholeAnswer) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(40);
+  LiveServer server(setup);
+  const Answer whole = ask(server.port(), post("/v1/chat/completions", chat(), kClose));
+  const Answer stream = ask(server.port(), post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  EXPECT_EQ(streamed_text(stream.body), setup.answer);
+  EXPECT_NE(whole.body.find("\"content\":\"" + setup.answer + "\""), std::string::npos);
+  EXPECT_NE(stream.body.find("data: [DONE]\n\n\r\n0\r\n\r\n"), std::string::npos);
+}
+
+TEST(HttpStreams, StopStringsChoicesAndLengthsEndAnswers) {
+  LiveServer::Setup setup;
+  setup.answer = "alpha beta gamma delta";
+  LiveServer server(setup);
+  const Answer stopped = ask(server.port(), post("/v1/chat/completions", chat(R"("stop":["gam"],"n":3,)"), kClose));
+  size_t count = 0;
+  for (size_t at = 0; (at = stopped.body.find("\"content\":\"alpha beta \"", at)) != std::string::npos; ++at) ++count;
+  EXPECT_EQ(count, 3u) << stopped.body;
+  const Answer cut = ask(server.port(), post("/v1/chat/completions", chat(R"("max_tokens":3,)"), kClose));
+  EXPECT_NE(cut.body.find("\"finish_reason\":\"length\""), std::string::npos);
+  EXPECT_NE(cut.body.find("\"completion_tokens\":3"), std::string::npos);
+  EXPECT_TRUE(server.becomes_idle());
+}
+
+TEST(HttpStreams, AThinkingBudgetEndsTheReasoning) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(30);
+  LiveServer server(setup);
+  const std::string body = chat(R"("thinking":{"type":"enabled","budget_tokens":1024},"max_tokens":2000,)");
+  EXPECT_EQ(ask(server.port(), post("/v1/messages", body, kClose)).status, 200);
+  const Answer answer =
+      ask(server.port(),
+          post("/v1/chat/completions", chat(R"("thinking":{"type":"enabled"},"thinking_token_budget":4,)"), kClose));
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_NE(answer.body.find("\"reasoning_content\":\"word0"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.body.find("\"reasoning_tokens\":5"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.body.find("\"finish_reason\":\"stop\""), std::string::npos) << answer.body;
+  EXPECT_EQ(answer.body.find("\"content\":\"\""), std::string::npos) << answer.body;
+}
+
+TEST(HttpStreams, ASilentStreamSaysThatItLives) {
+  LiveServer::Setup setup;
+  setup.http.keep_alive_seconds = 0.05;
+  setup.step_microseconds = 300000;
+  setup.answer = "a";
+  LiveServer server(setup);
+  EXPECT_NE(ask(server.port(), post("/v1/chat/completions", chat("\"stream\":true,"), kClose)).body.find(": ping\n\n"),
+            std::string::npos);
+  EXPECT_NE(ask(server.port(), post("/v1/messages", chat("\"max_tokens\":5,\"stream\":true,"), kClose))
+                .body.find("event: ping"),
+            std::string::npos);
+}
+
+TEST(HttpStreams, ErrorsOfTheEngineReachTheClient) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(1000);
+  setup.step_microseconds = 2000;
+  LiveServer server(setup);
+  const RawClient stream(server.port());
+  stream.send(post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  stream.receive_until("\"delta\":{\"content\":");
+  server.runner().throws = true;
+  const std::string rest = stream.receive_all();
+  EXPECT_NE(rest.find("data: {\"error\":"), std::string::npos) << rest;
+  EXPECT_EQ(rest.find("[DONE]"), std::string::npos);
+  EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 500);
+  server.runner().throws = false;
+  EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat("\"max_tokens\":3,"), kClose)).status, 200);
+}
+
+TEST(HttpStreams, AnAnswerHasATimeLimit) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(2000);
+  setup.step_microseconds = 5000;
+  setup.http.request_seconds = 0.2;
+  LiveServer server(setup);
+  EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 504);
+  const Answer stream = ask(server.port(), post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  EXPECT_EQ(stream.status, 200);
+  EXPECT_NE(stream.body.find("\"code\":\"timeout\""), std::string::npos);
+  EXPECT_TRUE(server.becomes_idle());
+}
+
+// Wherever a client goes away, the engine gives its request up: within one step, by its own contract.
+TEST(HttpStreams, ClientsMayGoAwayAtAnyPoint) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(3000);
+  setup.step_microseconds = 200;
+  setup.engine.steps.max_running = 8;
+  LiveServer server(setup);
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const std::string requests[] = {post("/v1/chat/completions", chat("\"stream\":true,\"n\":2,")),
+                                  post("/v1/chat/completions", chat()),
+                                  post("/v1/messages", chat("\"max_tokens\":9000,\"stream\":true,")),
+                                  post("/v1/completions", R"({"model":"tiny","prompt":["a","b"],"max_tokens":9000})")};
+  for (int i = 0; i < 1000; ++i) {
+    RawClient client(server.port());
+    const std::string& request = requests[random() % std::size(requests)];
+    client.send(random() % 8 == 0 ? request.substr(0, random() % request.size()) : request);
+    const uint32_t where = random() % 8;
+    if (where < 5) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+    } else if (request.find("stream") != std::string::npos) {
+      pollfd none{};
+      poll(&none, 0, 1);
+    }
+    if (random() % 2 == 0) client.reset();
+  }
+  EXPECT_TRUE(server.becomes_idle());
+  EXPECT_EQ(server.engine().status().last_step.cache_bytes, 0);
+  EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
+}
+
+TEST(HttpStreams, ASlowReaderPausesItselfAlone) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(4000);
+  LiveServer server(setup);
+  const RawClient slow(server.port(), 2048);
+  slow.send(post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  slow.receive(100);
+  const Answer other = ask(server.port(), post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  EXPECT_EQ(streamed_text(other.body), setup.answer);
+  // The other one is through, and this one is neither lost nor run ahead.
+  EXPECT_EQ(server.engine().status().totals.num_completed, 1);
+  const std::string rest = slow.receive_all();
+  EXPECT_NE(rest.find("data: [DONE]"), std::string::npos);
+  EXPECT_TRUE(server.becomes_idle());
+}
+
+TEST(HttpStreams, ADrainLetsRunningAnswersFinish) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(60);
+  setup.step_microseconds = 2000;
+  LiveServer server(setup);
+  const RawClient stream(server.port()), idle(server.port());
+  stream.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+  std::string all = stream.receive_until("\"delta\":{\"content\":");
+  server.http().drain();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 503);
+  EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 503);
+  EXPECT_EQ(ask(server.port(), get("/health/live")).status, 200);
+  all += stream.receive_all();
+  EXPECT_EQ(streamed_text(all), setup.answer);
+  EXPECT_EQ(idle.receive_all(), "");
+}
+
+TEST(HttpStreams, ADrainEndsAtItsDeadlineOrAtOnce) {
+  for (const bool at_once : {false, true}) {
+    LiveServer::Setup setup;
+    setup.answer = long_text(9000);
+    setup.step_microseconds = 2000;
+    setup.http.drain_seconds = at_once ? 600 : 0.2;
+    LiveServer server(setup);
+    const RawClient stream(server.port());
+    stream.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+    stream.receive_until("\"delta\":{\"content\":");
+    server.http().drain();
+    if (at_once) server.http().drain();
+    const std::string rest = stream.receive_all();
+    EXPECT_NE(rest.find("data: {\"error\":"), std::string::npos) << rest;
+  }
+}
+
+TEST(HttpStreams, ManyStreamsShareTheServer) {
+  LiveServer::Setup setup;
+  setup.answer = long_text(30);
+  setup.step_microseconds = 500;
+  setup.engine.steps.max_running = 64;
+  LiveServer server(setup);
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 100; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server.port()));
+    clients.back()->send(post("/v1/chat/completions", chat("\"stream\":true,"), kClose));
+  }
+  for (const auto& client : clients) EXPECT_EQ(streamed_text(client->receive_all()), setup.answer);
+}
+
+}  // namespace
+}  // namespace tessera::server::http
