@@ -221,9 +221,9 @@ class Serve(ProgramTest):
     def test_anthropic_client(self):
         with anthropic.Anthropic(base_url=self.server.url, api_key='none', max_retries=0) as client:
             question = {'model': MODEL.name, 'messages': [{'role': 'user', 'content': 'Compute 257-7.'}]}
-            answer = client.messages.create(max_tokens=20, temperature=0, **question)
+            answer = client.messages.create(max_tokens=20, extra_body={'temperature': 0}, **question)
             self.assertEqual(answer.content[0].text, '250')
-            with client.messages.stream(max_tokens=20, temperature=0, **question) as stream:
+            with client.messages.stream(max_tokens=20, extra_body={'temperature': 0}, **question) as stream:
                 self.assertEqual(''.join(stream.text_stream), '250')
             self.assertEqual(client.messages.count_tokens(**question).input_tokens, answer.usage.input_tokens)
 

@@ -99,6 +99,10 @@ HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* even
                                                                                                           false} {
   if (!options_.tls_cert.empty()) load_pem(tls_, options_);
   listen();
+  if (!options_.handles_signals) return;
+  // From here on a signal waits for run().
+  signals_.add(SIGTERM);
+  signals_.add(SIGINT);
 }
 
 HttpServer::Body::~Body() {
@@ -209,11 +213,7 @@ asio::awaitable<void> HttpServer::Body::close_later() {
 }
 
 void HttpServer::Body::run() {
-  if (options_.handles_signals) {
-    signals_.add(SIGTERM);
-    signals_.add(SIGINT);
-    asio::co_spawn(io_, watch_signals(), asio::detached);
-  }
+  if (options_.handles_signals) asio::co_spawn(io_, watch_signals(), asio::detached);
   asio::co_spawn(io_, accept(), asio::detached);
   io_.run();
 }
