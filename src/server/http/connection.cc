@@ -85,7 +85,12 @@ Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uin
 }
 
 Connection::~Connection() {
+  if (num_body_bytes_ > 0) forget_body();  // left by an exception; else another thread may be the last to let go
   shared_.service.figures().add_connections(-1);
+}
+
+void Connection::forget_body() {
+  shared_.num_body_bytes -= std::exchange(num_body_bytes_, 0);
 }
 
 void Connection::start() {
@@ -209,6 +214,7 @@ asio::awaitable<void> Connection::work() {
     bool goes_on = true;
     while (goes_on && !is_closed_) {
       goes_on = co_await serve_one();
+      forget_body();
       is_busy_ = false;
       if (closes_when_idle_) break;
     }
@@ -260,7 +266,14 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
       const size_t count = parser.put(asio::buffer(inbox_), error);
       inbox_.erase(0, count);
       num_bytes += count;
+      num_body_bytes_ += count;
+      shared_.num_body_bytes += count;
       space_.cancel();
+      if (shared_.num_body_bytes > std::max(options.max_bodies_bytes, options.max_body_bytes)) {
+        const ApiError refusal = overloaded("bodies", shared_.num_body_bytes, options.max_bodies_bytes);
+        co_await refuse(head, refusal, false);
+        co_return false;
+      }
       if (error == field_of::error::body_limit) {
         const ApiError refusal =
             body_too_large(std::max(num_bytes, options.max_body_bytes + 1), options.max_body_bytes);
@@ -509,6 +522,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
                 ? "WWW-Authenticate: Basic realm=\"tessera: any name, an API key as password\"\r\n"
                 : "WWW-Authenticate: Bearer\r\n";
   }
+  if (error.status == 429) extra = "Retry-After: 1\r\n";
   if (error.status == 405 && route != nullptr) extra = route->is_post ? "Allow: POST\r\n" : "Allow: GET, HEAD\r\n";
   const std::string out =
       fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\n{}{}Content-Length: {}\r\n\r\n{}", error.status,

@@ -35,6 +35,7 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
     Service& service;
     LogSink* log;
     bool is_draining = false;
+    uint64_t num_body_bytes = 0;  // of the requests under way
   };
 
   // `peer` tells clients without keys apart.
@@ -71,6 +72,7 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
                                      bool& breaks) const;
   bool is_foreign(const RequestHead& head) const;
   void set_deadline(double seconds);  // from now; infinite: none
+  void forget_body();
   void note(const RequestHead& head, int status) const;
 
   Shared& shared_;
@@ -79,7 +81,8 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
   asio::steady_timer bell_, space_, watchdog_;
   Clock::time_point deadline_ = Clock::time_point::max(), armed_ = Clock::time_point::max();
   std::string inbox_;
-  Clock::time_point began_;  // the request under way
+  uint64_t num_body_bytes_ = 0;  // of the request under way; counted in shared_ too
+  Clock::time_point began_;      // the request under way
   bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false, is_reading_ = false;
 };
 

@@ -20,6 +20,7 @@ struct HttpOptions {
   std::string cors_origin;            // the one foreign origin whose pages may ask; "*": all; empty: none
   uint32_t max_header_bytes = 16 << 10;
   uint64_t max_body_bytes = uint64_t{64} << 20;
+  uint64_t max_bodies_bytes = uint64_t{512} << 20;  // of all requests under way; above max_body_bytes
   size_t max_connections = 4096;
   double header_seconds = 10;               // for TLS' beginning, and from a header's first byte to its last
   double idle_seconds = 75;                 // between requests

@@ -125,6 +125,23 @@ TEST(HttpRequests, LargeBodiesAreRefusedBeforeTheyAreRead) {
   EXPECT_EQ(ask(server.port(), post("/tokenize", body, kClose)).status, 200);
 }
 
+TEST(HttpRequests, BodiesOfAllRequestsTogetherAreBounded) {
+  LiveServer::Setup setup;
+  setup.http.max_body_bytes = 10000;
+  setup.http.max_bodies_bytes = 20000;
+  LiveServer server(setup);
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n\r\n";
+  RawClient first(server.port()), second(server.port()), third(server.port());
+  first.send(head + std::string(9000, ' '));
+  second.send(head + std::string(9000, ' '));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  third.send(head + std::string(9000, ' '));
+  EXPECT_EQ(third.receive_until("}}").substr(0, 12), "HTTP/1.1 429");
+  first.close();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(ask(server.port(), post("/tokenize", std::string(9000, ' '), kClose)).status, 400);
+}
+
 TEST(HttpRequests, MalformedHttpIsRefusedAndClosed) {
   LiveServer server;
   const std::string body = "\r\n\r\n";
@@ -172,9 +189,12 @@ TEST(HttpRequests, OneConnectionCarriesManyRequests) {
   for (int i = 0; i < 3; ++i) three += post("/v1/chat/completions", chat());
   client.send(three);
   std::string all;
-  while (std::count(all.begin(), all.end(), '{') == 0 ||
-         all.find("prompt_cache_miss", all.rfind("HTTP/1.1")) == std::string::npos ||
-         all.find("HTTP/1.1", all.find("HTTP/1.1", 9) + 9) == std::string::npos) {
+  const auto num_answers = [&] {
+    size_t count = 0;
+    for (size_t at = 0; (at = all.find("prompt_cache_miss_tokens", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  while (num_answers() < 3) {
     const std::string part = client.receive();
     ASSERT_FALSE(part.empty());
     all += part;
