@@ -43,7 +43,6 @@ struct Flags {
   int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
   double cache_gib = 0;
   int64_t max_body_mib = 64;
-  int num_workers = 2;
   bool thinks = false, logs_requests = false, is_quiet = false;
 };
 
@@ -287,7 +286,7 @@ int Serve::run() {
   ServeLog log(flags_.logs_requests);
   ServeEvents events;
   server::ServiceOptions service_options;
-  service_options.num_workers = flags_.num_workers;
+  service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);
   service_options.page = server::http::chat_page();
   server::Service service(serving(folder, loaded.runner->facts()), engine, service_options, &log);
   flags_.http.handles_signals = true;

@@ -276,20 +276,27 @@ void Exchange::take_event(const Event& event, std::string& out) {
   }
 }
 
+// End tokens never are, special tokens only where the chat format may mean something by them.
+bool Exchange::is_shown(int32_t id) const {
+  const std::vector<int32_t>& ends = context_.serving.eos_ids;
+  if (std::find(ends.begin(), ends.end(), id) != ends.end()) return false;
+  const text::Tokenizer& tokenizer = *context_.serving.tokenizer;
+  return answer_.options.is_chat || id >= tokenizer.vocab_size() || !tokenizer.is_special(id);
+}
+
 void Exchange::take_token(const Event& event, const engine::Token& token, std::string& out) {
   const size_t choice_idx = sinks_[event.sink_idx].first_choice + static_cast<size_t>(token.choice);
   Choice& choice = choices_[choice_idx];
   if (choice.has_ended || choice.sink_idx != event.sink_idx) return;
   if (choice.last_at > 0) gaps_.push_back(event.at - choice.last_at);
   choice.last_at = event.at;
-  const std::vector<int32_t>& ends = context_.serving.eos_ids;
   AnswerDelta delta;
-  if (std::find(ends.begin(), ends.end(), token.id) != ends.end() && answer_.requests.front().stop_at_end_token) {
-    delta = choice.assembler.push("");
-  } else {
+  if (is_shown(token.id)) {
     std::optional<TokenLogprob> logprob;
     if (token.logprobs) logprob = logprob_of(token.id, *token.logprobs);
     delta = choice.assembler.push(bytes_of(token.id), logprob ? &*logprob : nullptr);
+  } else {
+    delta = choice.assembler.push("");
   }
   if (answer_.is_stream) out += answer_.writer->delta(static_cast<int>(choice_idx), delta);
   if (choice.assembler.has_stopped()) {

@@ -115,6 +115,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   void finish(ReplyPart& part);
   void give_up(const ApiError& error, ReplyPart& part);
   TokenLogprob logprob_of(int32_t id, const engine::Logprobs& logprobs) const;
+  bool is_shown(int32_t id) const;
   const std::string& bytes_of(int32_t id) const;
 
   const ExchangeContext context_;

@@ -50,6 +50,11 @@ TEST(HttpStreams, StopStringsChoicesAndLengthsEndAnswers) {
   const Answer cut = ask(server.port(), post("/v1/chat/completions", chat(R"("max_tokens":3,)"), kClose));
   EXPECT_NE(cut.body.find("\"finish_reason\":\"length\""), std::string::npos);
   EXPECT_NE(cut.body.find("\"completion_tokens\":3"), std::string::npos);
+  // Past its end the scripted model says nothing but end tokens, which are counted and not shown.
+  const Answer on =
+      ask(server.port(), post("/v1/chat/completions", chat(R"("ignore_eos":true,"max_tokens":200,)"), kClose));
+  EXPECT_NE(on.body.find("\"content\":\"alpha beta gamma delta\""), std::string::npos) << on.body;
+  EXPECT_NE(on.body.find("\"completion_tokens\":200"), std::string::npos);
   EXPECT_TRUE(server.becomes_idle());
 }
 
