@@ -74,6 +74,21 @@ bool is_plain_id(std::string_view id) {
 
 class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
 
+// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
+class Connection::Doorbell final : public Waker {
+ public:
+  explicit Doorbell(Connection& connection) : io_(connection.shared_.io), connection_(connection.weak_from_this()) {}
+  void wake() override {
+    asio::post(io_, [weak = connection_] {
+      if (const std::shared_ptr<Connection> connection = weak.lock()) connection->bell_.cancel();
+    });
+  }
+
+ private:
+  asio::io_context& io_;
+  const std::weak_ptr<Connection> connection_;
+};
+
 Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer)
     : shared_(shared),
       transport_(std::move(transport)),
@@ -85,7 +100,7 @@ Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uin
 }
 
 Connection::~Connection() {
-  if (num_body_bytes_ > 0) forget_body();  // left by an exception; else another thread may be the last to let go
+  forget_body();
   shared_.service.figures().add_connections(-1);
 }
 
@@ -94,12 +109,9 @@ void Connection::forget_body() {
 }
 
 void Connection::start() {
+  doorbell_ = std::make_shared<Doorbell>(*this);
   asio::co_spawn(
       shared_.io, [self = shared_from_this()] { return self->work(); }, asio::detached);
-}
-
-void Connection::wake() {
-  asio::post(shared_.io, [self = shared_from_this()] { self->bell_.cancel(); });
 }
 
 void Connection::close_now() {
@@ -402,8 +414,7 @@ asio::awaitable<bool> Connection::serve_one() {
     if (!is_read) co_return false;
   }
   set_deadline(kNever);
-  const std::shared_ptr<Exchange> exchange =
-      shared_.service.open(*route, name, std::move(body), caller, weak_from_this());
+  const std::shared_ptr<Exchange> exchange = shared_.service.open(*route, name, std::move(body), caller, doorbell_);
   goes_on = co_await send_parts(head, *route, *exchange);
   exchange->cancel();  // nothing, where it was completed
   co_return goes_on&& head.keeps_alive;

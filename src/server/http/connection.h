@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One client's connection: request after request, each read within limits, authorised, answered. All on the server's
-// thread but wake().
+// thread, its end too: other threads only hold its doorbell.
 //   reader coroutine: bytes -> inbox_ (bounded), and notices that the client has gone
 //   main coroutine:   inbox_ -> parser -> service -> answer
 //   watchdog:         closes the socket at deadline_, which ends both
@@ -25,7 +25,7 @@ struct RequestHead {
   uint64_t content_length = 0;
 };
 
-class Connection final : public Waker, public std::enable_shared_from_this<Connection> {
+class Connection final : public std::enable_shared_from_this<Connection> {
  public:
   // What all connections share; outlives them.
   struct Shared {
@@ -40,11 +40,10 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
 
   // `peer` tells clients without keys apart.
   Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer);
-  ~Connection() override;
+  ~Connection();
 
   // Begins; the connection owns itself until it ends.
   void start();
-  void wake() override;
   // Ends as soon as no answer is under way.
   void close_when_idle();
   void close_now();
@@ -52,6 +51,7 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
  private:
   using Clock = std::chrono::steady_clock;
   class Parser;
+  class Doorbell;
 
   asio::awaitable<void> work();
   asio::awaitable<void> read_on();
@@ -79,6 +79,7 @@ class Connection final : public Waker, public std::enable_shared_from_this<Conne
   const std::unique_ptr<Transport> transport_;
   const uint64_t peer_;
   asio::steady_timer bell_, space_, watchdog_;
+  std::shared_ptr<Doorbell> doorbell_;
   Clock::time_point deadline_ = Clock::time_point::max(), armed_ = Clock::time_point::max();
   std::string inbox_;
   uint64_t num_body_bytes_ = 0;  // of the request under way; counted in shared_ too
