@@ -74,6 +74,41 @@ TEST(HttpStreams, AThinkingBudgetEndsTheReasoning) {
   EXPECT_EQ(answer.body.find("\"content\":\"\""), std::string::npos) << answer.body;
 }
 
+// A call, its result and the call as it was sampled: spaces that no renderer would write come back to the model.
+TEST(HttpStreams, CallsAreMadeAndReplayedAsTheyWereSampled) {
+  LiveServer::Setup setup;
+  const std::string header(text::kInvokeTag), parameter(text::kParameterTag);
+  setup.answer = "\n\n" + std::string(text::kToolCallsTag) + ">\n" + header + " name=\"add\">\n" + parameter +
+                 " name=\"numbers\" string=\"false\">[1,   2]" + std::string(text::kEndParameterTag) + ">\n" +
+                 std::string(text::kEndInvokeTag) + ">\n" + std::string(text::kEndToolCallsTag);
+  LiveServer server(setup);
+  const std::string tools =
+      R"("tools":[{"type":"function","function":{"name":"add","parameters":{"type":"object"}}}],)";
+  const Answer whole = ask(server.port(), post("/v1/chat/completions", chat(tools), kClose));
+  EXPECT_NE(whole.body.find("\"finish_reason\":\"tool_calls\""), std::string::npos) << whole.body;
+  const Answer stream = ask(server.port(), post("/v1/chat/completions", chat("\"stream\":true," + tools), kClose));
+  EXPECT_NE(stream.body.find("\"finish_reason\":\"tool_calls\""), std::string::npos) << stream.body;
+  const size_t id = whole.body.find("\"call_");
+  ASSERT_NE(id, std::string::npos);
+  const std::string name = whole.body.substr(id + 1, whole.body.find('"', id + 1) - id - 1);
+  const auto conversation = [&](const std::string& call_id) {
+    return R"({"model":"tiny",)" + tools +
+           R"("messages":[{"role":"user","content":"Hello"},{"role":"assistant","tool_calls":[)" + R"({"id":")" +
+           call_id + R"(","type":"function","function":{"name":"add","arguments":"{\"numbers\": [1, 2]}"}}]},)" +
+           R"({"role":"tool","tool_call_id":")" + call_id + R"(","content":"3"}],"max_tokens":5})";
+  };
+  const auto prompt_tokens = [&](const std::string& call_id) {
+    const std::string body = ask(server.port(), post("/v1/chat/completions", conversation(call_id), kClose)).body;
+    const size_t at = body.find("\"prompt_tokens\":");
+    return at == std::string::npos ? -1 : std::atoi(body.c_str() + at + 16);
+  };
+  const int replayed = prompt_tokens(name), written = prompt_tokens("call_" + std::string(name.size() - 5, '0'));
+  EXPECT_GT(written, 0);
+  EXPECT_EQ(replayed, written + 2);  // the two spaces more
+  EXPECT_NE(ask(server.port(), get("/metrics")).body.find("tessera_replay_hits_total{model_name=\"tiny\"} 1"),
+            std::string::npos);
+}
+
 TEST(HttpStreams, ASilentStreamSaysThatItLives) {
   LiveServer::Setup setup;
   setup.http.keep_alive_seconds = 0.05;
