@@ -100,7 +100,7 @@ std::optional<engine::Refusal> Exchange::submit(engine::Request request, SinkSta
   return std::nullopt;
 }
 
-void Exchange::start(PreparedAnswer prepared) {
+void Exchange::start(PreparedAnswer prepared) try {
   answer_ = std::move(prepared);
   std::vector<engine::Request> requests = answer_.requests;
   for (const engine::Request& request : requests) {
@@ -127,6 +127,9 @@ void Exchange::start(PreparedAnswer prepared) {
     notify(wakes);
   }
   if (const std::shared_ptr<Waker> waker = wakes ? waker_.lock() : nullptr) waker->wake();
+} catch (...) {
+  cancel_requests();  // those that were submitted before memory ran out, say
+  throw;
 }
 
 int64_t Exchange::room(size_t sink_idx) {
