@@ -41,6 +41,7 @@ struct Flags {
   server::http::HttpOptions http;
   std::string name, key_file;
   int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
+  int64_t port = 8000;
   double cache_gib = 0;
   int64_t max_body_mib = 64;
   bool thinks = false, logs_requests = false, is_quiet = false;
@@ -102,7 +103,10 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
   c.add_option("--host", http.host, "Address to listen on; 0.0.0.0 is every network: use keys then")
       ->capture_default_str()
       ->group("Network");
-  c.add_option("--port", http.port, "Port; 0 takes a free one")->capture_default_str()->group("Network");
+  c.add_option("--port", flags_.port, "Port; 0 takes a free one")
+      ->type_name("UINT")
+      ->capture_default_str()
+      ->group("Network");
   c.add_option("--api-key-file", flags_.key_file,
                "File with one key a line; clients must give one (Bearer or x-api-key)")
       ->type_name("FILE")
@@ -164,6 +168,8 @@ void Serve::check_flags() {
     fail_usage(fmt::format("{}: expected {} to {}, found {}", flag, least, most, value));
   };
   const auto number = [](int64_t value) { return static_cast<double>(value); };
+  check("--port", number(flags_.port), 0, 65535);
+  flags_.http.port = static_cast<uint16_t>(flags_.port);
   check("--max-running", number(flags_.max_running), 1, 4096);
   check("--max-step-tokens", number(flags_.max_step_tokens), 2, 65536);
   check("--max-model-len", number(flags_.max_model_len), 0, 1e9);

@@ -12,20 +12,24 @@ namespace tessera::server {
 
 namespace {
 
-class ChatWriter final : public AnswerWriter {
+// Chat completions and completions: chunks, then [DONE]. kRender writes the whole answer.
+template <class Stream, auto kRender>
+class ChunkWriter final : public AnswerWriter {
  public:
-  ChatWriter(openai::AnswerHead head, bool has_logprobs, bool has_usage)
+  ChunkWriter(openai::AnswerHead head, bool has_logprobs, bool has_usage)
       : head_(head),
         stream_(std::move(head), has_logprobs, has_usage),
         has_logprobs_(has_logprobs),
         has_usage_(has_usage) {}
 
   std::string whole(std::span<const FinishedAnswer> choices, const Usage& usage) override {
-    return openai::render_chat(head_, choices, usage, has_logprobs_);
+    return kRender(head_, choices, usage, has_logprobs_);
   }
-  std::string begin(int num_choices, const Usage&) override {
+  std::string begin([[maybe_unused]] int num_choices, const Usage&) override {
     std::string out;
-    for (int choice = 0; choice < num_choices; ++choice) out += stream_.begin(choice);
+    if constexpr (requires { stream_.begin(0); }) {
+      for (int choice = 0; choice < num_choices; ++choice) out += stream_.begin(choice);
+    }
     return out;
   }
   std::string delta(int choice_idx, const AnswerDelta& delta) override { return stream_.delta(choice_idx, delta); }
@@ -40,37 +44,12 @@ class ChatWriter final : public AnswerWriter {
 
  private:
   openai::AnswerHead head_;
-  openai::ChatStream stream_;
+  Stream stream_;
   bool has_logprobs_, has_usage_;
 };
 
-class CompletionWriter final : public AnswerWriter {
- public:
-  CompletionWriter(openai::AnswerHead head, bool has_logprobs, bool has_usage)
-      : head_(head),
-        stream_(std::move(head), has_logprobs, has_usage),
-        has_logprobs_(has_logprobs),
-        has_usage_(has_usage) {}
-
-  std::string whole(std::span<const FinishedAnswer> choices, const Usage& usage) override {
-    return openai::render_completion(head_, choices, usage, has_logprobs_);
-  }
-  std::string begin(int, const Usage&) override { return ""; }
-  std::string delta(int choice_idx, const AnswerDelta& delta) override { return stream_.delta(choice_idx, delta); }
-  std::string end(int choice_idx, const AnswerDelta& last, const FinishedAnswer& answer) override {
-    return stream_.end(choice_idx, last, answer.reason);
-  }
-  std::string done(const Usage& usage) override {
-    return (has_usage_ ? stream_.usage(usage) : "") + std::string(kSseDone);
-  }
-  std::string error(const ApiError& error) override { return stream_.error(error); }
-  std::string keep_alive() const override { return std::string(kSseKeepAlive); }
-
- private:
-  openai::AnswerHead head_;
-  openai::CompletionStream stream_;
-  bool has_logprobs_, has_usage_;
-};
+using ChatWriter = ChunkWriter<openai::ChatStream, openai::render_chat>;
+using CompletionWriter = ChunkWriter<openai::CompletionStream, openai::render_completion>;
 
 // Their last event holds the whole answer with its usage: the one choice's end waits for it.
 class ResponsesWriter final : public AnswerWriter {

@@ -15,8 +15,6 @@
 
 #define __global__
 #define __device__
-#define __host__
-#define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // One block runs at a time, so that its shared variables may be the program's. In a section of their own, which is
@@ -73,28 +71,10 @@ inline float max(float a, float b) {
 using std::exp;
 using std::isfinite;
 using std::isnan;
-inline float rsqrtf(float x) {
-  return static_cast<float>(1 / std::sqrt(static_cast<double>(x)));
-}
-inline int __popc(unsigned x) {
-  return std::popcount(x);
-}
-inline int __ffs(int x) {
-  return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1;
-}
-inline int __clz(int x) {
-  return std::countl_zero(static_cast<unsigned>(x));
-}
 inline unsigned __float_as_uint(float x) {
   return std::bit_cast<unsigned>(x);
 }
-inline int __float_as_int(float x) {
-  return std::bit_cast<int>(x);
-}
 inline float __uint_as_float(unsigned x) {
-  return std::bit_cast<float>(x);
-}
-inline float __int_as_float(int x) {
   return std::bit_cast<float>(x);
 }
 // Selectors that replicate a sign are not emulated.
@@ -131,19 +111,6 @@ T atomicMin(T* address, T value) {
   *address = value < old ? value : old;
   return old;
 }
-template <class T>
-T atomicMax(T* address, T value) {
-  const T old = *address;
-  *address = value > old ? value : old;
-  return old;
-}
-template <class T>
-T atomicExch(T* address, T value) {
-  const T old = *address;
-  *address = value;
-  return old;
-}
-inline void __threadfence() {}
 
 namespace tessera::device::emulated {
 
@@ -204,29 +171,6 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
                   const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   const int lane = tessera::device::emulated::current.lane();
   return tessera::device::emulated::shuffle(mask, value, tessera::device::emulated::within(lane ^ lanes, width), site);
-}
-inline unsigned __ballot_sync(
-    unsigned mask, int predicate,
-    const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
-  unsigned vote = predicate != 0;
-  tessera::device::emulated::collective(site, mask, &vote, [](void* const(&lanes)[tessera::device::emulated::kWarp]) {
-    unsigned votes = 0;
-    for (int i = 0; i < tessera::device::emulated::kWarp; ++i) {
-      if (lanes[i] != nullptr) votes |= *static_cast<unsigned*>(lanes[i]) << i;
-    }
-    for (void* lane : lanes) {
-      if (lane != nullptr) *static_cast<unsigned*>(lane) = votes;
-    }
-  });
-  return vote;
-}
-inline int __any_sync(unsigned mask, int predicate,
-                      const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
-  return __ballot_sync(mask, predicate, site) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate,
-                      const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
-  return __ballot_sync(mask, predicate == 0, site) == 0;
 }
 namespace tessera::device::emulated {
 
