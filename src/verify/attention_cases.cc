@@ -110,7 +110,8 @@ Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& s
   const TensorView states[] = {one.arrays.tensor(state, DType::kF32, shape),
                                one.arrays.tensor(second, DType::kF32, shape)};
   for (const TensorView& view : states) one.arrays.updates("state", view, Rule::kNorm);
-  one.args.state = {one.arrays.array(std::vector<float*>{states[0].as<float>(), states[1].as<float>()}), nullptr};
+  one.args.state = {one.arrays.array(std::vector<float*>{states[0].as<float>(), states[1].as<float>(), nullptr}),
+                    nullptr};
   const int32_t first_entry = static_cast<int32_t>(ops::most_completed(desc.ratio, spec.num_tokens));
   one.args.slices = one.arrays.array(std::vector<ops::CompressorSlice>{
       {.place = 0, .num_rows = static_cast<int32_t>(spec.num_tokens), .first_position = spec.context},
@@ -118,8 +119,9 @@ Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& s
        .first_row = static_cast<int32_t>(spec.num_tokens),
        .num_rows = 2,
        .first_entry = first_entry,
-       .first_position = 0}});
-  one.args.num_slices = 2;
+       .first_position = 0},
+      {.place = 2, .num_rows = 0}});  // fills up: nobody's, no state
+  one.args.num_slices = 3;
   one.args.entries = one.arrays.output("entries", desc.activation,
                                        {first_entry + ops::most_completed(desc.ratio, 2), desc.width}, Rule::kValues);
   return one;

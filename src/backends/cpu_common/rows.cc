@@ -286,6 +286,7 @@ void compressor_pool_run(const RowKernels& kernels, const CompressorPool::Desc& 
   const auto kernel = desc.ratio == 4 ? kernels.pool_overlap : kernels.pool_online;
   for (int64_t s = 0; s < args.num_slices; ++s) {
     const CompressorSlice& slice = args.slices[s];
+    if (slice.num_rows == 0) continue;
     const int64_t at = slice.first_row * desc.row_width(), made = most_completed(desc.ratio, slice.num_rows);
     const int64_t completed = entries_completed(desc.ratio, slice.first_position, slice.num_rows);
     uint16_t* entries = args.entries.as<uint16_t>() + slice.first_entry * desc.width;

@@ -42,6 +42,7 @@ __global__ void pool_online(Job job) {
   const int64_t channel = item_index(), width = job.width;
   if (channel >= width) return;
   const ops::CompressorSlice slice = job.slices[blockIdx.y];
+  if (slice.num_rows == 0) return;                           // fills a recorded batch up: nobody's, without a state
   float* state = job.state.of_place(slice.place) + channel;  // [3][width]: max, sum, weighted sum
   float max = state[0], sum = state[width], weighted = state[2 * width];
   int64_t entry = slice.first_entry;

@@ -125,6 +125,7 @@ void compressor_pool_reference(const CompressorPool::Desc& desc, const Compresso
   queue.parallel_for(args.num_slices * desc.width, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const CompressorSlice& slice = args.slices[item / desc.width];
+      if (slice.num_rows == 0) continue;
       const int64_t channel = item % desc.width;
       int64_t entry = desc.ratio == kOverlapRatio ? pool_overlap(desc, args, slice, channel)
                                                   : pool_online(desc, args, slice, channel);

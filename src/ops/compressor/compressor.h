@@ -20,7 +20,8 @@
 namespace tessera::ops {
 
 // Consecutive tokens of one sequence in a batch. Its entries lie in rows [first_entry, first_entry +
-// most_completed(...)) of the output, so that where they lie depends on the batch's shape alone.
+// most_completed(...)) of the output, so that where they lie depends on the batch's shape alone. One of no rows fills a
+// recorded batch up: its place may have no state.
 struct CompressorSlice {
   int32_t place = 0;      // of the sequence (SequenceBases)
   int32_t first_row = 0;  // of `values` and `gates`
