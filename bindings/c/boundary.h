@@ -51,11 +51,10 @@ DType activation_of(tessera_dtype dtype, ops::InputMode input);
 // A weight that must be [rows, cols].
 ops::WeightView weight_of(const tessera_weight* weight, int64_t rows, int64_t cols, const char* name);
 
-// A weight as a bound op wants it. GPU variants take the checkpoint's layout; one that did not would be an error here.
+// A weight of the context's device as a bound op wants it.
 template <class Op>
 ops::PackedWeight packed_for(const tessera_context& context, const ops::Bound<Op>& op, const ops::WeightView& weight) {
-  TESSERA_CHECK(op.packed_layout() == nullptr || context.memory().is_host(), "weights are packed on the host");
-  return ops::pack_weight(op.packed_layout(), weight, context.queue());
+  return ops::pack_weight(op.packed_layout(), weight, context.queue(), context.memory());
 }
 
 }  // namespace tessera::bindings

@@ -159,7 +159,7 @@ typedef struct {
   tessera_dtype output;     /* of y: as x, or F32 */
 } tessera_linear_desc;
 
-/* Chooses the kernel, packs the weight where it wants that (a copy: CPU only), and takes scratch memory for up to
+/* Chooses the kernel, packs the weight where it wants that (a copy), and takes scratch memory for up to
  * `max_tokens` tokens. `weight` is [groups * out, in]; its arrays must stay until the map is destroyed.
  * Errors: INVALID_ARGUMENT, UNSUPPORTED, RESOURCE_EXHAUSTED, DEVICE_ERROR. */
 TESSERA_API tessera_status tessera_linear_create(tessera_context* context, const tessera_linear_desc* desc,

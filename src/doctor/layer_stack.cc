@@ -102,7 +102,7 @@ void LayerStack::on_device(const TensorView& tensor, const Work& work) {
 }
 
 device::Tensor LayerStack::embed(WeightSource& weights) {
-  PlacedWeights placed(weights, executor_.memory());
+  PlacedWeights placed(weights, executor_.memory(), executor_.queue());
   LayerBuilder build = builder(placed);
   const model::Matrix table = placed.load_matrix("embed");
   const DType stored = table.view.format == ops::WeightFormat::kF32 ? DType::kF32 : DType::kBF16;
@@ -120,7 +120,7 @@ device::Tensor LayerStack::embed(WeightSource& weights) {
 }
 
 std::unique_ptr<Block> LayerStack::build(WeightSource& weights, size_t layer) {
-  PlacedWeights placed(weights, executor_.memory());
+  PlacedWeights placed(weights, executor_.memory(), executor_.queue());
   LayerBuilder build = builder(placed);
   auto block = std::make_unique<Block>(build, fmt::format("layers.{}.", layer), config_.compress_ratios[layer],
                                        config_.is_hashed(static_cast<int64_t>(layer)), model::Bypass{});
@@ -151,7 +151,7 @@ void LayerStack::run_layer_from(WeightSource& weights, size_t layer, const Tenso
 }
 
 std::vector<float> LayerStack::logits(WeightSource& weights, const TensorView& streams) {
-  PlacedWeights placed(weights, executor_.memory());
+  PlacedWeights placed(weights, executor_.memory(), executor_.queue());
   LayerBuilder build = builder(placed);
   const model::OutputHead head(build, "");
   const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);

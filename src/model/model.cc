@@ -49,7 +49,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), executor_(std::move(executor)) {
   const device::InterleavedMemory interleaved = executor_->interleave();
   device::MemorySpace& memory = executor_->memory();
-  PlacedWeights placed(weights, memory);
+  PlacedWeights placed(weights, memory, executor_->queue());
   LayerBuilder builder{
       config_, planner, placed, precision, max_step_tokens, config.sliding_window + max_step_tokens - 1, memory};
   CacheLayout layout;

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/placed_weights.h"
 
+#include "ops/packed_weight.h"
+
 namespace tessera::model {
 
 Matrix PlacedWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
-  Matrix matrix = source_.load_matrix(name, layout);
-  if (memory_.is_host()) return matrix;
+  if (memory_.is_host()) return source_.load_matrix(name, layout);
+  const Matrix matrix = source_.load_matrix(name);
   Matrix placed;
   placed.view = matrix.view;
   placed.data = matrix.data.clone_into(memory_);
   placed.scales = matrix.scales.clone_into(memory_);
   placed.view.data = placed.data.data();
   placed.view.block_scales = placed.scales.data();
-  return placed;
+  if (layout == nullptr) return placed;
+  // What was copied is given back in the order of the queue: behind the packing.
+  ops::PackedWeight packed = ops::pack_weight(layout, placed.view, queue_, memory_);
+  return {std::move(packed.data), std::move(packed.scales), packed.view};
 }
 
 }  // namespace tessera::model

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Weights of another source in the memory where the ops compute, one at a time: the host holds the largest at most.
+// What a GPU's variants want packed is packed there.
 #include "model/model_weights.h"
 
 namespace tessera::model {
 
 class PlacedWeights final : public ModelWeights {
  public:
-  // Both must outlive this. With the host's memory it passes everything on as it is.
-  PlacedWeights(ModelWeights& source, device::MemorySpace& memory) : source_(source), memory_(memory) {}
+  // All must outlive this; `queue` works in `memory`. With the host's memory it passes everything on as it is.
+  PlacedWeights(ModelWeights& source, device::MemorySpace& memory, device::Queue& queue)
+      : source_(source), memory_(memory), queue_(queue) {}
 
   ops::WeightFormat format(const std::string& name) const override { return source_.format(name); }
   Shape local_shape(const std::string& name) const override { return source_.local_shape(name); }
@@ -26,6 +28,7 @@ class PlacedWeights final : public ModelWeights {
 
   ModelWeights& source_;
   device::MemorySpace& memory_;
+  device::Queue& queue_;
 };
 
 }  // namespace tessera::model

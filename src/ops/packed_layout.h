@@ -17,6 +17,8 @@ struct PackedLayout {
   // `packed` has the shape and format of `checkpoint`, and buffers of the sizes above.
   void (*pack)(const WeightView& checkpoint, const WeightView& packed, device::Queue& queue);
   void (*unpack)(const WeightView& packed, const WeightView& checkpoint, device::Queue& queue);
+  // pack() where both lie in a GPU's memory, queued there. Null: a layout of the CPU's.
+  void (*pack_on_device)(const WeightView& checkpoint, const WeightView& packed, device::Queue& queue) = nullptr;
 };
 
 }  // namespace tessera::ops

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A weight of the host in the layout that a variant asks for.
+// A weight in the layout that a variant asks for.
+#include "base/error.h"
 #include "device/buffer.h"
 #include "ops/packed_layout.h"
 
@@ -11,16 +12,19 @@ struct PackedWeight {
   WeightView view;
 };
 
-// `layout` null: as in the checkpoint. `queue` of the host.
-inline PackedWeight pack_weight(const PackedLayout* layout, const WeightView& checkpoint, device::Queue& queue) {
+// `layout` null: as in the checkpoint. `checkpoint` lies in `memory`, and so will what is packed; `queue` works there.
+inline PackedWeight pack_weight(const PackedLayout* layout, const WeightView& checkpoint, device::Queue& queue,
+                                device::MemorySpace& memory = device::host_memory()) {
   PackedWeight packed;
   packed.view = checkpoint;
   if (layout == nullptr) return packed;
-  packed.data = device::Buffer(static_cast<size_t>(layout->data_bytes(checkpoint)));
-  packed.scales = device::Buffer(static_cast<size_t>(layout->scale_bytes(checkpoint)));
+  const auto pack = memory.is_host() ? layout->pack : layout->pack_on_device;
+  TESSERA_CHECK(pack != nullptr, "a GPU's variant asks for a layout that is packed there");
+  packed.data = device::Buffer(static_cast<size_t>(layout->data_bytes(checkpoint)), memory);
+  packed.scales = device::Buffer(static_cast<size_t>(layout->scale_bytes(checkpoint)), memory);
   packed.view.data = packed.data.data();
   packed.view.block_scales = packed.scales.data();
-  layout->pack(checkpoint, packed.view, queue);
+  pack(checkpoint, packed.view, queue);
   return packed;
 }
 

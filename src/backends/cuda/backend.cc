@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/packed_nvfp4.h"
 
 namespace tessera::backends {
 
@@ -38,9 +39,17 @@ constexpr Variant<Rope> kRope[] = {simple<Rope>(cuda::rope, rope_reference_suppo
 constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_reference_supports, cuda::mhc_workspace)};
 constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};
 constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports, cuda::mhc_workspace)};
-constexpr Variant<Linear> kLinear[] = {{"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
-                                       simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
+template <class Desc>
+const PackedLayout* packed_layout(const Desc&) {
+  return cuda_common::packed_nvfp4();
+}
+constexpr Variant<Linear> kLinear[] = {
+    {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr, cuda::linear_packed},
+    {"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
+    simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {
+    {"packed", cuda::moe_experts_packed_supports, packed_layout<MoeExperts::Desc>, cuda::moe_experts_workspace,
+     cuda::moe_experts_packed},
     {"mma", cuda::moe_experts_mma_supports, nullptr, cuda::moe_experts_workspace, cuda::moe_experts_mma},
     simple<MoeExperts>(cuda::moe_experts, moe_experts_reference_supports, cuda::moe_experts_workspace)};
 constexpr Variant<SwiGlu> kSwiGlu[] = {simple<SwiGlu>(cuda::swiglu)};

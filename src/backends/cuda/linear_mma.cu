@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; up to 8 tokens
-// they stream through shared memory (weight_ring.cuh), more load them into registers tile by tile. The sums are the
-// same.
+// they stream through shared memory (weight_stream.cuh), more load them into registers tile by tile. The sums are the
+// same. NVFP4 weights are packed for it (linear_packed), others, and NVFP4 of odd widths, are as in the checkpoint.
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
+#include "backends/cuda_common/packed_ring.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/weight_ring.cuh"
 
@@ -20,42 +22,69 @@ struct Job {
   float tensor_scale;
   Values y;  // [tokens, groups * out]
   int64_t in, out, groups, num_tokens;
+  FastDivisor tiles_per_group;
+};
+
+// Where weights come from: the lanes' shares of 16 rows in registers, and the ring of those that stream.
+template <ops::WeightFormat kFormat>
+struct FromCheckpoint {
+  using Share = WeightShare<kFormat>;
+
+  // Rows [first_row, first_row + 16) of a group; those that aren't there are the last one again.
+  __device__ static CheckpointRows<kFormat> rows(const Job& job, int64_t group, int64_t first_row) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    CheckpointRows<kFormat> weight{job.data, job.scales, job.in, {}};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) weight.rows[r] = group * job.out + min(first_row + lane / 4 + 8 * r, job.out - 1);
+    return weight;
+  }
+};
+template <ops::WeightFormat kFormat>
+struct StreamFromCheckpoint : FromCheckpoint<kFormat> {
+  template <int kStages, class Tiles>
+  using Ring = WeightRing<kFormat, kStages, Tiles>;
+  static constexpr int kFew = kFewStages<kFormat>, kStageBytes = Stage<kFormat>::kBytes;
+};
+struct FromPacked {
+  using Share = PackedShare;
+  __device__ static PackedRows rows(const Job& job, int64_t group, int64_t first_row) {
+    const int64_t at = PackedNvfp4::offset(group * job.out + first_row, 0, job.in);
+    return {static_cast<const char*>(job.data) + at, job.in};
+  }
+  template <int kStages, class Tiles>
+  using Ring = PackedRing<kStages, Tiles>;
+  static constexpr int kFew = 2, kStageBytes = PackedNvfp4::kBytes;
 };
 
 // Grid: tiles of 16 rows, group by group; by tiles of 8 * kTiles tokens. A warp per chunk at a time.
-template <ops::WeightFormat kFormat, int kTiles>
+template <class Source, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   wait_for_previous();
   __shared__ float s_parts[kMaxWarps][kTiles * kTileSums];  // chunk sums, as lanes hold them
   __shared__ float s_sums[kTiles * kTileSums];
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t tiles_per_group = (job.out + kTileRows - 1) / kTileRows, num_rows = job.groups * job.out;
-  const int64_t group = blockIdx.x / tiles_per_group, first_row = blockIdx.x % tiles_per_group * kTileRows;
+  const int64_t num_rows = job.groups * job.out, group = job.tiles_per_group.quotient(blockIdx.x);
+  const int64_t first_row = (blockIdx.x - group * job.tiles_per_group.divisor()) * kTileRows;
   const int64_t first_token = static_cast<int64_t>(blockIdx.y) * (kTiles * kTileTokens);
 
   Operands<kTiles> operands;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {  // rows that aren't there are the last one again
-    operands.rows[r] = group * job.out + min(first_row + lane / 4 + 8 * r, job.out - 1);
-  }
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int64_t token = first_token + tile * kTileTokens + lane / 4;
     operands.x[tile] = token < job.num_tokens ? job.x + (token * job.groups + group) * job.in : nullptr;
   }
 
-  sum_tile<kFormat>({job.data, job.scales, job.in}, operands, s_parts, s_sums);
+  sum_tile(Source::rows(job, group, first_row), operands, s_parts, s_sums);
 
   for (int at = static_cast<int>(threadIdx.x); at < kTiles * kTileSums; at += static_cast<int>(blockDim.x)) {
     const int64_t row = first_row + row_of_sum(at), token = first_token + token_of_sum(at);
     if (row >= job.out || token >= job.num_tokens) continue;
-    job.y.store(token * num_rows + group * job.out + row,
-                s_sums[at] * WeightShare<kFormat>::kFactor * job.tensor_scale);
+    job.y.store(token * num_rows + group * job.out + row, s_sums[at] * Source::Share::kFactor * job.tensor_scale);
   }
 }
 
-// Tiles of 16 rows, group by group (weight_ring.cuh).
-template <ops::WeightFormat kFormat>
+// Tiles of 16 rows, group by group (weight_stream.cuh).
+template <class Share>
 class Tiles {
  public:
   static constexpr int kPasses = 1;
@@ -63,12 +92,11 @@ class Tiles {
     int64_t group, first_row;  // in the group
   };
 
-  __device__ explicit Tiles(const Job& job)
-      : job_(job), tiles_per_group_((static_cast<unsigned>(job.out) + kTileRows - 1) / kTileRows) {}
+  __device__ explicit Tiles(const Job& job) : job_(job) {}
 
   __device__ Place place(int tile) const {
-    const unsigned group = static_cast<unsigned>(tile) / tiles_per_group_;
-    return {group, static_cast<int64_t>((static_cast<unsigned>(tile) - group * tiles_per_group_) * kTileRows)};
+    const uint32_t at = static_cast<uint32_t>(tile), group = job_.tiles_per_group.quotient(at);
+    return {group, static_cast<int64_t>((at - group * job_.tiles_per_group.divisor()) * kTileRows)};
   }
   __device__ TileWeights weights(const Place& place, int) const {
     const int64_t before = place.group * job_.out;
@@ -78,57 +106,81 @@ class Tiles {
     const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job_.num_tokens - 1);
     return job_.x + (token * job_.groups + place.group) * job_.in;
   }
-  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
-    const int64_t row = place.first_row + row_of_sum(at), token = token_of_sum(at);
+  struct Ticket {};
+  __device__ Ticket ticket(const Place&, int) const { return {}; }
+  __device__ void store(const Place& place, int at, const float (&sums)[1], Ticket) const {
+    const int64_t row = place.first_row + streamed_row(at), token = streamed_token(at);
     if (row >= job_.out || token >= job_.num_tokens) return;
-    job_.y.store((token * job_.groups + place.group) * job_.out + row,
-                 sums[0] * WeightShare<kFormat>::kFactor * job_.tensor_scale);
+    job_.y.store((token * job_.groups + place.group) * job_.out + row, sums[0] * Share::kFactor * job_.tensor_scale);
   }
 
  private:
   const Job& job_;
-  const unsigned tiles_per_group_;
 };
 
-template <ops::WeightFormat kFormat, int kStages>
+template <class Source, int kStages>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job job, StreamShape shape, int num_tiles) {
-  const Tiles<kFormat> tiles(job);
-  WeightRing<kFormat, kStages, Tiles<kFormat>> ring(shape, num_tiles, tiles, dynamic_shared<char>());
+  using AllTiles = Tiles<typename Source::Share>;
+  const AllTiles tiles(job);
+  float* s_sums = dynamic_shared<float>();  // then the rings
+  typename Source::template Ring<kStages, AllTiles> ring(shape, num_tiles, tiles,
+                                                         reinterpret_cast<char*>(s_sums + 2 * shape.round_sums(1)));
   wait_for_previous();
-  stream_tiles(shape, num_tiles, tiles, ring);
+  stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
-template <ops::WeightFormat kFormat>
+// Up to 8 tokens. False: not this width, or not on this GPU.
+template <class Source>
+bool launch_stream(const Job& job, unsigned row_tiles, device::Queue& queue) {
+  if (!can_stream(job.in)) return false;
+  const StreamShape shape = stream_shape(job.in, row_tiles, 1);
+  const unsigned blocks = shape.blocks(row_tiles);
+  const auto bytes = [&](int stages) { return shape.shared_bytes(stages, Source::kStageBytes, 1); };
+  if (bytes(Source::kFew) > most_shared_bytes()) return false;
+  const auto start = [&](auto kernel, int stages) {
+    launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), bytes(stages), job, shape,
+           static_cast<int>(row_tiles));
+  };
+  if (Source::kFew < kManyStages && static_cast<int>(blocks) <= multiprocessors() &&
+      bytes(kManyStages) <= most_shared_bytes()) {
+    start(linear_stream_kernel<Source, kManyStages>, kManyStages);
+  } else {
+    start(linear_stream_kernel<Source, Source::kFew>, Source::kFew);
+  }
+  return true;
+}
+
+template <class Source>
 void launch_for(const Job& job, device::Queue& queue) {
   if (job.num_tokens == 0) return;
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
-  if (job.num_tokens <= kTileTokens && can_stream(job.in)) {
-    const StreamShape shape = stream_shape(job.in, row_tiles);
-    const unsigned blocks = shape.blocks(row_tiles);
-    const auto start = [&](auto kernel, int stages) {
-      launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), shape.shared_bytes<kFormat>(stages), job,
-             shape, static_cast<int>(row_tiles));
-    };
-    constexpr int kFew = kFewStages<kFormat>;
-    if (kFew < kManyStages && static_cast<int>(blocks) <= multiprocessors() &&
-        shape.shared_bytes<kFormat>(kManyStages) <= most_shared_bytes()) {
-      start(linear_stream_kernel<kFormat, kManyStages>, kManyStages);
-    } else {
-      start(linear_stream_kernel<kFormat, kFew>, kFew);
-    }
-    return;
+  if constexpr (requires { Source::kStageBytes; }) {
+    if (job.num_tokens <= kTileTokens && launch_stream<Source>(job, row_tiles, queue)) return;
   }
   const auto start = [&](auto kernel, int64_t tokens) {
     const dim3 grid(row_tiles, static_cast<unsigned>(ceil_div(job.num_tokens, tokens)));
     launch("linear_mma", queue, kernel, grid, threads_for(job.in), 0, job);
   };
   if (job.num_tokens <= kTileTokens) {
-    start(linear_mma_kernel<kFormat, 1>, kTileTokens);
+    start(linear_mma_kernel<Source, 1>, kTileTokens);
   } else if (job.num_tokens <= 2 * kTileTokens) {
-    start(linear_mma_kernel<kFormat, 2>, 2 * kTileTokens);
+    start(linear_mma_kernel<Source, 2>, 2 * kTileTokens);
   } else {
-    start(linear_mma_kernel<kFormat, 4>, 4 * kTileTokens);
+    start(linear_mma_kernel<Source, 4>, 4 * kTileTokens);
   }
+}
+
+Job job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args) {
+  return {static_cast<const uint16_t*>(args.x.data),
+          args.weight.data,
+          args.weight.block_scales,
+          args.weight.tensor_scale,
+          values_of(args.y),
+          desc.in,
+          desc.out,
+          desc.groups,
+          args.num_tokens,
+          FastDivisor(static_cast<uint32_t>(ceil_div<int64_t>(desc.out, kTileRows)))};
 }
 
 }  // namespace
@@ -147,25 +199,32 @@ bool linear_mma_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 }
 
 void linear_mma(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  const Job job{static_cast<const uint16_t*>(args.x.data),
-                args.weight.data,
-                args.weight.block_scales,
-                args.weight.tensor_scale,
-                values_of(args.y),
-                desc.in,
-                desc.out,
-                desc.groups,
-                args.num_tokens};
+  const Job job = job_of(desc, args);
   switch (desc.format) {
     case ops::WeightFormat::kNvfp4:
-      return launch_for<ops::WeightFormat::kNvfp4>(job, queue);
+      return launch_for<FromCheckpoint<ops::WeightFormat::kNvfp4>>(job, queue);
     case ops::WeightFormat::kFp8Block:
-      return launch_for<ops::WeightFormat::kFp8Block>(job, queue);
+      return launch_for<StreamFromCheckpoint<ops::WeightFormat::kFp8Block>>(job, queue);
     case ops::WeightFormat::kBf16:
-      return launch_for<ops::WeightFormat::kBf16>(job, queue);
+      return launch_for<StreamFromCheckpoint<ops::WeightFormat::kBf16>>(job, queue);
     case ops::WeightFormat::kF32:
       break;  // declined
   }
+}
+
+bool linear_packed_supports(const ops::Linear::Desc& desc, std::string& why_not) {
+  if (desc.format != ops::WeightFormat::kNvfp4) {
+    why_not = "weights are not NVFP4";
+  } else if (!can_stream(desc.in) || (desc.groups > 1 && desc.out % kTileRows != 0)) {
+    why_not = "the input width is not a multiple of 128, or a group's outputs are none of 16";
+  } else {
+    return linear_mma_supports(desc, why_not);
+  }
+  return false;
+}
+
+void linear_packed(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  launch_for<FromPacked>(job_of(desc, args), queue);
 }
 
 }  // namespace tessera::backends::cuda

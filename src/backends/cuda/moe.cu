@@ -2,12 +2,15 @@
 // moe_experts: tokens are grouped by expert on the device, then half a warp computes a weight row for a tile of an
 // expert's tokens; or, on tensor cores, a thread block 16 weight rows.
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/block_scan.cuh"
+#include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/packed_ring.cuh"
 #include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
@@ -24,6 +27,14 @@ struct Tile {
   int32_t expert, first, count;  // first: into Scratch::slots
 };
 
+// The same with all that kernels want to know of it at once.
+struct Work {
+  int32_t slots[kTokenTile];  // the last one again where there are fewer
+  const void *data[3], *scales[3];
+  float tensor_scales[3];  // of w1, w3, w2
+  int32_t count;
+};
+
 // The workspace. A slot is (token, rank of the expert in its list); slots are grouped by expert, tokens ascending.
 struct Scratch {
   float *x, *x_factors;     // [tokens, hidden], [tokens]: inputs as the multiply sees them, where that differs
@@ -31,6 +42,7 @@ struct Scratch {
   int32_t *slots, *begins;  // [slots]; [num_local + 1] each local expert's range in `slots`
   int32_t* tile_begins;     // [num_local + 1] each local expert's range in `tiles`
   Tile* tiles;              // [max_tiles]
+  Work* work;               // [max_tiles], where it is wanted
 };
 
 int64_t max_tiles(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
@@ -53,6 +65,7 @@ int64_t layout_scratch(const ops::MoeExperts::Desc& desc, int64_t num_tokens, ch
   scratch.begins = reinterpret_cast<int32_t*>(take((desc.num_local + 1) * 4));
   scratch.tile_begins = reinterpret_cast<int32_t*>(take((desc.num_local + 1) * 4));
   scratch.tiles = reinterpret_cast<Tile*>(take(max_tiles(desc, num_slots) * static_cast<int64_t>(sizeof(Tile))));
+  scratch.work = reinterpret_cast<Work*>(take(max_tiles(desc, num_slots) * static_cast<int64_t>(sizeof(Work))));
   return used;
 }
 
@@ -66,7 +79,8 @@ struct Job {
   Values out;                          // [slots, hidden]
   int64_t hidden, inner, first_expert, num_local, top_k, num_slots;
   float limit;
-  bool is_bf16;
+  bool is_bf16, wants_work;
+  FastDivisor token_of;  // of a slot
 };
 
 // Slots of experts of other ranks are zero.
@@ -74,6 +88,19 @@ __device__ void zero_if_foreign(const Job& job, int64_t slot) {
   const int64_t expert = job.experts[slot] - job.first_expert;
   if (expert >= 0 && expert < job.num_local) return;
   for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
+}
+
+// Slots [begin, min(begin + kTokenTile, end)) of Scratch::slots, of one expert.
+__device__ void describe(const Job& job, int64_t expert, int32_t begin, int32_t end, Work& work) {
+  work.count = min(end - begin, kTokenTile);
+#pragma unroll
+  for (int i = 0; i < kTokenTile; ++i) work.slots[i] = job.scratch.slots[begin + min(i, work.count - 1)];
+  const ops::WeightView* const views[] = {job.w1 + expert, job.w3 + expert, job.w2 + expert};
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    work.data[i] = views[i]->data, work.scales[i] = views[i]->block_scales;
+    work.tensor_scales[i] = views[i]->tensor_scale;
+  }
 }
 
 // In the first thread block a thread counts, then lists, the slots of an expert: whole numbers in a fixed order. The
@@ -100,8 +127,13 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
     for (int32_t left = count; left > 0; left -= kTokenTile, ++tile) {
       s.tiles[tile] = {static_cast<int32_t>(e), at + count - left, min(left, kTokenTile)};
     }
+    const int32_t first = at;
     for (int64_t slot = 0; count > 0 && slot < job.num_slots; ++slot) {
       if (job.experts[slot] == job.first_expert + e) s.slots[at++] = static_cast<int32_t>(slot);
+    }
+    if (job.wants_work) {
+      tile -= num_tiles;
+      for (int32_t begin = first; begin < at; begin += kTokenTile) describe(job, e, begin, at, s.work[tile++]);
     }
     __syncthreads();  // everybody has read s_end
     if (threadIdx.x == kGroupThreads - 1) s_end = next;
@@ -169,7 +201,7 @@ __global__ void down(Job job) {
   }
 }
 
-// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_ring.cuh says. h is
+// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_stream.cuh says. h is
 // BF16, in the memory of Scratch::h.
 static_assert(kTokenTile == kTileTokens);
 
@@ -177,93 +209,106 @@ static_assert(kTokenTile == kTileTokens);
 class WorkTiles {
  public:
   struct Place {
-    Tile slots;
-    int64_t first_row;
+    const Work* work;
+    int32_t first_row;
   };
-  __device__ WorkTiles(const Job& job, int64_t rows)
-      : job_(job), rows_(rows), row_tiles_(static_cast<int>((rows + kTileRows - 1) / kTileRows)) {}
+  __device__ WorkTiles(const Job& job, int64_t rows, FastDivisor row_tiles)
+      : job_(job), rows_(static_cast<int32_t>(rows)), row_tiles_(row_tiles) {}
 
-  __device__ int count() const { return job_.scratch.tile_begins[job_.num_local] * row_tiles_; }
+  __device__ int count() const {
+    return job_.scratch.tile_begins[job_.num_local] * static_cast<int>(row_tiles_.divisor());
+  }
   __device__ Place place(int tile) const {
-    const int entry = tile / row_tiles_;
-    return {job_.scratch.tiles[entry], static_cast<int64_t>(tile - entry * row_tiles_) * kTileRows};
+    const uint32_t at = static_cast<uint32_t>(tile), entry = row_tiles_.quotient(at);
+    return {job_.scratch.work + entry, static_cast<int32_t>((at - entry * row_tiles_.divisor()) * kTileRows)};
   }
 
  protected:
-  __device__ TileWeights weights_of(const ops::WeightView& view, const Place& place) const {
-    return {view.data, view.block_scales, place.first_row, rows_};
+  __device__ TileWeights weights_of(const Place& place, int matrix) const {
+    return {place.work->data[matrix], place.work->scales[matrix], place.first_row, rows_};
   }
-  // The slot of column `column` of the tile.
-  __device__ int64_t slot(const Place& place, int column) const {
-    return job_.scratch.slots[place.slots.first + min(column, place.slots.count - 1)];
-  }
-  __device__ int64_t slot_of_lane(const Place& place) const {
-    return slot(place, static_cast<int>(threadIdx.x) % kWarp / 4);
+  __device__ static int32_t slot_of_lane(const Place& place) {
+    return place.work->slots[static_cast<int>(threadIdx.x) % kWarp / 4];
   }
   __device__ bool is_there(const Place& place, int at) const {
-    return place.first_row + row_of_sum(at) < rows_ && token_of_sum(at) < place.slots.count;
+    return place.first_row + streamed_row(at) < rows_ && streamed_token(at) < place.work->count;
   }
 
   const Job& job_;
 
  private:
-  const int64_t rows_;
-  const int row_tiles_;
+  const int32_t rows_;
+  const FastDivisor row_tiles_;
 };
 
-template <ops::WeightFormat kFormat>
+template <class Share>
 class GateAndUpTiles final : public WorkTiles {
  public:
   static constexpr int kPasses = 2;
-  __device__ explicit GateAndUpTiles(const Job& job) : WorkTiles(job, job.inner) {}
+  __device__ GateAndUpTiles(const Job& job, FastDivisor row_tiles) : WorkTiles(job, job.inner, row_tiles) {}
 
-  __device__ TileWeights weights(const Place& place, int pass) const {
-    return weights_of((pass == 0 ? job_.w1 : job_.w3)[place.slots.expert], place);
-  }
+  __device__ TileWeights weights(const Place& place, int pass) const { return weights_of(place, pass); }
   __device__ const uint16_t* inputs(const Place& place) const {
-    return static_cast<const uint16_t*>(job_.x.data) + slot_of_lane(place) / job_.top_k * job_.hidden;
+    return static_cast<const uint16_t*>(job_.x.data) + job_.token_of.quotient(slot_of_lane(place)) * job_.hidden;
   }
-  __device__ void store(const Place& place, int at, const float (&sums)[2]) const {
-    if (!is_there(place, at)) return;
-    const int64_t slot_at = slot(place, token_of_sum(at)), expert = place.slots.expert;
-    const float gate = sums[0] * WeightShare<kFormat>::kFactor * job_.w1[expert].tensor_scale;
-    const float up = sums[1] * WeightShare<kFormat>::kFactor * job_.w3[expert].tensor_scale;
-    const float h = swiglu_value(round_to(true, gate), round_to(true, up), job_.limit);
-    Values{job_.scratch.h, true}.store(slot_at * job_.inner + place.first_row + row_of_sum(at),
-                                       h * job_.routing[slot_at]);
+  // BF16 follows: FP32 is enough.
+  static __device__ float near_exp(float x) { return expf(x); }
+  struct Ticket {
+    bool is_there;
+    int32_t slot;
+    float gate_scale, up_scale, routing;
+  };
+  __device__ Ticket ticket(const Place& place, int at) const {
+    const int32_t slot = place.work->slots[streamed_token(at)];
+    return {is_there(place, at), slot, place.work->tensor_scales[0], place.work->tensor_scales[1], job_.routing[slot]};
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[2], const Ticket& ticket) const {
+    if (!ticket.is_there) return;
+    const float gate = round_to(true, sums[0] * Share::kFactor * ticket.gate_scale);
+    const float up = round_to(true, sums[1] * Share::kFactor * ticket.up_scale);
+    Values{job_.scratch.h, true}.store(ticket.slot * job_.inner + place.first_row + streamed_row(at),
+                                       swiglu_value(gate, up, job_.limit, near_exp) * ticket.routing);
   }
 };
 
-template <ops::WeightFormat kFormat>
+template <class Share>
 class DownTiles final : public WorkTiles {
  public:
   static constexpr int kPasses = 1;
-  __device__ explicit DownTiles(const Job& job) : WorkTiles(job, job.hidden) {}
+  __device__ DownTiles(const Job& job, FastDivisor row_tiles) : WorkTiles(job, job.hidden, row_tiles) {}
 
-  __device__ TileWeights weights(const Place& place, int) const {
-    return weights_of(job_.w2[place.slots.expert], place);
-  }
+  __device__ TileWeights weights(const Place& place, int) const { return weights_of(place, 2); }
   __device__ const uint16_t* inputs(const Place& place) const {
     return reinterpret_cast<const uint16_t*>(job_.scratch.h) + slot_of_lane(place) * job_.inner;
   }
-  __device__ void store(const Place& place, int at, const float (&sums)[1]) const {
-    if (!is_there(place, at)) return;
-    job_.out.store(slot(place, token_of_sum(at)) * job_.hidden + place.first_row + row_of_sum(at),
-                   sums[0] * WeightShare<kFormat>::kFactor * job_.w2[place.slots.expert].tensor_scale);
+  struct Ticket {
+    bool is_there;
+    int32_t slot;
+    float scale;
+  };
+  __device__ Ticket ticket(const Place& place, int at) const {
+    return {is_there(place, at), place.work->slots[streamed_token(at)], place.work->tensor_scales[2]};
+  }
+  __device__ void store(const Place& place, int at, const float (&sums)[1], const Ticket& ticket) const {
+    if (!ticket.is_there) return;
+    job_.out.store(ticket.slot * job_.hidden + place.first_row + streamed_row(at),
+                   sums[0] * Share::kFactor * ticket.scale);
   }
 };
 
-template <ops::WeightFormat kFormat, class Tiles>
-__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, StreamShape shape) {
+template <class Ring, class Tiles>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, StreamShape shape, FastDivisor row_tiles) {
   wait_for_previous();
-  const Tiles tiles(job);
+  const Tiles tiles(job, row_tiles);
   const int num_tiles = tiles.count();
-  WeightRing<kFormat, kFewStages<kFormat>, Tiles> ring(shape, num_tiles, tiles, dynamic_shared<char>());
-  stream_tiles(shape, num_tiles, tiles, ring);
+  float* s_sums = dynamic_shared<float>();  // then the rings
+  Ring ring(shape, num_tiles, tiles, reinterpret_cast<char*>(s_sums + 2 * shape.round_sums(Tiles::kPasses)));
+  stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
 // Fills `job`, groups the slots and zeroes those of other ranks; the number of tiles to launch for.
-unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue, Job& job) {
+unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, bool wants_work,
+               device::Queue& queue, Job& job) {
   const int64_t num_slots = args.num_tokens * desc.top_k;
   layout_scratch(desc, args.num_tokens, static_cast<char*>(args.workspace), job.scratch);
   job.experts = args.experts, job.routing = args.routing;
@@ -274,7 +319,8 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.first_expert = desc.first_expert, job.num_local = desc.num_local;
   job.top_k = desc.top_k, job.num_slots = num_slots;
   job.limit = desc.swiglu_limit;
-  job.is_bf16 = desc.activation == DType::kBF16;
+  job.is_bf16 = desc.activation == DType::kBF16, job.wants_work = wants_work;
+  job.token_of = FastDivisor(static_cast<uint32_t>(desc.top_k));
   launch("group_by_expert", queue, group_by_expert, dim3(static_cast<unsigned>(1 + num_slots)), kGroupThreads, 0, job);
   return static_cast<unsigned>(max_tiles(desc, num_slots));
 }
@@ -291,7 +337,7 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   const int64_t num_slots = args.num_tokens * desc.top_k;
   const bool is_replaced = needs_input_rows(desc.input);
   Job job{};
-  const unsigned tiles = begin(desc, args, queue, job);
+  const unsigned tiles = begin(desc, args, false, queue, job);
   if (is_replaced) job.x = {job.scratch.x, false};
   job.x_factors = is_replaced ? job.scratch.x_factors : nullptr;
   job.h_factors = is_replaced ? job.scratch.h_factors : nullptr;
@@ -316,8 +362,8 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
 bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
   if (desc.input != ops::InputMode::kA16 || desc.activation != DType::kBF16) {
     why_not = "inputs are not plain BF16 (a16)";
-  } else if (desc.format == ops::WeightFormat::kF32) {
-    why_not = "weights are FP32";
+  } else if (desc.format != ops::WeightFormat::kFp8Block && desc.format != ops::WeightFormat::kBf16) {
+    why_not = "weights are neither FP8 nor BF16";
   } else if (!can_stream(desc.hidden) || !can_stream(desc.inner)) {
     why_not = "widths are not multiples of 128";
   } else {
@@ -326,22 +372,67 @@ bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& wh
   return false;
 }
 
-void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+bool moe_experts_packed_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
+  if (desc.format != ops::WeightFormat::kNvfp4) {
+    why_not = "weights are not NVFP4";
+    return false;
+  }
+  ops::MoeExperts::Desc as_fp8 = desc;  // the rest is the same
+  as_fp8.format = ops::WeightFormat::kFp8Block;
+  return moe_experts_mma_supports(as_fp8, why_not);
+}
+
+namespace {
+
+// Ring<stages, Tiles> of kStages stages, or of two where shared memory is short.
+template <class Share, template <int, class> class Ring, int kStages>
+void run_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   Job job{};
-  const int64_t tiles = begin(desc, args, queue, job);
-  const int64_t gate_tiles = tiles * ceil_div<int64_t>(desc.inner, kTileRows);
-  const int64_t down_tiles = tiles * ceil_div<int64_t>(desc.hidden, kTileRows);
-  const StreamShape gate = stream_shape(desc.hidden, gate_tiles), down = stream_shape(desc.inner, down_tiles);
-  with_format(desc.format, [&](auto format) {
-    constexpr ops::WeightFormat kFormat = format.value;
-    if constexpr (kFormat != ops::WeightFormat::kF32) {  // declined
-      launch("gate_and_up_mma", queue, experts_mma<kFormat, GateAndUpTiles<kFormat>>, dim3(gate.blocks(gate_tiles)),
-             gate.threads(), gate.shared_bytes<kFormat>(), job, gate);
-      launch("down_mma", queue, experts_mma<kFormat, DownTiles<kFormat>>, dim3(down.blocks(down_tiles)), down.threads(),
-             down.shared_bytes<kFormat>(), job, down);
+  const int64_t tiles = begin(desc, args, true, queue, job);
+  const auto start = [&](const char* name, auto all, int64_t width, int64_t rows) {
+    using Tiles = typename decltype(all)::type;
+    const FastDivisor row_tiles(static_cast<uint32_t>(ceil_div<int64_t>(rows, kTileRows)));
+    const int64_t num_tiles = tiles * row_tiles.divisor();
+    const StreamShape shape = stream_shape(width, num_tiles, Tiles::kPasses);
+    const auto start_with = [&](auto stages) {
+      using TheRing = Ring<stages.value, Tiles>;
+      launch(name, queue, experts_mma<TheRing, Tiles>, dim3(shape.blocks(num_tiles)), shape.threads(),
+             shape.shared_bytes(stages.value, TheRing::kBytes, Tiles::kPasses), job, shape, row_tiles);
+    };
+    if (shape.shared_bytes(kStages, Ring<kStages, Tiles>::kBytes, Tiles::kPasses) <= most_shared_bytes()) {
+      start_with(std::integral_constant<int, kStages>());
+    } else {
+      start_with(std::integral_constant<int, 2>());
     }
-  });
+  };
+  start("gate_and_up_mma", std::type_identity<GateAndUpTiles<Share>>(), desc.hidden, desc.inner);
+  start("down_mma", std::type_identity<DownTiles<Share>>(), desc.inner, desc.hidden);
+}
+
+template <ops::WeightFormat kFormat>
+struct Checkpoint {
+  template <int kStages, class Tiles>
+  using Ring = WeightRing<kFormat, kStages, Tiles>;
+};
+constexpr int kPackedStages = 2;
+
+}  // namespace
+
+void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  const auto run = [&](auto format) {
+    constexpr ops::WeightFormat kFormat = format.value;
+    run_experts<WeightShare<kFormat>, Checkpoint<kFormat>::template Ring, kFewStages<kFormat>>(desc, args, queue);
+  };
+  if (desc.format == ops::WeightFormat::kFp8Block) {
+    run(std::integral_constant<ops::WeightFormat, ops::WeightFormat::kFp8Block>());
+  } else {
+    run(std::integral_constant<ops::WeightFormat, ops::WeightFormat::kBf16>());
+  }
+}
+
+void moe_experts_packed(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  run_experts<PackedShare, PackedRing, kPackedStages>(desc, args, queue);
 }
 
 }  // namespace tessera::backends::cuda

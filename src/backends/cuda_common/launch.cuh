@@ -53,10 +53,9 @@ inline int gpu_attribute(cudaDeviceAttr attribute) {
 inline int multiprocessors() {
   return gpu_attribute(cudaDevAttrMultiProcessorCount);
 }
-// What a block may ask for besides the little that kernels here declare themselves.
+// What a block may ask for, of kernels that declare none themselves.
 inline size_t most_shared_bytes() {
-  constexpr size_t kDeclared = 16 << 10;
-  return static_cast<size_t>(gpu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) - kDeclared;
+  return static_cast<size_t>(gpu_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
 // The launch's dynamic shared memory, aligned to 16 bytes.

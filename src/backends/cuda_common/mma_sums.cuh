@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda_common/packed_nvfp4.h"
 #include "backends/cuda_common/weight_shares.cuh"
 #include "base/integer_math.h"
 
@@ -15,9 +16,59 @@ namespace tessera::backends::cuda_common {
 constexpr int kWarp = 32, kTileRows = 16, kTileTokens = 8, kChunk = 512, kMaxWarps = 8;
 constexpr int kTileSums = kTileRows * kTileTokens;
 
-struct WeightBits {
+// 16 rows of a matrix in the checkpoint's layout: this lane's two. Loaded a unit at a time.
+template <ops::WeightFormat kFormat>
+struct CheckpointRows {
+  using Share = WeightShare<kFormat>;
+  static constexpr int kUnitBlocks = Share::kInFlight, kChains = 1;  // of a chunk
+  struct Unit {
+    Share blocks[kUnitBlocks];
+    __device__ void prepare() {
+#pragma unroll
+      for (Share& share : blocks) share.prepare();
+    }
+  };
   const void *data, *scales;
   int64_t width;  // columns
+  int64_t rows[2];
+
+  // This lane's shares from `column` on, a multiple of a unit's columns.
+  template <bool kIsWide>
+  __device__ void load(Unit& unit, int64_t column) const {
+    const int64_t first = column + threadIdx.x % 4 * kShareColumns;
+#pragma unroll
+    for (int n = 0; n < kUnitBlocks; ++n) {
+      unit.blocks[n].template load<kIsWide>(data, scales, width, rows, first + n * kShareBlock);
+    }
+  }
+};
+
+// The same packed (packed_nvfp4.h).
+struct PackedRows {
+  using Share = PackedShare;
+  static constexpr int kUnitBlocks = 4, kChains = 2;
+  struct Unit {
+    Share blocks[kUnitBlocks];
+    uint4 scale_codes;
+    __device__ void prepare() {
+      const bool has_nan = any_e4m3_nan(scale_codes);
+      blocks[0].prepare(scale_codes.x, has_nan);
+      blocks[1].prepare(scale_codes.y, has_nan);
+      blocks[2].prepare(scale_codes.z, has_nan);
+      blocks[3].prepare(scale_codes.w, has_nan);
+    }
+  };
+  const char* units;  // the first of these rows
+  int64_t width;
+
+  template <bool kIsWide>
+  __device__ void load(Unit& unit, int64_t column) const {
+    using Layout = PackedNvfp4;
+    const uint4* pieces = reinterpret_cast<const uint4*>(units + Layout::offset(0, column, width)) + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < Layout::kPieces; ++i) unit.blocks[i / 2].codes[i % 2] = __ldcs(pieces + i * Layout::kLanes);
+    unit.scale_codes = __ldcs(pieces + Layout::kPieces * Layout::kLanes);
+  }
 };
 
 // Threads of a block that sums over `width` columns.
@@ -33,10 +84,9 @@ __device__ inline int token_of_sum(int at) {
   return at / kWarp / 4 * kTileTokens + at % 4 * 2 + at / kWarp % 2;
 }
 
-// What a lane multiplies: its two weight rows, and a token per tile.
+// What a lane multiplies weights with: a token per tile.
 template <int kTiles>
 struct Operands {
-  int64_t rows[2];
   const uint16_t* x[kTiles];  // null: no such token
 };
 
@@ -47,29 +97,28 @@ __device__ inline uint4 input_share(const uint16_t* x, int64_t width, int64_t k,
 }
 
 // sums += the products of 8 columns of a lane (a step of weight_shares.cuh), decoded weights and inputs.
-template <ops::WeightFormat kFormat>
+template <class Share>
 __device__ void add_step(const uint32_t (&w)[2][4], uint4 x, float (&sums)[4]) {
-  if constexpr (WeightShare<kFormat>::kIsSplit) x = split_pairs(x);
+  if constexpr (Share::kIsSplit) x = split_pairs(x);
   ptx::mma_bf16(sums, w[0][0], w[1][0], w[0][1], w[1][1], x.x, x.y);
   ptx::mma_bf16(sums, w[0][2], w[1][2], w[0][3], w[1][3], x.z, x.w);
 }
 
 // sums += the products of 128 columns with one token tile's inputs.
-template <ops::WeightFormat kFormat>
-__device__ void add_block(const WeightShare<kFormat>& share, const uint4 (&inputs)[kShareColumns / 8],
-                          float (&sums)[4]) {
+template <class Share>
+__device__ void add_block(const Share& share, const uint4 (&inputs)[kShareColumns / 8], float (&sums)[4]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
     uint32_t w[2][4];
     share.decode(0, i, w[0]);
     share.decode(1, i, w[1]);
-    add_step<kFormat>(w, inputs[i], sums);
+    add_step<Share>(w, inputs[i], sums);
   }
 }
 
 // The same for several tiles, whose inputs are loaded as they are needed; k is the lane's own first column.
-template <ops::WeightFormat kFormat, int kTiles>
-__device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
+template <class Share, int kTiles>
+__device__ void add_block(const Share& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
                           float (&sums)[kTiles][4]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
@@ -78,47 +127,50 @@ __device__ void add_block(const WeightShare<kFormat>& share, const Operands<kTil
     share.decode(1, i, w[1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      add_step<kFormat>(w, input_share(operands.x[tile], width, k, i), sums[tile]);
+      add_step<Share>(w, input_share(operands.x[tile], width, k, i), sums[tile]);
     }
   }
 }
 
 // sums = the chunk's, from column `begin` on.
-template <ops::WeightFormat kFormat, bool kIsWide, int kTiles>
-__device__ void sum_chunk(const WeightBits& weight, const Operands<kTiles>& operands, int64_t begin,
+template <class Rows, bool kIsWide, int kTiles>
+__device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, int64_t begin,
                           float (&sums)[kTiles][4]) {
-  using Share = WeightShare<kFormat>;
+  using Share = typename Rows::Share;
+  constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks, kChains = Rows::kChains;
+  float chains[kChains][kTiles][4] = {};
 #pragma unroll
-  for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
-  const int64_t first = begin + threadIdx.x % 4 * kShareColumns;
+  for (int at = 0; at < kBlocks; at += kUnitBlocks) {
+    typename Rows::Unit unit;
+    weight.template load<kIsWide>(unit, begin + at * kShareBlock);
+    unit.prepare();
 #pragma unroll
-  for (int at = 0; at < kChunk / kShareBlock; at += Share::kInFlight) {
-    Share shares[Share::kInFlight];
-#pragma unroll
-    for (int n = 0; n < Share::kInFlight; ++n) {
-      shares[n].template load<kIsWide>(weight.data, weight.scales, weight.width, operands.rows,
-                                       first + (at + n) * kShareBlock);
-    }
-#pragma unroll
-    for (int n = 0; n < Share::kInFlight; ++n) {
-      const int64_t k = first + (at + n) * kShareBlock;
-      shares[n].prepare();
+    for (int n = 0; n < kUnitBlocks; ++n) {
+      const Share& share = unit.blocks[n];
+      const int64_t k = begin + (at + n) * kShareBlock + threadIdx.x % 4 * kShareColumns;
+      float(&chain)[kTiles][4] = chains[(at + n) * kChains / kBlocks];
       if constexpr (Share::kScaledSum) {
         float parts[kTiles][4] = {};
-        add_block(shares[n], operands, weight.width, k, parts);
+        add_block(share, operands, weight.width, k, parts);
 #pragma unroll
-        for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] += parts[i / 4][i % 4] * shares[n].scale(i % 4 / 2);
+        for (int i = 0; i < kTiles * 4; ++i) chain[i / 4][i % 4] += parts[i / 4][i % 4] * share.scale(i % 4 / 2);
       } else {
-        add_block(shares[n], operands, weight.width, k, sums);
+        add_block(share, operands, weight.width, k, chain);
       }
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) {
+    sums[i / 4][i % 4] = chains[0][i / 4][i % 4];
+#pragma unroll
+    for (int chain = 1; chain < kChains; ++chain) sums[i / 4][i % 4] += chains[chain][i / 4][i % 4];
   }
 }
 
 // s_sums = x W for 16 rows by 8 * kTiles tokens, complete for the whole thread block: chunk sums in ascending order, a
 // warp per chunk at a time. s_parts is scratch. Lane l's sums[tile][i] is s_sums[(4 * tile + i) * 32 + l].
-template <ops::WeightFormat kFormat, int kTiles>
-__device__ void sum_tile(const WeightBits& weight, const Operands<kTiles>& operands,
+template <class Rows, int kTiles>
+__device__ void sum_tile(const Rows& weight, const Operands<kTiles>& operands,
                          float (&s_parts)[kMaxWarps][kTiles * kTileSums], float (&s_sums)[kTiles * kTileSums]) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int num_warps = static_cast<int>(blockDim.x) / kWarp;
@@ -128,9 +180,9 @@ __device__ void sum_tile(const WeightBits& weight, const Operands<kTiles>& opera
       float sums[kTiles][4];
       const int64_t first = static_cast<int64_t>(begin + warp) * kChunk;
       if (weight.width % kShareColumns == 0) {
-        sum_chunk<kFormat, true>(weight, operands, first, sums);
+        sum_chunk<Rows, true>(weight, operands, first, sums);
       } else {
-        sum_chunk<kFormat, false>(weight, operands, first, sums);
+        sum_chunk<Rows, false>(weight, operands, first, sums);
       }
 #pragma unroll
       for (int i = 0; i < kTiles * 4; ++i) s_parts[warp][i * kWarp + lane] = sums[i / 4][i % 4];

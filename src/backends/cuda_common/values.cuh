@@ -44,13 +44,17 @@ __device__ inline float exp_rounded(float x) {
   return static_cast<float>(exp(static_cast<double>(x)));
 }
 
-// silu(gate) * up with the clamp of `limit` (0: none); a NaN passes through.
-__device__ inline float swiglu_value(float gate, float up, float limit) {
+// silu(gate) * up with the clamp of `limit` (0: none); a NaN passes through. `exp` of a float.
+template <class Exp>
+__device__ inline float swiglu_value(float gate, float up, float limit, const Exp& exp_of) {
   if (limit > 0) {
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
   }
-  return gate / (1 + exp_rounded(-gate)) * up;
+  return gate / (1 + exp_of(-gate)) * up;
+}
+__device__ inline float swiglu_value(float gate, float up, float limit) {
+  return swiglu_value(gate, up, limit, exp_rounded);
 }
 
 }  // namespace tessera::backends::cuda_common

@@ -11,21 +11,18 @@
 
 namespace tessera::backends::cuda_common::ptx {
 
-// kBytes 8 or 16, both addresses multiples of it. Zeros where the source is not there; its address must be valid all
-// the same. Sixteen bytes bypass L1.
+// kBytes 4 or 16, both addresses multiples of it. Sixteen bytes bypass L1.
 template <int kBytes>
-__device__ inline void copy_async(void* shared, const void* global, bool is_there) {
-  static_assert(kBytes == 8 || kBytes == 16);
+__device__ inline void copy_async(void* shared, const void* global) {
+  static_assert(kBytes == 4 || kBytes == 16);
 #ifdef TESSERA_CUDA_EMULATED
-  device::emulated::copy_async(shared, global, kBytes, is_there);
+  device::emulated::copy_async(shared, global, kBytes);
 #else
   const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(is_there ? 16 : 0)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(global), "r"(is_there ? 8 : 0)
-                 : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
   }
 #endif
 }

@@ -35,15 +35,8 @@ struct Copy {
   void* target;
   const void* source;
   size_t bytes;
-  bool is_there;
 
-  void make() const {
-    if (is_there) {
-      std::memcpy(target, source, bytes);
-    } else {
-      std::memset(target, 0, bytes);
-    }
-  }
+  void make() const { std::memcpy(target, source, bytes); }
 };
 
 struct Thread {
@@ -259,10 +252,10 @@ void* dynamic_shared() {
   return the_grid().dynamic_shared();
 }
 
-void copy_async(void* target, const void* source, size_t bytes, bool is_there) {
+void copy_async(void* target, const void* source, size_t bytes) {
   const auto is_aligned = [&](const void* at) { return reinterpret_cast<uintptr_t>(at) % bytes == 0; };
   if (!is_aligned(target) || !is_aligned(source)) fail("an asynchronous copy is misaligned");
-  const Copy copy{target, source, bytes, is_there};
+  const Copy copy{target, source, bytes};
   if (the_grid().toss()) return copy.make();
   the_grid().running().copies.push_back(copy);
 }

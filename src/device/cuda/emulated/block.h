@@ -44,8 +44,8 @@ void collective(const Site& site, unsigned mask, void* payload, void (*complete)
 void* dynamic_shared();
 
 // A copy that the thread doesn't wait for: made at once or as late as waiting allows, by chance, so that whoever reads
-// too early or writes too early is found out. Zeros where the source is not there.
-void copy_async(void* target, const void* source, size_t bytes, bool is_there);
+// too early or writes too early is found out.
+void copy_async(void* target, const void* source, size_t bytes);
 // Ends a group of copies.
 void commit_copies();
 // Waits until at most `newest` groups are under way.

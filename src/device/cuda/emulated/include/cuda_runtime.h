@@ -78,6 +78,9 @@ inline float __uint_as_float(unsigned x) {
   return std::bit_cast<float>(x);
 }
 // Selectors that replicate a sign are not emulated.
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selectors) {
   const uint64_t bytes = uint64_t{high} << 32 | low;
   unsigned result = 0;
