@@ -90,16 +90,20 @@ __device__ void zero_if_foreign(const Job& job, int64_t slot) {
   for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
 }
 
+// An expert's matrices, w1, w3 and w2.
+struct Matrices {
+  ops::WeightView views[3];
+};
+
 // Slots [begin, min(begin + kTokenTile, end)) of Scratch::slots, of one expert.
-__device__ void describe(const Job& job, int64_t expert, int32_t begin, int32_t end, Work& work) {
+__device__ void describe(const Job& job, const Matrices& matrices, int32_t begin, int32_t end, Work& work) {
   work.count = min(end - begin, kTokenTile);
 #pragma unroll
   for (int i = 0; i < kTokenTile; ++i) work.slots[i] = job.scratch.slots[begin + min(i, work.count - 1)];
-  const ops::WeightView* const views[] = {job.w1 + expert, job.w3 + expert, job.w2 + expert};
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
-    work.data[i] = views[i]->data, work.scales[i] = views[i]->block_scales;
-    work.tensor_scales[i] = views[i]->tensor_scale;
+    const ops::WeightView& view = matrices.views[i];
+    work.data[i] = view.data, work.scales[i] = view.block_scales, work.tensor_scales[i] = view.tensor_scale;
   }
 }
 
@@ -107,6 +111,12 @@ __device__ void describe(const Job& job, int64_t expert, int32_t begin, int32_t 
 // others have a slot each.
 __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
   __shared__ int2 s_end;  // slots and tiles of the experts so far
+  // Weights are there before the kernel before this one ends: where they lie is loaded meanwhile.
+  Matrices matrices;
+  const auto load_matrices = [&](int64_t e) {
+    if (job.wants_work && e < job.num_local) matrices = {{job.w1[e], job.w3[e], job.w2[e]}};
+  };
+  if (blockIdx.x == 0) load_matrices(threadIdx.x);
   wait_for_previous();
   if (blockIdx.x > 0) return zero_if_foreign(job, blockIdx.x - 1);
   const Scratch& s = job.scratch;
@@ -115,6 +125,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
   for (int64_t first_expert = 0; first_expert < job.num_local; first_expert += kGroupThreads) {
     const int64_t e = first_expert + threadIdx.x;
     const bool is_expert = e < job.num_local;
+    if (first_expert > 0) load_matrices(e);
     int32_t count = 0;
     for (int64_t slot = 0; is_expert && slot < job.num_slots; ++slot) {
       count += job.experts[slot] == job.first_expert + e;
@@ -133,7 +144,7 @@ __global__ void __launch_bounds__(kGroupThreads) group_by_expert(Job job) {
     }
     if (job.wants_work) {
       tile -= num_tiles;
-      for (int32_t begin = first; begin < at; begin += kTokenTile) describe(job, e, begin, at, s.work[tile++]);
+      for (int32_t begin = first; begin < at; begin += kTokenTile) describe(job, matrices, begin, at, s.work[tile++]);
     }
     __syncthreads();  // everybody has read s_end
     if (threadIdx.x == kGroupThreads - 1) s_end = next;

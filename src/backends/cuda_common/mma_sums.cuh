@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of linear maps on tensor cores. Weights are the A operand, so that 8 tokens fill a product. K is cut into chunks
-// of 512 (docs/contracts/numerics.md, section 4): a chunk is one chain of products from zero (a chain per 128 columns,
-// times its scale, where FP8 blocks have one), chunk sums add in ascending order. The warps of a thread block take
-// chunks by turns; neither their number nor the tile of tokens changes a sum.
+// of 512 (docs/contracts/numerics.md, section 4): a chunk is two chains of products from zero, one of the even and one of
+// the odd steps (weight_shares.cuh), added at its end (where FP8 blocks have a scale, at the end of each 128 columns, times
+// that), and chunk sums add in ascending order. The warps of a thread block take chunks by turns; neither their number
+// nor the tile of tokens changes a sum.
 #include <algorithm>
 #include <cstdint>
 
@@ -20,7 +21,7 @@ constexpr int kTileSums = kTileRows * kTileTokens;
 template <ops::WeightFormat kFormat>
 struct CheckpointRows {
   using Share = WeightShare<kFormat>;
-  static constexpr int kUnitBlocks = Share::kInFlight, kChains = 1;  // of a chunk
+  static constexpr int kUnitBlocks = Share::kInFlight;
   struct Unit {
     Share blocks[kUnitBlocks];
     __device__ void prepare() {
@@ -46,7 +47,7 @@ struct CheckpointRows {
 // The same packed (packed_nvfp4.h).
 struct PackedRows {
   using Share = PackedShare;
-  static constexpr int kUnitBlocks = 4, kChains = 2;
+  static constexpr int kUnitBlocks = 4;
   struct Unit {
     Share blocks[kUnitBlocks];
     uint4 scale_codes;
@@ -104,22 +105,29 @@ __device__ void add_step(const uint32_t (&w)[2][4], uint4 x, float (&sums)[4]) {
   ptx::mma_bf16(sums, w[0][2], w[1][2], w[0][3], w[1][3], x.z, x.w);
 }
 
-// sums += the products of 128 columns with one token tile's inputs.
+// Two sums side by side: of the even and of the odd steps. Neither waits for the other's products.
+using Chains = float[2][4];
+__device__ inline void add_chains(const Chains& chains, float (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];
+}
+
+// chains += the products of 128 columns with one token tile's inputs.
 template <class Share>
-__device__ void add_block(const Share& share, const uint4 (&inputs)[kShareColumns / 8], float (&sums)[4]) {
+__device__ void add_block(const Share& share, const uint4 (&inputs)[kShareColumns / 8], Chains& chains) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
     uint32_t w[2][4];
     share.decode(0, i, w[0]);
     share.decode(1, i, w[1]);
-    add_step<Share>(w, inputs[i], sums);
+    add_step<Share>(w, inputs[i], chains[i % 2]);
   }
 }
 
 // The same for several tiles, whose inputs are loaded as they are needed; k is the lane's own first column.
 template <class Share, int kTiles>
 __device__ void add_block(const Share& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
-                          float (&sums)[kTiles][4]) {
+                          Chains (&chains)[kTiles]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
     uint32_t w[2][4];
@@ -127,7 +135,7 @@ __device__ void add_block(const Share& share, const Operands<kTiles>& operands, 
     share.decode(1, i, w[1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      add_step<Share>(w, input_share(operands.x[tile], width, k, i), sums[tile]);
+      add_step<Share>(w, input_share(operands.x[tile], width, k, i), chains[tile][i % 2]);
     }
   }
 }
@@ -137,8 +145,10 @@ template <class Rows, bool kIsWide, int kTiles>
 __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, int64_t begin,
                           float (&sums)[kTiles][4]) {
   using Share = typename Rows::Share;
-  constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks, kChains = Rows::kChains;
-  float chains[kChains][kTiles][4] = {};
+  constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks;
+  Chains chains[kTiles] = {};  // of FP8: of a block
+#pragma unroll
+  for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
 #pragma unroll
   for (int at = 0; at < kBlocks; at += kUnitBlocks) {
     typename Rows::Unit unit;
@@ -148,22 +158,22 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
     for (int n = 0; n < kUnitBlocks; ++n) {
       const Share& share = unit.blocks[n];
       const int64_t k = begin + (at + n) * kShareBlock + threadIdx.x % 4 * kShareColumns;
-      float(&chain)[kTiles][4] = chains[(at + n) * kChains / kBlocks];
       if constexpr (Share::kScaledSum) {
-        float parts[kTiles][4] = {};
+        Chains parts[kTiles] = {};
         add_block(share, operands, weight.width, k, parts);
 #pragma unroll
-        for (int i = 0; i < kTiles * 4; ++i) chain[i / 4][i % 4] += parts[i / 4][i % 4] * share.scale(i % 4 / 2);
+        for (int i = 0; i < kTiles * 4; ++i) {
+          const float part = parts[i / 4][0][i % 4] + parts[i / 4][1][i % 4];
+          sums[i / 4][i % 4] += part * share.scale(i % 4 / 2);
+        }
       } else {
-        add_block(share, operands, weight.width, k, chain);
+        add_block(share, operands, weight.width, k, chains);
       }
     }
   }
+  if constexpr (!Share::kScaledSum) {
 #pragma unroll
-  for (int i = 0; i < kTiles * 4; ++i) {
-    sums[i / 4][i % 4] = chains[0][i / 4][i % 4];
-#pragma unroll
-    for (int chain = 1; chain < kChains; ++chain) sums[i / 4][i % 4] += chains[chain][i / 4][i % 4];
+    for (int tile = 0; tile < kTiles; ++tile) add_chains(chains[tile], sums[tile]);
   }
 }
 

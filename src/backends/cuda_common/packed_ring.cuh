@@ -33,54 +33,37 @@ class PackedRing {
     read_ = after(read_);
     const uint4 scales = pieces[Layout::kPieces * Layout::kLanes];
     const bool has_nan = any_e4m3_nan(scales);
-    // Two chains of two blocks, side by side: neither waits for the other's products.
-    float chains[2][4] = {};
+    Chains chains = {};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      PackedShare shares[2];
-      uint4 inputs[2][kShareColumns / 8];
+    for (int first = 0; first < kChunk / kShareBlock; first += kAtOnce) {
+      if (first >= num_blocks) break;
+      PackedShare shares[kAtOnce];
+      uint4 inputs[kAtOnce][kShareColumns / 8];
 #pragma unroll
-      for (int chain = 0; chain < 2; ++chain) {
-        const int block = 2 * chain + n;
-        shares[chain].codes[0] = pieces[2 * block * Layout::kLanes];
-        shares[chain].codes[1] = pieces[(2 * block + 1) * Layout::kLanes];
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int block = first + n;
+        shares[n].codes[0] = pieces[2 * block * Layout::kLanes];
+        shares[n].codes[1] = pieces[(2 * block + 1) * Layout::kLanes];
         // Columns that aren't there have no inputs and count for nothing: the first block's again.
         const uint4* at = x + (block < num_blocks ? block * kBlockWords : 0);
 #pragma unroll
-        for (int i = 0; i < kShareColumns / 8; ++i) inputs[chain][i] = ptx::load_here(at + i);
+        for (int i = 0; i < kShareColumns / 8; ++i) inputs[n][i] = ptx::load_here(at + i);
         const uint32_t codes = block == 0 ? scales.x : block == 1 ? scales.y : block == 2 ? scales.z : scales.w;
-        shares[chain].prepare(codes, has_nan);
+        shares[n].prepare(codes, has_nan);
       }
-      if (2 + n < num_blocks) {
-        add_blocks(shares, inputs, chains);
-      } else if (n < num_blocks) {
-        add_block(shares[0], inputs[0], chains[0]);
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (n == 0 || first + n < num_blocks) add_block(shares[n], inputs[n], chains);
       }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];
+    add_chains(chains, sums);
     copy_next();
   }
 
  private:
-  __device__ static int after(int stage) {
-    return stage + kBytes == kStages * kBytes ? 0 : stage + kBytes;
-  }
+  static constexpr int kAtOnce = 2;  // blocks whose inputs are loaded before the first is used
 
-  // A block of each chain, step by step.
-  __device__ static void add_blocks(const PackedShare (&shares)[2], const uint4 (&inputs)[2][kShareColumns / 8],
-                                    float (&chains)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < kShareColumns / 8; ++i) {
-#pragma unroll
-      for (int chain = 0; chain < 2; ++chain) {
-        uint32_t w[2][4];
-        shares[chain].decode(0, i, w[0]);
-        shares[chain].decode(1, i, w[1]);
-        add_step<PackedShare>(w, inputs[chain][i], chains[chain]);
-      }
-    }
-  }
+  __device__ static int after(int stage) { return stage + kBytes == kStages * kBytes ? 0 : stage + kBytes; }
 
   __device__ void copy_next() {
     if (!next_.is_done()) {

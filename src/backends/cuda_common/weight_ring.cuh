@@ -52,30 +52,46 @@ class WeightRing {
   }
 
   __device__ void sum_chunk(int chunk, const uint4* x, float (&sums)[4]) {
+    constexpr int kBlocks = kChunk / kShareBlock, kWords = kShareColumns / 8;
+    static_assert(kColumns == kShareBlock);
+    x += chunk * (kChunk / 8);
+    const int num_blocks = min(kChunk, shape_.width - chunk * kChunk) / kShareBlock;
+    Chains chains = {};
 #pragma unroll
     for (float& sum : sums) sum = 0;
-    const int end = min((chunk + 1) * kChunk, shape_.width);
-    for (int begin = chunk * kChunk; begin < end; begin += kColumns) {
-      uint4 inputs[kShareColumns / 8];  // on their way while the stage is waited for
 #pragma unroll
-      for (int i = 0; i < kShareColumns / 8; ++i) inputs[i] = ptx::load_here(x + begin / 8 + i);
-      ptx::wait_for_copies<kStages - 1>();
-      __syncwarp();
-      Share share;
-      read(s_ring_ + read_ * kBytes, share);
-      __syncwarp();
-      read_ = (read_ + 1) % kStages;
-      copy_next();
-      share.prepare();
-      if constexpr (Share::kScaledSum) {
-        float parts[4] = {};
-        add_block(share, inputs, parts);
+    for (int first = 0; first < kBlocks; first += kAtOnce) {
+      if (first >= num_blocks) break;
+      // On their way while stages are waited for; where there are none, the first ones again.
+      uint4 inputs[kAtOnce][kWords];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sums[i] += parts[i] * share.scale(i / 2);
-      } else {
-        add_block(share, inputs, sums);
+      for (int n = 0; n < kAtOnce; ++n) {
+        const uint4* at = x + (first + n < num_blocks ? (first + n) * (kShareBlock / 8) : 0);
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) inputs[n][i] = ptx::load_here(at + i);
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (n > 0 && first + n >= num_blocks) break;
+        ptx::wait_for_copies<kStages - 1>();
+        __syncwarp();
+        Share share;
+        read(s_ring_ + read_ * kBytes, share);
+        __syncwarp();
+        read_ = (read_ + 1) % kStages;
+        copy_next();
+        share.prepare();
+        if constexpr (Share::kScaledSum) {
+          Chains parts = {};
+          add_block(share, inputs[n], parts);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sums[i] += (parts[0][i] + parts[1][i]) * share.scale(i / 2);
+        } else {
+          add_block(share, inputs[n], chains);
+        }
       }
     }
+    if constexpr (!Share::kScaledSum) add_chains(chains, sums);
   }
 
  private:
@@ -131,6 +147,7 @@ class WeightRing {
     }
   }
 
+  static constexpr int kAtOnce = 2;  // blocks whose inputs are loaded before the first is used
   static constexpr int kRowsAtOnce = kWarp / Layout::kRowPieces;
 
   const StreamShape& shape_;
