@@ -75,7 +75,7 @@ constexpr Variant<Sample> kSample[] = {
 extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
-    .verification = Verification::kEmulated,
+    .verification = Verification::kRunOnHardware,
     .variants = {{kEmbedding,   kRmsNorm, kRope,       kMhcPre,    kMhcPost,     kMhcHead,  kLinear,
                   kMoeExperts,  kSwiGlu,  kMoeCombine, kRouter,    kCacheWrite,  kHadamard, kCompressorPool,
                   kIndexScores, kTopK,    kAttention,  kStreamAdd, kFiniteCheck, kSample}},

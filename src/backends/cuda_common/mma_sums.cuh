@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of linear maps on tensor cores. Weights are the A operand, so that 8 tokens fill a product. K is cut into chunks
-// of 512 (docs/contracts/numerics.md, section 4): a chunk is two chains of products from zero, one of the even and one of
-// the odd steps (weight_shares.cuh), added at its end (where FP8 blocks have a scale, at the end of each 128 columns, times
-// that), and chunk sums add in ascending order. The warps of a thread block take chunks by turns; neither their number
-// nor the tile of tokens changes a sum.
+// of 512 (docs/contracts/numerics.md, section 4): a chunk is two chains of products from zero, one of the even and one
+// of the odd steps (weight_shares.cuh), added at its end (where FP8 blocks have a scale, at the end of each 128
+// columns, times that), and chunk sums add in ascending order. The warps of a thread block take chunks by turns;
+// neither their number nor the tile of tokens changes a sum.
 #include <algorithm>
 #include <cstdint>
 

@@ -63,7 +63,9 @@ class PackedRing {
  private:
   static constexpr int kAtOnce = 2;  // blocks whose inputs are loaded before the first is used
 
-  __device__ static int after(int stage) { return stage + kBytes == kStages * kBytes ? 0 : stage + kBytes; }
+  __device__ static int after(int stage) {
+    return stage + kBytes == kStages * kBytes ? 0 : stage + kBytes;
+  }
 
   __device__ void copy_next() {
     if (!next_.is_done()) {
