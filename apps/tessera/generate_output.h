@@ -24,7 +24,7 @@ class GenerateOutput final : public engine::GenerateObserver {
   // `tokenizer` null: ids are streamed instead of text.
   GenerateOutput(const text::Tokenizer* tokenizer, Options options);
 
-  bool wants_all_logits() const override { return options_.keeps_logits; }
+  bool wants_logits() const override { return options_.keeps_logits; }
   void logits(int64_t first_position, std::span<const float> rows) override;
   bool token(int32_t id) override;
   // Flushes what was held back, and ends the line.

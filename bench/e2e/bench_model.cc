@@ -29,11 +29,6 @@ std::vector<std::string> variants_of(const Lines& lines) {
   return {variants.begin(), variants.end()};
 }
 
-int32_t likeliest(const TensorView& logits) {
-  const float* row = logits.as<float>();
-  return static_cast<int32_t>(std::max_element(row, row + logits.shape[1]) - row);
-}
-
 std::vector<int32_t> random_ids(int64_t seed, int64_t count, int32_t vocab_size) {
   Rng rng(static_cast<uint64_t>(seed));
   std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -45,21 +40,21 @@ std::vector<int32_t> random_ids(int64_t seed, int64_t count, int32_t vocab_size)
 void run_once(model::Runner& runner, model::SequenceState& state, const std::vector<int32_t>& ids,
               int64_t decode_tokens, ModelRow& row) {
   const auto count = static_cast<int64_t>(ids.size());
-  int32_t next = 0;
+  model::Draw greedy;
   const double start = seconds_now();
   for (int64_t at = 0; at < count;) {
     const int64_t size = std::min(runner.max_step_tokens(), count - at);
     const bool is_last = at + size == count;
     const model::SequenceSlice slice{&state, std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(size)),
-                                     is_last ? LogitRows::kLast : LogitRows::kNone};
-    const TensorView logits = runner.step({&slice, 1});
-    if (is_last) next = likeliest(logits);
+                                     LogitRows::kNone, is_last ? &greedy : nullptr};
+    runner.step({&slice, 1});
     at += size;
   }
   const double middle = seconds_now();
   for (int64_t i = 0; i < decode_tokens; ++i) {
-    const model::SequenceSlice slice{&state, {&next, 1}, LogitRows::kLast};
-    next = likeliest(runner.step({&slice, 1}));
+    const int32_t next = greedy.token;
+    const model::SequenceSlice slice{&state, {&next, 1}, LogitRows::kNone, &greedy};
+    runner.step({&slice, 1});
   }
   row.prefill_tokens_per_second.push_back(static_cast<double>(count) / (middle - start));
   row.decode_tokens_per_second.push_back(static_cast<double>(decode_tokens) / (seconds_now() - middle));

@@ -85,24 +85,31 @@ void finite_check(OpBench& bench, const std::string& name, const model::Config& 
 void sample(OpBench& bench, const std::string& name, const model::Config& c, const ops::SamplingParams& params) {
   struct Operands {
     Placed<float> logits;
-    Placed<int32_t> token;
+    Placed<ops::SampleRow> rows;
+    Placed<int32_t> tokens;
   };
-  // One row at a time, whatever --tokens says.
-  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {.fixed = c.vocab_size * 4}, {1},
-                          [&](const auto& op, int64_t, void* workspace) -> OpBench::Case {
+  constexpr int64_t kPositions = 64;  // drawn in turn
+  // Rows of logits that a step ends with, whatever --tokens says.
+  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {.per_token = c.vocab_size * 4}, {1, 32},
+                          [&](const auto& op, int64_t count, void* workspace) -> OpBench::Case {
                             const auto o = std::make_shared<Operands>();
                             // As peaked as a language model: a few likely tokens over a broad tail.
-                            std::vector<float> logits = bench.floats(c.vocab_size, 2);
-                            for (int i = 0; i < 20; ++i) {
+                            std::vector<float> logits = bench.floats(count * c.vocab_size, 2);
+                            for (int64_t i = 0; i < 20 * count; ++i) {
                               logits[bench.rng().below(logits.size())] = 10 + 3 * bench.rng().normal();
                             }
+                            std::vector<ops::SampleRow> rows;
+                            for (int64_t i = 0; i < count * kPositions; ++i) {
+                              rows.push_back({params, static_cast<uint64_t>(i), static_cast<int32_t>(i % count)});
+                            }
                             o->logits = bench.place(logits);
-                            o->token = bench.place(std::vector<int32_t>(1));
-                            return {{.tokens = 1, .bytes = c.vocab_size * 4}, [=, &bench](int64_t run) {
+                            o->rows = bench.place(rows);
+                            o->tokens = bench.place(std::vector<int32_t>(static_cast<size_t>(count)));
+                            return {{.tokens = count, .bytes = count * c.vocab_size * 4}, [=, &bench](int64_t run) {
                                       op.run({.logits = o->logits.data(),
-                                              .params = params,
-                                              .position = static_cast<uint64_t>(run),
-                                              .token = o->token.data(),
+                                              .rows = o->rows.data() + run % kPositions * count,
+                                              .num_rows = count,
+                                              .tokens = o->tokens.data(),
                                               .workspace = workspace},
                                              bench.queue());
                                     }};

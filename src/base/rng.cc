@@ -7,19 +7,9 @@
 namespace tessera {
 
 std::array<uint32_t, 4> philox(uint64_t seed, uint64_t counter_low, uint64_t counter_high) {
-  constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-  constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-  std::array<uint32_t, 4> c = {static_cast<uint32_t>(counter_low), static_cast<uint32_t>(counter_low >> 32),
-                               static_cast<uint32_t>(counter_high), static_cast<uint32_t>(counter_high >> 32)};
-  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = kMultiplier0 * c[0], product1 = kMultiplier1 * c[2];
-    c = {static_cast<uint32_t>(product1 >> 32) ^ c[1] ^ key0, static_cast<uint32_t>(product1),
-         static_cast<uint32_t>(product0 >> 32) ^ c[3] ^ key1, static_cast<uint32_t>(product0)};
-    key0 += kWeyl0;
-    key1 += kWeyl1;
-  }
-  return c;
+  uint32_t words[4];
+  philox(seed, counter_low, counter_high, words);
+  return std::to_array(words);
 }
 
 uint32_t Rng::next_u32() {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "base/error.h"
 
@@ -39,9 +40,7 @@ class Loop {
       if (marks_here) *options_.mark_before_last = sequence_.state().mark();
       const size_t end = options_.mark_before_last != nullptr && left > 1 ? left - 1 : left;
       const size_t count = std::min(end, static_cast<size_t>(runner_.max_step_tokens()));
-      run(count, observer_.wants_all_logits() ? model::LogitRows::kAll
-                 : count == left              ? model::LogitRows::kLast
-                                              : model::LogitRows::kNone);
+      run(count);
       if (progress != nullptr) progress->advance(count);
     }
     if (progress != nullptr) progress->end();
@@ -51,17 +50,14 @@ class Loop {
   void decode(ProgressSink* progress) {
     if (progress != nullptr)
       progress->begin("decode", static_cast<uint64_t>(std::max<int64_t>(0, max_tokens_)), "tokens");
-    const int32_t vocab = runner_.facts().vocab_size;
     while (sequence_.finish_reason() == FinishReason::kNone) {
       if (static_cast<int64_t>(sequence_.generated().size()) >= max_tokens_) {
         sequence_.finish(FinishReason::kLength);
       } else if (is_cancelled()) {
         sequence_.finish(FinishReason::kCancelled);
       } else {
-        if (!sequence_.pending().empty()) run(1, model::LogitRows::kLast);
-        const std::span<const float> row(logits_.as<float>() + (logits_.shape[0] - 1) * vocab,
-                                         static_cast<size_t>(vocab));
-        accept(sampler_.draw(runner_, row, sequence_.next_position()));
+        if (!sequence_.pending().empty()) run(1);
+        accept(draw_ ? Sampler::drawn(*draw_) : sampler_.draw(runner_, last_row_, sequence_.next_position()));
         if (progress != nullptr) progress->advance(1);
       }
     }
@@ -71,13 +67,21 @@ class Loop {
  private:
   bool is_cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
 
-  void run(size_t count, model::LogitRows rows) {
+  // The next `count` pending tokens. After the last of them there is a token to draw: the step draws it, where it can.
+  void run(size_t count) {
     const int64_t first = sequence_.state().position();
-    const model::SequenceSlice slice{&sequence_.state(), sequence_.pending().first(count), rows};
-    logits_ = runner_.step({&slice, 1});
-    if (rows == model::LogitRows::kNone) return;
-    const int64_t first_row = rows == model::LogitRows::kAll ? first : first + static_cast<int64_t>(count) - 1;
-    observer_.logits(first_row, {logits_.as<float>(), static_cast<size_t>(logits_.shape.num_elements())});
+    const bool is_drawn = count == sequence_.pending().size() && max_tokens_ > 0;
+    draw_ = is_drawn ? sampler_.draw_in_step(sequence_.next_position()) : std::nullopt;
+    const model::SequenceSlice slice{.state = &sequence_.state(),
+                                     .ids = sequence_.pending().first(count),
+                                     .logits = observer_.wants_logits() ? model::LogitRows::kAll
+                                               : is_drawn && !draw_     ? model::LogitRows::kLast
+                                                                        : model::LogitRows::kNone,
+                                     .draw = draw_ ? &*draw_ : nullptr};
+    const TensorView logits = runner_.step({&slice, 1});
+    const std::span<const float> rows(logits.as<float>(), static_cast<size_t>(logits.shape.num_elements()));
+    if (observer_.wants_logits()) observer_.logits(first, rows);
+    if (is_drawn && !draw_) last_row_ = rows.last(static_cast<size_t>(runner_.facts().vocab_size));
   }
 
   void accept(int32_t id) {
@@ -95,7 +99,8 @@ class Loop {
   int64_t max_tokens_;
   Sampler sampler_;
   Sequence& sequence_;
-  TensorView logits_;
+  std::optional<model::Draw> draw_;  // of the last step
+  std::span<const float> last_row_;  // without one
 };
 
 void check(const model::ModelFacts& facts, std::span<const int32_t> prompt, const GenerateOptions& options) {

@@ -27,8 +27,8 @@ struct GenerateOptions {
 class GenerateObserver {
  public:
   virtual ~GenerateObserver() = default;
-  // True: logits of every prompt position are wanted, else only those that tokens are drawn from.
-  virtual bool wants_all_logits() const { return false; }
+  // True: logits of every position that is run are wanted, else none.
+  virtual bool wants_logits() const { return false; }
   // Rows [count, vocab] for the positions [first_position, first_position + count) just run: row i predicts the token
   // at first_position + i + 1.
   virtual void logits(int64_t first_position, std::span<const float> rows) { (void)first_position, (void)rows; }

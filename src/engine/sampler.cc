@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
+
 namespace tessera::engine {
 
 namespace {
@@ -55,6 +57,16 @@ Sampler::Sampler(const SamplingOptions& options, int32_t vocab_size) : params_(o
   }
   has_penalties_ = params_.repetition_penalty != 1 || params_.frequency_penalty != 0 || params_.presence_penalty != 0;
   if (has_penalties_) counts_.resize(static_cast<size_t>(vocab_size));
+}
+
+std::optional<model::Draw> Sampler::draw_in_step(int64_t position) const {
+  if (has_penalties_ || !bias_ids_.empty()) return std::nullopt;
+  return model::Draw{.params = params_, .position = static_cast<uint64_t>(position)};
+}
+
+int32_t Sampler::drawn(const model::Draw& draw) {
+  if (draw.token < 0) fail(ErrorCode::kNotFinite, "no token can be drawn: every logit is NaN or minus infinity");
+  return draw.token;
 }
 
 void Sampler::observe(int32_t id) {

@@ -26,10 +26,15 @@ class Sampler {
   // `options` must be without fault.
   Sampler(const SamplingOptions& options, int32_t vocab_size);
 
+  // The draw of the token of `position` that a step can make; nothing where draw() alone can, because it takes counts
+  // or bias.
+  std::optional<model::Draw> draw_in_step(int64_t position) const;
   // Counts a token of the context for the penalties.
   void observe(int32_t id);
   // Draws the token of `position` from one row of logits.
   int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position) const;
+  // The token that a step drew. Throws kNotFinite where it could not.
+  static int32_t drawn(const model::Draw& draw);
 
  private:
   model::SamplingParams params_;

@@ -62,6 +62,7 @@ struct StepLoop::Running {
   int64_t first, count;  // positions
   bool is_last;          // all of its tokens have run after the slice
   model::LogitRows rows;
+  const model::Draw* draw;  // null: none, or the step can't make it
   int64_t num_rows() const { return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0; }
 };
 
@@ -303,13 +304,21 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
   const int64_t count = end - first;
   const bool is_drawn = end == known && live.draws();
   const bool is_scored = live.request.prompt_logprobs && std::min(end, live.num_prompt() - 1) > live.num_scored;
+  // After a prompt each choice draws from the same row.
+  const bool is_drawn_once = is_drawn && (live.request.num_choices == 1 || known > live.num_prompt());
+  model::Draw* draw = nullptr;
+  if (const auto one = is_drawn_once ? choice.sampler.draw_in_step(known) : std::nullopt) {
+    draw = &draws_.emplace_back(*one);
+  }
+  const bool needs_row = is_drawn && (draw == nullptr || live.request.logprobs);
   running_.push_back({slice.key, first, count, end == known,
-                      is_scored  ? model::LogitRows::kAll
-                      : is_drawn ? model::LogitRows::kLast
-                                 : model::LogitRows::kNone});
+                      is_scored   ? model::LogitRows::kAll
+                      : needs_row ? model::LogitRows::kLast
+                                  : model::LogitRows::kNone,
+                      draw});
   const std::span<const int32_t> ids(choice.ids);
-  slices_.push_back(
-      {choice.state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)), running_.back().rows});
+  slices_.push_back({choice.state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
+                     running_.back().rows, draw});
   const bool is_decode = end == known && count == 1 && known > live.num_prompt();
   (is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) += count;
 }
@@ -368,7 +377,9 @@ void StepLoop::deliver(const TensorView& logits) {
       continue;
     }
     for (SequenceKey key = slice.key; key < slice.key + num_drawing; ++key) {
-      if (Choice* drawing = find(key, live); drawing != nullptr) draw(*live, *drawing, rows.last(vocab));
+      if (Choice* drawing = find(key, live); drawing != nullptr) {
+        draw(*live, *drawing, slice, rows.last(std::min(vocab, rows.size())));
+      }
     }
   }
 }
@@ -409,11 +420,12 @@ void StepLoop::fork(Live& live) {
   }
 }
 
-void StepLoop::draw(Live& live, Choice& choice, std::span<const float> row) {
+void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<const float> row) {
   bool goes_on = false;
   Token token{.choice = choice.index};
   try {
-    token.id = choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()));
+    token.id = slice.draw != nullptr ? Sampler::drawn(*slice.draw)
+                                     : choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()));
     if (live.request.logprobs) token.logprobs = logprobs_of(row, token.id, *live.request.logprobs);
     choice.ids.push_back(token.id);
     choice.sampler.observe(token.id);
@@ -518,7 +530,7 @@ void StepLoop::abandon(const std::string& why) noexcept {
 
 bool StepLoop::step() {
   stats_ = {};
-  running_.clear(), slices_.clear();
+  running_.clear(), slices_.clear(), draws_.clear();
   const double start = clock_.now();
   read_rooms(start);
   const Scheduler::Plan& plan = scheduler_.plan();

@@ -3,6 +3,7 @@
 // Requests step by step, on one thread: takes the scheduler's plan, runs it, draws, delivers. Engine puts a thread
 // around it; the simulator of the tests drives it by hand. Rules: docs/contracts/engine_loop.md.
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -76,7 +77,7 @@ class StepLoop {
   void deliver_prompt_logprobs(Live& live, const Running& slice, std::span<const float> rows);
   void offer(Live& live, const Choice& choice, const Running& slice);
   void fork(Live& live);
-  void draw(Live& live, Choice& choice, std::span<const float> row);
+  void draw(Live& live, Choice& choice, const Running& slice, std::span<const float> row);
   void release(Choice& choice);
   void end_choice(Live& live, Choice& choice, FinishReason reason);
   void end(Live& live, FinishReason reason, ErrorCode code, const std::string& error);
@@ -93,6 +94,7 @@ class StepLoop {
   std::map<RequestId, std::unique_ptr<Live>> requests_;
   std::vector<Running> running_;
   std::vector<model::SequenceSlice> slices_;
+  std::deque<model::Draw> draws_;  // of the slices, which hold their addresses
   int64_t swap_bytes_ = 0;
   StepStats stats_;
   Totals totals_;

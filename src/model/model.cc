@@ -37,6 +37,8 @@ std::vector<int64_t> compression_ratios(const CacheLayout& layout) {
   return ratios;
 }
 
+constexpr int32_t kNotWanted = -1;  // logit row of a draw whose row the host doesn't want, until it has one
+
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15 + 0x165667B19E3779F9;
 }
@@ -86,10 +88,10 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes), memory);
   streams_buffer_ = device::Tensor(activation, {max_step_tokens, ops::kHcStreams, config.hidden_size}, memory);
   logits_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size}, memory);
-  first_bad_ = device::Tensor(DType::kI32, {max_step_tokens}, memory);
+  outcomes_ = device::Tensor(DType::kI32, {2 * max_step_tokens}, memory);
   if (!memory.is_host()) {
     host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
-    host_first_bad_ = device::Tensor(DType::kI32, first_bad_.view().shape, executor_->staging());
+    host_outcomes_ = device::Tensor(DType::kI32, outcomes_.view().shape, executor_->staging());
   }
   arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation), memory);
   batch_ = std::make_unique<StepBatch>(
@@ -100,6 +102,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   const size_t rows = static_cast<size_t>(max_step_tokens);
   slices_.rows.reserve(rows), slices_.states.reserve(rows);
   slices_.token_ids.reserve(rows), slices_.logit_rows.reserve(rows);
+  slices_.draws.reserve(rows), slices_.drawn.reserve(rows);
 
   facts_.vocab_size = static_cast<int32_t>(config.vocab_size);
   facts_.max_positions = config.max_positions;
@@ -149,6 +152,7 @@ void Model::reserve_scores(int64_t capacity) {
 
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
   slices_.rows.clear(), slices_.states.clear(), slices_.token_ids.clear(), slices_.logit_rows.clear();
+  slices_.draws.clear(), slices_.drawn.clear();
   for (const SequenceSlice& slice : slices) {
     SequenceCaches* state = dynamic_cast<SequenceCaches*>(slice.state);
     TESSERA_CHECK(state != nullptr && &state->pool() == pool_.get(), "a state belongs to the runner that made it");
@@ -174,6 +178,21 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
         slices_.logit_rows.push_back(static_cast<int32_t>(first_row + i));
       }
     }
+    if (slice.draw == nullptr) continue;
+    TESSERA_CHECK(count > 0, "a token is drawn after another");
+    const bool is_wanted = slice.logits != LogitRows::kNone;
+    slices_.drawn.push_back(slice.draw);
+    slices_.draws.push_back({slice.draw->params, slice.draw->position,
+                             is_wanted ? static_cast<int32_t>(slices_.logit_rows.size()) - 1 : kNotWanted});
+  }
+  slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
+  size_t next = 0;  // draw
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (slices[i].draw == nullptr) continue;
+    int32_t& logit_row = slices_.draws[next++].logit_row;
+    if (logit_row != kNotWanted) continue;
+    logit_row = static_cast<int32_t>(slices_.logit_rows.size());
+    slices_.logit_rows.push_back(static_cast<int32_t>(slices_.rows[i].first_row + slices_.rows[i].num_rows - 1));
   }
 }
 
@@ -203,14 +222,17 @@ StepContext Model::context(bool is_recorded) {
 template <class Work>
 void Model::queue_step(bool is_draft, const Work& work) {
   const int64_t num_rows = recorded_rows();
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, num_rows);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, num_rows);
   if (num_rows == 0) return work(context(false));
   if (recorded_version_ != pool_->version()) recorded_.clear();
   recorded_version_ = pool_->version();
-  const auto is_it = [&](const Recorded& one) { return one.num_rows == num_rows && one.is_draft == is_draft; };
+  const bool draws = !slices_.draws.empty();
+  const auto is_it = [&](const Recorded& one) {
+    return one.num_rows == num_rows && one.is_draft == is_draft && one.draws == draws;
+  };
   auto found = std::find_if(recorded_.begin(), recorded_.end(), is_it);
   if (found == recorded_.end()) {
-    recorded_.push_back({num_rows, is_draft, executor_->record([&] { work(context(true)); })});
+    recorded_.push_back({num_rows, is_draft, draws, executor_->record([&] { work(context(true)); })});
     found = std::prev(recorded_.end());
   }
   found->work->launch();
@@ -229,31 +251,39 @@ void Model::queue_head(const StepContext& context, const OutputHead& head, const
   const int64_t rows = context.batch.num_logit_rows();
   head.run(context, projection_, streams, context.batch.logit_rows(), rows, rows_of(logits_, 0, rows));
   // One pass over what leaves the model: a NaN must not become a token.
-  finite_check_.run({.values = logits_.as<float>(), .first_bad = first_bad_.as<int32_t>(), .num_rows = rows},
+  finite_check_.run({.values = logits_.as<float>(), .first_bad = outcomes_.as<int32_t>(), .num_rows = rows},
                     context.queue);
+  const int64_t num_draws = context.batch.num_draws();
+  if (num_draws == 0) return;
+  sample_->queue(logits_.as<float>(), context.batch.draws(), num_draws, outcomes_.as<int32_t>() + rows,
+                 context.workspace);
 }
 
-TensorView Model::read_logits() {
-  const size_t rows = slices_.logit_rows.size();
+TensorView Model::read_outcome() {
   device::MemorySpace& memory = executor_->memory();
-  TensorView logits = rows_of(logits_, 0, static_cast<int64_t>(rows));
-  const int32_t* first_bad = first_bad_.as<int32_t>();
+  const int64_t num_rows = batch_->num_logit_rows(), vocab = config_.vocab_size;
+  TensorView logits = rows_of(logits_, 0, slices_.num_wanted);
+  const int32_t* outcomes = outcomes_.as<int32_t>();
   if (!memory.is_host()) {
-    const TensorView on_host = rows_of(host_logits_, 0, static_cast<int64_t>(rows));
+    const TensorView on_host = rows_of(host_logits_, 0, slices_.num_wanted);
     memory.queue_download(on_host.data, logits.data, static_cast<size_t>(logits.num_bytes()));
-    memory.queue_download(host_first_bad_.view().data, first_bad, rows * sizeof(int32_t));
+    memory.queue_download(host_outcomes_.view().data, outcomes,
+                          static_cast<size_t>(num_rows + batch_->num_draws()) * sizeof(int32_t));
     logits = on_host;
-    first_bad = host_first_bad_.as<int32_t>();
+    outcomes = host_outcomes_.as<int32_t>();
   }
   executor_->synchronize();
-  for (size_t row = 0; row < rows; ++row) {
-    if (first_bad[row] < 0) continue;
-    const int64_t at = static_cast<int64_t>(row) * config_.vocab_size + first_bad[row];
+  for (size_t row = 0; row < slices_.logit_rows.size(); ++row) {
+    if (outcomes[row] < 0) continue;
+    float value = 0;
+    memory.download(&value, logits_.as<float>() + static_cast<int64_t>(row) * vocab + outcomes[row], sizeof(value));
     fail(ErrorCode::kNotFinite,
          fmt::format("logit {} at position {} is {}; run with --trace-op to find the first op whose output is not "
                      "finite",
-                     first_bad[row], batch_->position(slices_.logit_rows[row]), logits.as<float>()[at]));
+                     outcomes[row], batch_->position(slices_.logit_rows[row]), value));
   }
+  for (size_t i = 0; i < slices_.drawn.size(); ++i)
+    slices_.drawn[i]->token = outcomes[num_rows + static_cast<int64_t>(i)];
   return logits;
 }
 
@@ -265,7 +295,7 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
     queue_head(step, *head_, streams);
   });
   num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
-  const TensorView logits = read_logits();
+  const TensorView logits = read_outcome();
   for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance(slices_.rows[i].num_rows);
   return logits;
 }
@@ -274,7 +304,7 @@ void Model::prepare(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
   const int64_t num_rows = recorded_rows();
   is_prepared_to_record_ = num_rows > 0;
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, num_rows);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, num_rows);
 }
 
 void Model::queue_layer(size_t layer, const TensorView& streams) {
@@ -286,7 +316,7 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {
   is_prepared_to_record_ = false;
   read_slices(slices, false);
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {});
   device::MemorySpace& memory = executor_->memory();
   const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());
   const size_t bytes = static_cast<size_t>(placed.num_bytes());
@@ -309,7 +339,7 @@ TensorView Model::draft(std::span<const SequenceSlice> slices) {
     const TensorView streams = draft_->run(step, blocks_.size(), rows_of(streams_buffer_, 0, step.num_tokens()), next);
     queue_head(step, draft_->head(), streams);
   });
-  const TensorView logits = read_logits();
+  const TensorView logits = read_outcome();
   for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance_draft(slices_.rows[i].num_rows);
   return logits;
 }

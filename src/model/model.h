@@ -49,12 +49,16 @@ class Model final : public Runner {
   struct Slices {
     std::vector<SliceRows> rows;
     std::vector<SequenceCaches*> states;
-    std::vector<int32_t> token_ids, logit_rows;
+    std::vector<int32_t> token_ids;
+    std::vector<int32_t> logit_rows;  // those that the host wants, then those that are only drawn from
+    int64_t num_wanted = 0;           // of the host
+    std::vector<ops::SampleRow> draws;
+    std::vector<Draw*> drawn;  // where their tokens go
   };
   // Work of a step that was recorded.
   struct Recorded {
     int64_t num_rows;
-    bool is_draft;
+    bool is_draft, draws;
     std::unique_ptr<device::Recording> work;
   };
 
@@ -67,8 +71,8 @@ class Model final : public Runner {
   StepContext context(bool is_recorded);
   TensorView embed(const StepContext& context, const TensorView& out, int64_t streams) const;
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
-  // Waits for the step; its wanted rows, in host memory.
-  TensorView read_logits();
+  // Waits for the step and hands out its tokens; its wanted rows, in host memory.
+  TensorView read_outcome();
   void reserve_scores(int64_t capacity);
 
   const Config config_;
@@ -88,8 +92,9 @@ class Model final : public Runner {
   std::unique_ptr<SampleStep> sample_;
   device::Buffer workspace_, index_scores_;
   int64_t score_stride_ = 0;
-  device::Tensor streams_buffer_, logits_, first_bad_;
-  device::Tensor host_logits_, host_first_bad_;  // where these are not the host's
+  // Outcomes: for each row of logits its first bad one, then the token of each draw.
+  device::Tensor streams_buffer_, logits_, outcomes_;
+  device::Tensor host_logits_, host_outcomes_;  // where these are not the host's
   device::Arena arena_;
   int64_t num_step_rows_ = 0;  // of the last step()
   bool is_prepared_to_record_ = false;

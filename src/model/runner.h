@@ -53,21 +53,30 @@ class SequenceState {
 
 enum class LogitRows { kNone, kLast, kAll };
 
+// A token that a step draws from the logits after a slice's last token, where they were computed. What needs more than
+// these parameters (penalties, bias) is drawn by sample().
+struct Draw {
+  SamplingParams params{};  // penalties do nothing
+  uint64_t position = 0;    // of the token
+  int32_t token = -1;       // out; -1 where no logit is a number
+};
+
 // Consecutive new tokens of one sequence. A state appears at most once in a step.
 struct SequenceSlice {
   SequenceState* state = nullptr;
   std::span<const int32_t> ids;
-  LogitRows logits = LogitRows::kLast;
+  LogitRows logits = LogitRows::kLast;  // to the host: rows of the whole vocabulary
+  Draw* draw = nullptr;                 // null: none. Costs no row
 };
 
 struct SampleRequest {
   // One row; not changed. Drawing from a row that step() or draft() just returned costs no copy of it to the device.
   std::span<const float> logits;
-  SamplingParams params;
-  uint64_t position = 0;              // of the token to draw
-  std::span<const int32_t> counts;    // [vocab] occurrences so far, for penalties; empty: none
-  std::span<const int32_t> bias_ids;  // logit bias
-  std::span<const float> bias_values;
+  SamplingParams params{};
+  uint64_t position = 0;                // of the token to draw
+  std::span<const int32_t> counts{};    // [vocab] occurrences so far, for penalties; empty: none
+  std::span<const int32_t> bias_ids{};  // logit bias
+  std::span<const float> bias_values{};
 };
 
 class Runner {
@@ -84,16 +93,18 @@ class Runner {
   // The inverse of save(). Throws kDataLoss where the bytes are of another model, precision or version, or damaged.
   virtual std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) = 0;
 
-  // Runs the slices' tokens. Returns FP32 logits [rows, vocab] in host memory, the slices' requested rows in order;
-  // valid until the next call. Throws kInvalidArgument for ids out of range or a full sequence, kInternal for logits
-  // that are not finite; then the states are as before the call only as far as positions go: drop them.
+  // Runs the slices' tokens and their draws. Returns FP32 logits [rows, vocab] in host memory, the slices' requested
+  // rows in order; valid until the next call. Throws kInvalidArgument for ids out of range or a full sequence,
+  // kInternal for logits that are not finite; then the states are as before the call only as far as positions go: drop
+  // them.
   virtual TensorView step(std::span<const SequenceSlice> slices) = 0;
 
   // Runs the draft block (MTP) on the tokens of the step just made: the same slices, with ids[i] the token that
   // follows slice token i. Returns logits for the token after that. Throws kUnsupported without a draft block.
   virtual TensorView draft(std::span<const SequenceSlice> slices) = 0;
 
-  // Draws one token from a row of logits (ops/sample). Throws kNotFinite where no logit is a number.
+  // Draws one token from a row of logits (ops/sample): the token that a step's draw would have been. Throws kNotFinite
+  // where no logit is a number.
   virtual int32_t sample(const SampleRequest& request) = 0;
 
   // Null: none. Tracing makes steps slower and changes no value.

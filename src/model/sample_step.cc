@@ -8,6 +8,7 @@ namespace tessera::model {
 SampleStep::SampleStep(LayerBuilder& builder, device::Executor& executor)
     : op_(builder.bind<ops::Sample>("sample", {.vocab = builder.config.vocab_size})), executor_(executor) {
   row_ = device::Buffer(static_cast<size_t>(op_.desc.vocab) * sizeof(float), executor.memory());
+  how_ = device::Buffer(sizeof(ops::SampleRow), executor.memory());
   token_ = device::Buffer(sizeof(int32_t), executor.memory());
 }
 
@@ -21,23 +22,31 @@ const T* SampleStep::place(device::Buffer& buffer, std::span<const T> values) {
   return buffer.template as<T>();
 }
 
+void SampleStep::queue(float* logits, const ops::SampleRow* rows, int64_t num_rows, int32_t* tokens,
+                       void* workspace) const {
+  op_.run({.logits = logits, .rows = rows, .num_rows = num_rows, .tokens = tokens, .workspace = workspace},
+          executor_.queue());
+}
+
 int32_t SampleStep::run(const SampleRequest& request, const float* logits, void* workspace) {
   TESSERA_CHECK(static_cast<int64_t>(request.logits.size()) == op_.desc.vocab, "one row of logits");
   device::MemorySpace& memory = executor_.memory();
-  // Bias, penalties and temperature change the row that is drawn from.
+  // Bias and penalties change the row that is drawn from.
   if (logits != nullptr) {
     memory.copy(row_.data(), logits, row_.size());
   } else {
     memory.upload(row_.data(), request.logits.data(), row_.size());
   }
+  const ops::SampleRow how{.params = request.params, .position = request.position};
+  memory.upload(how_.data(), &how, sizeof(how));
   op_.run({.logits = row_.as<float>(),
-           .params = request.params,
-           .position = request.position,
+           .rows = how_.as<ops::SampleRow>(),
+           .num_rows = 1,
            .counts = place(counts_, request.counts),
            .bias_ids = place(bias_ids_, request.bias_ids),
            .bias_values = place(bias_values_, request.bias_values),
            .num_bias = static_cast<int64_t>(request.bias_ids.size()),
-           .token = token_.as<int32_t>(),
+           .tokens = token_.as<int32_t>(),
            .workspace = workspace},
           executor_.queue());
   int32_t token = 0;

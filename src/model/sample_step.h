@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Draws a token where the ops compute, from a row of logits that is left as it is.
+// Draws tokens where the ops compute, from rows of logits that are left as they are.
 #include "device/executor.h"
 #include "model/layers/layer_builder.h"
 #include "model/runner.h"
@@ -11,8 +11,12 @@ class SampleStep {
  public:
   SampleStep(LayerBuilder& builder, device::Executor& executor);
 
-  // `logits` [vocab] is the request's row in the ops' memory; null: only the request has it, on the host.
+  // One token, at once. `logits` [vocab] is the request's row in the ops' memory; null: only the request has it, on the
+  // host.
   int32_t run(const SampleRequest& request, const float* logits, void* workspace);
+
+  // Queues draws that need nothing but `rows`; all addresses are of the ops' memory.
+  void queue(float* logits, const ops::SampleRow* rows, int64_t num_rows, int32_t* tokens, void* workspace) const;
 
  private:
   template <class T>
@@ -20,7 +24,7 @@ class SampleStep {
 
   ops::Bound<ops::Sample> op_;
   device::Executor& executor_;
-  device::Buffer row_, counts_, bias_ids_, bias_values_, token_;
+  device::Buffer row_, how_, counts_, bias_ids_, bias_values_, token_;
 };
 
 }  // namespace tessera::model

@@ -20,8 +20,9 @@ StepBatch::StepBatch(std::vector<int64_t> ratios, const Limits& limits, device::
   for (const int64_t ratio : ratios) ratios_.push_back({.ratio = ratio});
   const size_t rows = static_cast<size_t>(limits.max_tokens);
   const size_t per_ratio = 2 * 4 + sizeof(ops::CompressorSlice) + 8 + 8 + 4;
-  const size_t arrays = 5 + 6 * ratios_.size();
-  host_ = device::Buffer(rows * (3 * 4 + 2 * 8 + per_ratio * ratios_.size()) + arrays * kAlignment, staging);
+  const size_t per_row = 3 * 4 + 2 * 8 + sizeof(ops::SampleRow) + per_ratio * ratios_.size();
+  const size_t arrays = 6 + 6 * ratios_.size();
+  host_ = device::Buffer(rows * per_row + arrays * kAlignment, staging);
   if (!memory.is_host()) placed_ = device::Buffer(host_.size(), memory);
   slices_.reserve(rows);
 }
@@ -37,12 +38,14 @@ T* StepBatch::take(const T*& placed, int64_t count) {
 }
 
 void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t> ids,
-                     std::span<const int32_t> logit_rows, int64_t padded_rows) {
+                     std::span<const int32_t> logit_rows, std::span<const ops::SampleRow> draws, int64_t padded_rows) {
   const int64_t num_ids = static_cast<int64_t>(ids.size());
   const bool is_padded = padded_rows > 0;
   num_rows_ = is_padded ? padded_rows : num_ids;
   TESSERA_CHECK(num_ids <= num_rows_ && num_rows_ <= limits_.max_tokens, "rows");
-  TESSERA_CHECK(!is_padded || slices.size() == ids.size(), "only slices of one row are padded");
+  TESSERA_CHECK(!is_padded || (slices.size() == ids.size() && logit_rows.size() == ids.size()),
+                "only slices of one row each, with logits, are padded");
+  TESSERA_CHECK(static_cast<int64_t>(draws.size()) <= limits_.max_tokens, "draws");
   slices_.assign(slices.begin(), slices.end());
   num_slices_ = is_padded ? padded_rows : static_cast<int64_t>(slices.size());
   num_logit_rows_ = is_padded ? padded_rows : static_cast<int64_t>(logit_rows.size());
@@ -63,10 +66,14 @@ void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t>
   for (int64_t row = num_ids; row < num_rows_; ++row) {
     host_ids[row] = 0, positions[row] = 0, slots[row] = -1, host_places[row] = 0;
   }
-  for (int64_t i = 0; i < num_logit_rows_; ++i) {
-    host_logit_rows[i] = is_padded ? static_cast<int32_t>(i) : logit_rows[static_cast<size_t>(i)];
+  std::copy(logit_rows.begin(), logit_rows.end(), host_logit_rows);
+  for (int64_t i = static_cast<int64_t>(logit_rows.size()); i < num_logit_rows_; ++i) {
+    host_logit_rows[i] = static_cast<int32_t>(i);
   }
   for (RatioRows& rows : ratios_) fill_ratio(rows);
+  num_draws_ = !draws.empty() && is_padded ? padded_rows : static_cast<int64_t>(draws.size());
+  ops::SampleRow* host_draws = take(draws_, num_draws_);
+  std::fill(std::copy(draws.begin(), draws.end(), host_draws), host_draws + num_draws_, ops::SampleRow{});
   if (!memory_.is_host()) memory_.upload(placed_.data(), host_.data(), used_);
 }
 

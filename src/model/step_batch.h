@@ -9,6 +9,7 @@
 
 #include "device/buffer.h"
 #include "ops/compressor/compressor.h"
+#include "ops/sample/sample.h"
 
 namespace tessera::model {
 
@@ -43,10 +44,11 @@ class StepBatch {
   StepBatch(std::vector<int64_t> ratios, const Limits& limits, device::MemorySpace& staging,
             device::MemorySpace& memory);
 
-  // The slices, whose tokens are `ids` one after the other, and the rows whose logits are wanted. `padded_rows` above
-  // the number of ids (slices of one row each then): the rest are rows of nobody, without effect. Copies.
+  // The slices, whose tokens are `ids` one after the other, the rows whose logits are computed, in that order, and the
+  // draws from them. `padded_rows` at least the number of ids (slices of one row each, whose logits are all computed):
+  // the rest are rows of nobody, without effect. Copies.
   void fill(std::span<const SliceRows> slices, std::span<const int32_t> ids, std::span<const int32_t> logit_rows,
-            int64_t padded_rows = 0);
+            std::span<const ops::SampleRow> draws, int64_t padded_rows = 0);
 
   int64_t num_rows() const { return num_rows_; }
   int64_t num_slices() const { return num_slices_; }
@@ -57,9 +59,12 @@ class StepBatch {
   const int64_t* positions() const { return positions_; }
   const int64_t* window_slots() const { return window_slots_; }  // ring slot of each token; -1: not written
   const int32_t* places() const { return places_; }
-  // With padding every row.
+  // With padding every row: nobody's last.
   const int32_t* logit_rows() const { return logit_rows_; }
   int64_t num_logit_rows() const { return num_logit_rows_; }
+  // Without any none; else with padding as many as rows, the last of them greedy ones of nobody.
+  const ops::SampleRow* draws() const { return draws_; }
+  int64_t num_draws() const { return num_draws_; }
   const RatioRows& of_ratio(int64_t ratio) const;
 
   // The same on the host.
@@ -77,9 +82,10 @@ class StepBatch {
   device::Buffer host_, placed_;
   size_t used_ = 0;
   std::vector<SliceRows> slices_;
-  int64_t num_rows_ = 0, num_slices_ = 0, num_logit_rows_ = 0;
+  int64_t num_rows_ = 0, num_slices_ = 0, num_logit_rows_ = 0, num_draws_ = 0;
   const int32_t *token_ids_ = nullptr, *places_ = nullptr, *logit_rows_ = nullptr;
   const int64_t *positions_ = nullptr, *window_slots_ = nullptr;
+  const ops::SampleRow* draws_ = nullptr;
   const int64_t* host_positions_ = nullptr;
 };
 

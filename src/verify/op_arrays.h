@@ -167,11 +167,16 @@ inline void add_arrays(Stage& stage, const ops::FiniteCheck::Desc& desc, ops::Fi
 }
 
 inline void add_arrays(Stage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {
-  stage.add(args.logits, desc.vocab * 4, Access::kOutput);
+  int64_t num_logit_rows = 0;
+  for (int64_t i = 0; i < args.num_rows; ++i) {
+    num_logit_rows = std::max<int64_t>(num_logit_rows, args.rows[i].logit_row + 1);
+  }
+  stage.add(args.logits, num_logit_rows * desc.vocab * 4, Access::kOutput);
+  stage.add(args.rows, args.num_rows * static_cast<int64_t>(sizeof(ops::SampleRow)), Access::kInput);
   stage.add(args.counts, desc.vocab * 4, Access::kInput);
   stage.add(args.bias_ids, args.num_bias * 4, Access::kInput);
   stage.add(args.bias_values, args.num_bias * 4, Access::kInput);
-  stage.add(args.token, 4, Access::kOutput);
+  stage.add(args.tokens, args.num_rows * 4, Access::kOutput);
 }
 
 }  // namespace tessera::verify

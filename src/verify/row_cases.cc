@@ -234,12 +234,15 @@ Case<ops::FiniteCheck> make_case(Rng& rng, const Spec<ops::FiniteCheck>& spec) {
   return one;
 }
 
-// `context` counts through ways to sample.
+// `context` counts through ways to sample; the last, with bias and penalties, is of one row.
+constexpr int64_t kWaysToSample = 6;
+
 std::vector<Spec<ops::Sample>> specs_of(ops::Sample, bool is_quick) {
   std::vector<Spec<ops::Sample>> specs;
-  for (int64_t way = 0; way < 6; ++way) {
-    for (const Fill fill : kFills) specs.push_back({{.vocab = 301}, 1, fill, way});
-    if (!is_quick) specs.push_back({{.vocab = 129280}, 1, Fill::kNormal, way, "Flash"});
+  for (int64_t way = 0; way < kWaysToSample; ++way) {
+    const int64_t rows = way + 1 < kWaysToSample ? 3 : 1;
+    for (const Fill fill : kFills) specs.push_back({{.vocab = 301}, rows, fill, way});
+    if (!is_quick) specs.push_back({{.vocab = 129280}, rows, Fill::kNormal, way, "Flash"});
   }
   return specs;
 }
@@ -247,15 +250,23 @@ std::vector<Spec<ops::Sample>> specs_of(ops::Sample, bool is_quick) {
 Case<ops::Sample> make_case(Rng& rng, const Spec<ops::Sample>& spec) {
   const int64_t vocab = spec.desc.vocab;
   Case<ops::Sample> one;
-  const TensorView logits = one.arrays.tensor(filled(rng, spec.fill, 1, vocab), DType::kF32, {vocab});
+  const TensorView logits =
+      one.arrays.tensor(filled(rng, spec.fill, spec.num_tokens, vocab), DType::kF32, {spec.num_tokens, vocab});
   one.args.logits = logits.as<float>();
   one.arrays.clobbers("logits", logits);
-  ops::SamplingParams& params = one.args.params;
-  params.temperature = spec.context == 0 ? 0 : 0.5f + rng.uniform();
-  if (spec.context == 2) params.top_k = 20;
-  if (spec.context == 3) params.top_p = 0.9f;
-  if (spec.context == 4) params.min_p = 0.1f;
+  std::vector<ops::SampleRow> rows;
+  for (int64_t i = 0; i < spec.num_tokens; ++i) {
+    ops::SampleRow& row = rows.emplace_back();
+    row.params.temperature = spec.context == 0 ? 0 : 0.5f + rng.uniform();
+    if (spec.context == 2) row.params.top_k = 20;
+    if (spec.context == 3) row.params.top_p = 0.9f;
+    if (spec.context == 4) row.params.min_p = 0.1f;
+    row.params.seed = rng.next_u64();
+    row.position = rng.below(1 << 20);
+    row.logit_row = static_cast<int32_t>(spec.num_tokens - 1 - i);
+  }
   if (spec.context == 5) {
+    ops::SamplingParams& params = rows[0].params;
     params.repetition_penalty = 1.3f, params.frequency_penalty = 0.2f, params.presence_penalty = 0.4f;
     std::vector<int32_t> counts;
     for (int64_t i = 0; i < vocab; ++i) counts.push_back(static_cast<int32_t>(rng.below(3)));
@@ -264,9 +275,9 @@ Case<ops::Sample> make_case(Rng& rng, const Spec<ops::Sample>& spec) {
     one.args.bias_values = one.arrays.array(std::vector<float>{2.5f, -1.0f});
     one.args.num_bias = 2;
   }
-  params.seed = rng.next_u64();
-  one.args.position = rng.below(1 << 20);
-  one.args.token = one.arrays.output<int32_t>("token", DType::kI32, {1}, Rule::kBits);
+  one.args.rows = one.arrays.array(rows);
+  one.args.num_rows = spec.num_tokens;
+  one.args.tokens = one.arrays.output<int32_t>("tokens", DType::kI32, {spec.num_tokens}, Rule::kBits);
   return one;
 }
 

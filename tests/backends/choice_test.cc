@@ -183,15 +183,16 @@ TEST_F(SampleVariantsTest, DrawTheReferencesToken) {
         const device::Buffer workspace = testing::workspace_for(variant, desc, 1);
         device::Queue queue(threads);
         int32_t token = -1;
+        const ops::SampleRow how{.params = params, .position = position};
         variant.run(desc,
                     {.logits = mine.data(),
-                     .params = params,
-                     .position = position,
+                     .rows = &how,
+                     .num_rows = 1,
                      .counts = counts.empty() ? nullptr : counts.data(),
                      .bias_ids = bias_ids.data(),
                      .bias_values = bias_values.data(),
                      .num_bias = static_cast<int64_t>(bias_ids.size()),
-                     .token = &token,
+                     .tokens = &token,
                      .workspace = workspace.data()},
                     queue);
         return token;
@@ -208,23 +209,68 @@ TEST_F(SampleVariantsTest, DrawTheReferencesToken) {
   }
 }
 
-TEST_F(SampleVariantsTest, RefuseARowWithoutNumbers) {
+// Rows of one call, drawn in another order and each in its own way, get the tokens that they get alone.
+TEST_F(SampleVariantsTest, RowsOfACallAreDrawnAsAlone) {
+  for (const auto& [vocab, num_rows] : {std::pair<int64_t, int64_t>{700, 45}, {5000, 7}}) {
+    const ops::Sample::Desc desc{.vocab = vocab};
+    std::vector<float> all;
+    std::vector<ops::SampleRow> rows;
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const std::vector<float> row = logits(vocab, rng_.below(7));
+      all.insert(all.end(), row.begin(), row.end());
+      rows.push_back({.params = {.temperature = any({0.0f, 0.7f, 1.0f, 30.0f}),
+                                 .top_p = any({1.0f, 0.9f}),
+                                 .min_p = any({0.0f, 0.0f, 0.05f}),
+                                 .top_k = static_cast<int32_t>(any({0, 0, 40})),
+                                 .seed = rng_.next_u64()},
+                      .position = rng_.below(1 << 20),
+                      .logit_row = static_cast<int32_t>(num_rows - 1 - i)});
+    }
+    rows[3].logit_row = rows[4].logit_row;  // two draws from one row
+    std::vector<int32_t> expected(rows.size());
+    device::Queue queue(2);
+    device::Buffer workspace(static_cast<size_t>(ops::sample_reference_workspace(desc, 1)));
+    const std::vector<float> before = all;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ops::sample_reference(desc,
+                            {.logits = all.data(),
+                             .rows = &rows[i],
+                             .num_rows = 1,
+                             .tokens = &expected[i],
+                             .workspace = workspace.data()},
+                            queue);
+    }
+    testing::for_each_variant<ops::Sample>(desc, [&](const ops::Variant<ops::Sample>& variant, bool) {
+      std::vector<int32_t> tokens(rows.size(), -2);
+      const device::Buffer scratch = testing::workspace_for(variant, desc, num_rows);
+      variant.run(desc,
+                  {.logits = all.data(),
+                   .rows = rows.data(),
+                   .num_rows = num_rows,
+                   .tokens = tokens.data(),
+                   .workspace = scratch.data()},
+                  queue);
+      EXPECT_EQ(tokens, expected);
+      EXPECT_TRUE(testing::same_bits(all, before)) << "logits are left as they are";
+    });
+  }
+}
+
+TEST_F(SampleVariantsTest, FindNothingInARowWithoutNumbers) {
   for (const int64_t vocab : {40, 4096}) {
     const ops::Sample::Desc desc{.vocab = vocab};
     testing::for_each_variant<ops::Sample>(desc, [&](const ops::Variant<ops::Sample>& variant, bool) {
-      std::vector<float> row(static_cast<size_t>(vocab), std::nanf(""));
-      row[7] = -kInf;
-      const device::Buffer workspace = testing::workspace_for(variant, desc, 1);
-      device::Queue queue(2);
-      int32_t token = 0;
-      const auto draw = [&] {
-        variant.run(desc, {.logits = row.data(), .params = {}, .token = &token, .workspace = workspace.data()}, queue);
-      };
-      if (testing::is_on_gpu(variant)) {  // which can't throw
-        draw();
+      for (const float temperature : {0.0f, 1.0f}) {
+        std::vector<float> row(static_cast<size_t>(vocab), std::nanf(""));
+        row[7] = -kInf;
+        const device::Buffer workspace = testing::workspace_for(variant, desc, 1);
+        device::Queue queue(2);
+        const ops::SampleRow how{.params = {.temperature = temperature}};
+        int32_t token = 0;
+        variant.run(
+            desc, {.logits = row.data(), .rows = &how, .num_rows = 1, .tokens = &token, .workspace = workspace.data()},
+            queue);
         EXPECT_EQ(token, -1);
-      } else {
-        EXPECT_THROW(draw(), Error);
       }
     });
   }

@@ -31,7 +31,7 @@ Expected alone(model::Runner& runner, const Request& request, uint64_t choice) {
   class Rows final : public GenerateObserver {
    public:
     explicit Rows(size_t vocab) : vocab_(vocab) {}
-    bool wants_all_logits() const override { return true; }
+    bool wants_logits() const override { return true; }
     void logits(int64_t, std::span<const float> rows) override { all.insert(all.end(), rows.begin(), rows.end()); }
     bool token(int32_t) override { return true; }
     std::span<const float> row(size_t i) const { return std::span(all).subspan(i * vocab_, vocab_); }

@@ -64,11 +64,17 @@ class FakeRunner final : public model::Runner {
       const bool is_wanted = slices[0].logits == model::LogitRows::kAll ||
                              (slices[0].logits == model::LogitRows::kLast && i + 1 == slices[0].ids.size());
       if (!is_wanted) continue;
-      for (int32_t id = 0; id < kVocab; ++id)
-        logits_.push_back(id == (2 * slices[0].ids[i] + 1) % kVocab ? 3.0f : 0.0f);
+      const std::vector<float> row = row_after(slices[0].ids[i]);
+      logits_.insert(logits_.end(), row.begin(), row.end());
     }
     EXPECT_LE(state.position(), state.capacity());
     last_seen = state.seen;
+    if (slices[0].draw != nullptr) {
+      const std::vector<float> row = row_after(state.seen.back());
+      slices[0].draw->token =
+          sample({.logits = row, .params = slices[0].draw->params, .position = slices[0].draw->position});
+    }
+    num_rows += static_cast<int64_t>(logits_.size()) / kVocab;
     return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size()) / kVocab, kVocab}};
   }
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
@@ -78,16 +84,17 @@ class FakeRunner final : public model::Runner {
     int32_t token = 0;
     std::vector<float> row(request.logits.begin(), request.logits.end());
     device::Queue queue(1);
+    const ops::SampleRow how{.params = request.params, .position = request.position};
     std::vector<char> workspace(static_cast<size_t>(ops::sample_reference_workspace({kVocab}, 1)));
     ops::sample_reference({kVocab},
                           {.logits = row.data(),
-                           .params = request.params,
-                           .position = request.position,
+                           .rows = &how,
+                           .num_rows = 1,
                            .counts = request.counts.empty() ? nullptr : request.counts.data(),
                            .bias_ids = request.bias_ids.data(),
                            .bias_values = request.bias_values.data(),
                            .num_bias = static_cast<int64_t>(request.bias_ids.size()),
-                           .token = &token,
+                           .tokens = &token,
                            .workspace = workspace.data()},
                           queue);
     return token;
@@ -97,8 +104,15 @@ class FakeRunner final : public model::Runner {
   std::vector<size_t> chunks;
   std::vector<model::SamplingParams> requests;
   std::vector<int32_t> counts, last_seen;
+  int64_t num_rows = 0;  // of logits that were asked for
 
  private:
+  static std::vector<float> row_after(int32_t id) {
+    std::vector<float> row(kVocab);
+    row[static_cast<size_t>((2 * id + 1) % kVocab)] = 3;
+    return row;
+  }
+
   model::ModelFacts facts_;
   model::CacheSpec spec_;
   std::vector<float> logits_;
@@ -106,7 +120,7 @@ class FakeRunner final : public model::Runner {
 
 class Watcher final : public GenerateObserver {
  public:
-  bool wants_all_logits() const override { return wants_all; }
+  bool wants_logits() const override { return wants; }
   void logits(int64_t first_position, std::span<const float> rows) override {
     for (size_t i = 0; i < rows.size() / kVocab; ++i) positions.push_back(first_position + static_cast<int64_t>(i));
   }
@@ -115,7 +129,7 @@ class Watcher final : public GenerateObserver {
     if (cancel_at == static_cast<int64_t>(tokens.size())) cancel = true;
     return stop_at != static_cast<int64_t>(tokens.size());
   }
-  bool wants_all = false;
+  bool wants = false;
   int64_t stop_at = -1, cancel_at = -1;
   std::atomic<bool> cancel{false};
   std::vector<int32_t> tokens;

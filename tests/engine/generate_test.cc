@@ -20,7 +20,8 @@ TEST(Generate, PrefillsInChunksThenDecodes) {
   EXPECT_EQ(result.ids, (std::vector<int32_t>{7, 15, 31}));
   EXPECT_EQ(result.finish_reason, FinishReason::kLength);
   EXPECT_EQ(runner.chunks, (std::vector<size_t>{4, 4, 2, 1, 1})) << "the last token drawn is not run";
-  EXPECT_EQ(watcher.positions, (std::vector<int64_t>{9, 10, 11}));
+  EXPECT_TRUE(watcher.positions.empty());
+  EXPECT_EQ(runner.num_rows, 0) << "nobody asked for logits";
   EXPECT_EQ(result.num_prompt_tokens, 10);
   EXPECT_EQ(watcher.tokens, result.ids);
 }
@@ -87,7 +88,7 @@ TEST(Generate, TheLongestSequenceIsTheEnd) {
 TEST(Generate, PromptAloneAndAllLogits) {
   FakeRunner runner;
   Watcher watcher;
-  watcher.wants_all = true;
+  watcher.wants = true;
   const GenerateResult result =
       generate(runner, std::vector<int32_t>{3, 4, 5, 6, 7}, {.max_tokens = 0}, watcher, nullptr);
   EXPECT_TRUE(result.ids.empty());

@@ -136,6 +136,13 @@ TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
     for (const model::SequenceSlice& slice : slices) dynamic_cast<State&>(*slice.state).context ^= 0xBAD;
     fail(ErrorCode::kNotFinite, is_transient ? "a fault that passes" : "a fault that stays");
   }
+  for (const model::SequenceSlice& slice : slices) {
+    if (slice.draw == nullptr) continue;
+    const bool is_lost = fails(faults_.sample, failed_.sample);
+    const State& state = dynamic_cast<const State&>(*slice.state);
+    slice.draw->token =
+        is_lost ? -1 : next_token(state.context, slice.draw->params.seed, slice.draw->position, hash_counts({}));
+  }
   return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size()) / kHashVocab, kHashVocab}};
 }
 

@@ -112,6 +112,20 @@ TEST_F(RecordingTest, EagerStepsMayDoAllOfIt) {
   EXPECT_EQ(state_->position(), 3);
 }
 
+TEST_F(RecordingTest, OfALogitRowThatIsOnlyDrawnFromTheTokenComesBack) {
+  const std::vector<int32_t> ids = {5, 6, 7};
+  const auto other = model_->new_sequence(64);
+  const model::SequenceSlice plain{other.get(), ids, model::LogitRows::kLast};
+  const TensorView logits = model_->step({&plain, 1});
+  const std::vector<float> row(logits.as<float>(), logits.as<float>() + logits.shape.num_elements());
+  model::Draw draw{.params = {.temperature = 1, .seed = 3}, .position = 3};
+  const model::SequenceSlice slice{state_.get(), ids, model::LogitRows::kNone, &draw};
+  const size_t before = executor_->memory().downloaded_bytes();
+  EXPECT_EQ(model_->step({&slice, 1}).shape[0], 0);
+  EXPECT_EQ(executor_->memory().downloaded_bytes() - before, 2 * sizeof(int32_t)) << "is it finite; the token";
+  EXPECT_EQ(draw.token, model_->sample({.logits = row, .params = draw.params, .position = 3}));
+}
+
 TEST(Recording, BetweenOpsTheLastOneIsNamed) {
   ApartExecutor executor(1, ApartExecutor::Records::kYes);
   const auto message_of = [&](const std::function<void()>& work) -> std::string {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random schedules, bit for bit: sequences are fed in chunks of any size, alone and with strangers, one token of each
 // (a recorded step on a GPU) or traced (never recorded), mixed, and in between saved and restored, forked and rolled
-// back. Whatever the schedule, each logit is that of the same text fed alone, token by token.
-// TESSERA_SCHEDULES sets how many are drawn, TESSERA_SCHEDULES_SEED repeats a run; docs/testing.md.
+// back. Whatever the schedule, each logit is that of the same text fed alone, token by token, and each token that a
+// step draws is the one that is drawn from those logits. TESSERA_SCHEDULES sets how many are drawn,
+// TESSERA_SCHEDULES_SEED repeats a run; docs/testing.md.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <iostream>
 #include <random>
 
@@ -82,6 +84,7 @@ class Schedule {
     return true;
   }
   uint64_t num_rows() const { return num_rows_; }
+  uint64_t num_draws() const { return num_draws_; }
 
  private:
   struct Sequence {
@@ -154,6 +157,8 @@ class Schedule {
     const bool wants_all = rng_.below(4) != 0, is_traced = rng_.below(6) == 0;
     std::vector<model::SequenceSlice> slices;
     std::vector<size_t> owners;
+    std::deque<model::Draw> draws;            // of the slices, which hold their addresses
+    const uint64_t draws_in = rng_.below(3);  // none, some, all
     const size_t shift = rng_.below(sequences_.size());
     for (size_t n = 0; n < sequences_.size(); ++n) {
       const size_t i = (n + shift) % sequences_.size();
@@ -161,6 +166,7 @@ class Schedule {
       const auto wanted = wants_all ? LogitRows::kAll : static_cast<LogitRows>(rng_.below(3));
       const std::span<const int32_t> text = subject_.text(sequences_[i].text);
       slices.push_back({sequences_[i].state.get(), text.subspan(sequences_[i].done, counts[i]), wanted});
+      if (rng_.below(2) < draws_in) slices.back().draw = &draws.emplace_back(random_draw());
       owners.push_back(i);
     }
     if (slices.empty()) return true;
@@ -187,14 +193,37 @@ class Schedule {
       }
       sequence.done += count;
     }
+    for (size_t n = 0; n < slices.size(); ++n) {
+      if (slices[n].draw == nullptr) continue;
+      const Sequence& sequence = sequences_[owners[n]];
+      const std::span<const float> last(subject_.expected(sequence.text, sequence.done - 1), subject_.vocab());
+      const model::Draw& draw = *slices[n].draw;
+      const int32_t expected =
+          subject_.runner().sample({.logits = last, .params = draw.params, .position = draw.position});
+      if (draw.token != expected) {
+        what = "text " + std::to_string(sequence.text) + ", drawn after token " + std::to_string(sequence.done - 1) +
+               ": " + std::to_string(draw.token) + ", alone " + std::to_string(expected);
+        return false;
+      }
+      ++num_draws_;
+    }
     return true;
+  }
+
+  model::Draw random_draw() {
+    model::Draw draw{.params = {.seed = rng_.next_u64()}, .position = rng_.below(1 << 20)};
+    if (rng_.below(2) == 0) draw.params.temperature = 0.5f + rng_.uniform();
+    if (rng_.below(3) == 0) draw.params.top_k = 1 + static_cast<int32_t>(rng_.below(50));
+    if (rng_.below(3) == 0) draw.params.top_p = 0.5f + rng_.uniform() / 2;
+    if (rng_.below(3) == 0) draw.params.min_p = rng_.uniform() / 10;
+    return draw;
   }
 
   const Subject& subject_;
   Rng rng_;
   Onlooker onlooker_;
   std::vector<Sequence> sequences_;
-  uint64_t favourite_ = 0, num_rows_ = 0;
+  uint64_t favourite_ = 0, num_rows_ = 0, num_draws_ = 0;
 };
 
 uint64_t number_of(const char* name, uint64_t otherwise) {
@@ -217,7 +246,7 @@ TEST(Schedules, EachGivesTheLogitsOfATextAlone) {
       }
     }
   }
-  uint64_t num_failed = 0, num_rows = 0;
+  uint64_t num_failed = 0, num_rows = 0, num_draws = 0;
   for (uint64_t i = 0; i < count; ++i) {
     const size_t subject = rng.below(subjects.size());
     Schedule schedule(subjects[subject], seed, i + 1);
@@ -226,11 +255,13 @@ TEST(Schedules, EachGivesTheLogitsOfATextAlone) {
       ADD_FAILURE() << "schedule " << i << ", " << (subject < subjects.size() / 2 ? "tiny, " : "generated, ")
                     << subjects[subject].name() << ": " << what;
     }
-    num_rows += schedule.num_rows();
+    num_rows += schedule.num_rows(), num_draws += schedule.num_draws();
   }
-  std::cout << count << " random schedules, " << num_rows << " rows of logits compared, " << num_failed << " failed\n";
+  std::cout << count << " random schedules, " << num_rows << " rows of logits and " << num_draws
+            << " drawn tokens compared, " << num_failed << " failed\n";
   EXPECT_EQ(num_failed, 0u);
   EXPECT_GE(num_rows, count);
+  EXPECT_GE(num_draws, count);
 }
 
 }  // namespace

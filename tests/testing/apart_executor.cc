@@ -54,6 +54,7 @@ void ApartMemory::download(void* host, const void* source, size_t bytes) {
   expect_foreign(host, "target of a download");
   if (bytes > 0) std::memcpy(host, source, bytes);
   ++num_downloads_;
+  downloaded_bytes_ += bytes;
 }
 
 void ApartMemory::copy(void* target, const void* source, size_t bytes) {

@@ -23,6 +23,7 @@ class ApartMemory final : public device::MemorySpace {
 
   size_t num_uploads() const { return num_uploads_; }
   size_t num_downloads() const { return num_downloads_; }
+  size_t downloaded_bytes() const { return downloaded_bytes_; }
 
  private:
   bool owns(const void* data, size_t bytes) const;
@@ -31,7 +32,7 @@ class ApartMemory final : public device::MemorySpace {
 
   device::Queue& queue_;
   std::map<const char*, size_t> pieces_;
-  size_t num_uploads_ = 0, num_downloads_ = 0;
+  size_t num_uploads_ = 0, num_downloads_ = 0, downloaded_bytes_ = 0;
 };
 
 // With Records::kYes it records too: what was recorded is called again at every launch, so the work must outlive it.

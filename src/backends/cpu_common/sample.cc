@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "backends/cpu_common/rows.h"
-#include "base/error.h"
 #include "ops/sample/sample_steps.h"
 
 namespace tessera::backends::cpu_common {
@@ -28,7 +27,7 @@ int bucket_of(double probability) {
   return static_cast<int>(std::min<uint64_t>(gap >> 48, kBuckets - 1));
 }
 
-// The lowest id with the largest logit; NaN and minus infinity never win.
+// The lowest id with the largest logit; NaN and minus infinity never win. -1 where there is no other.
 int32_t likeliest(const RowKernels& kernels, const float* logits, int64_t vocab) {
   float most = -std::numeric_limits<float>::infinity();
   int64_t found = vocab, found_end = vocab;
@@ -39,8 +38,7 @@ int32_t likeliest(const RowKernels& kernels, const float* logits, int64_t vocab)
     if (value > most) most = value, found = begin, found_end = end;
   }
   while (found < found_end && !(logits[found] == most)) ++found;
-  TESSERA_CHECK(found < vocab, "every logit is NaN or minus infinity");
-  return static_cast<int32_t>(found);
+  return found < vocab ? static_cast<int32_t>(found) : -1;
 }
 
 // All candidates by falling probability, as far as they are wanted.
@@ -96,42 +94,37 @@ class Candidates {
   double masses_[kBuckets] = {}, total_ = 0;
 };
 
-// The number of candidates before the one at which the reference's running sum reaches share * total (is_above: exceeds
-// it); -1 where what is sorted, or the interval of the total, doesn't tell.
-int64_t reach(const Candidates& candidates, double share, bool is_above) {
-  const double low = share * (candidates.total() - candidates.slack()),
-               high = share * (candidates.total() + candidates.slack());
-  double running = 0;
-  for (int64_t i = 0; i <= candidates.count(); ++i) {
-    if (is_above ? running > high : running >= high) return i;
-    if (is_above ? running > low : running >= low) return -1;
-    if (i < candidates.count()) running += candidates.sorted()[i].probability;
+int32_t draw(Candidates& candidates, const SamplingParams& params, uint64_t position) {
+  int last = kBuckets - 1;
+  if (params.top_k > 0) last = std::min(last, candidates.bucket_with_count(params.top_k));
+  if (params.min_p > 0) last = std::min(last, bucket_of(std::min(1.0, static_cast<double>(params.min_p))));
+  const double total = candidates.total(), slack = candidates.slack();
+  if (params.top_k <= 0 && params.min_p <= 0) {
+    const double share = params.top_p < 1 ? static_cast<double>(params.top_p) : ops::unit_draw(params, position);
+    last = candidates.bucket_with_mass(share * total + 2 * slack);
   }
-  return -1;
-}
-
-int32_t draw(Candidates& candidates, SamplingParams params, uint64_t position) {
-  if (params.top_k > 0 || params.min_p > 0) {
-    int last = kBuckets - 1;
-    if (params.top_k > 0) last = std::min(last, candidates.bucket_with_count(params.top_k));
-    if (params.min_p > 0) last = std::min(last, bucket_of(std::min(1.0, static_cast<double>(params.min_p))));
-    candidates.sort_to(last);
-    return ops::draw_candidate(candidates.sorted(), candidates.count(), params, position);
-  }
-  const bool is_nucleus = params.top_p < 1;
-  const double share = is_nucleus ? static_cast<double>(params.top_p) : ops::unit_draw(params, position);
-  candidates.sort_to(candidates.bucket_with_mass(share * candidates.total() + 2 * candidates.slack()));
+  candidates.sort_to(last);
   if (!candidates.are_all_sorted()) {
-    const int64_t count = reach(candidates, share, !is_nucleus);
-    if (count >= 0 && is_nucleus) {
-      // The nucleus is known, and with it the sum that is drawn from.
-      params.top_p = 1;
-      return ops::draw_candidate(candidates.sorted(), std::max<int64_t>(1, count), params, position);
-    }
-    if (count > 0) return candidates.sorted()[count - 1].id;
+    const int32_t token =
+        ops::draw_of_first(candidates.sorted(), candidates.count(), total - slack, total + slack, params, position);
+    if (token >= 0) return token;
     candidates.sort_to(kBuckets - 1);
   }
   return ops::draw_candidate(candidates.sorted(), candidates.count(), params, position);
+}
+
+int32_t draw_row(const RowKernels& kernels, int64_t vocab, const float* logits, const ops::SampleRow& row,
+                 double* probabilities, device::Queue& queue) {
+  const int32_t top = likeliest(kernels, logits, vocab);
+  if (top < 0 || row.params.temperature == 0) return top;
+  queue.parallel_for(vocab, 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t id = begin; id < end; ++id) {
+      probabilities[id] = ops::relative_probability(logits[id], logits[top], row.params.temperature);
+    }
+  });
+  probabilities[top] = 1;
+  Candidates candidates(probabilities, vocab, reinterpret_cast<Candidate*>(probabilities + vocab));
+  return draw(candidates, row.params, row.position);
 }
 
 }  // namespace
@@ -146,21 +139,10 @@ int64_t sample_workspace(const Sample::Desc& desc, int64_t) {
 
 void sample_run(const RowKernels& kernels, const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue) {
   ops::apply_bias_and_penalties(desc, args);
-  const int32_t top = likeliest(kernels, args.logits, desc.vocab);
-  if (args.params.temperature == 0) {
-    *args.token = top;
-    return;
+  for (int64_t i = 0; i < args.num_rows; ++i) {
+    args.tokens[i] = draw_row(kernels, desc.vocab, args.logits + args.rows[i].logit_row * desc.vocab, args.rows[i],
+                              static_cast<double*>(args.workspace), queue);
   }
-  double* probabilities = static_cast<double*>(args.workspace);
-  const float most = args.logits[top];
-  queue.parallel_for(desc.vocab, 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t id = begin; id < end; ++id) {
-      probabilities[id] = ops::relative_probability(args.logits[id], most, args.params.temperature);
-    }
-  });
-  probabilities[top] = 1;
-  Candidates candidates(probabilities, desc.vocab, reinterpret_cast<Candidate*>(probabilities + desc.vocab));
-  *args.token = draw(candidates, args.params, args.position);
 }
 
 }  // namespace tessera::backends::cpu_common

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One token from one row of FP32 logits. Order: logit bias, penalties, then greedy where temperature is 0 (largest
-// logit, ties to the lower id), else temperature, top-k, min-p, top-p, and a draw with a uniform number that depends on
-// (seed, position) alone.
+// A token from each of some rows of FP32 logits. Order: logit bias, penalties, then greedy where temperature is 0
+// (largest logit, ties to the lower id), else temperature, top-k, min-p, top-p, and a draw with a uniform number that
+// depends on (seed, position) alone. What a row gets depends on nothing but the row.
 //   penalties   repetition: logit > 0 ? logit / r : logit * r; then logit -= frequency * count + presence * (count > 0)
 //   top-k       the k largest, ties to the lower id; 0 or >= vocab: all
 //   min-p       keep probability >= min_p * the largest
@@ -25,6 +25,13 @@ struct SamplingParams {
   uint64_t seed = 0;
 };
 
+// How a token is drawn.
+struct SampleRow {
+  SamplingParams params;
+  uint64_t position = 0;  // of the token
+  int32_t logit_row = 0;  // from which it is drawn
+};
+
 struct Sample {
   static constexpr const char* kName = "sample";
   struct Desc {
@@ -32,20 +39,20 @@ struct Sample {
     std::string to_string() const;
   };
   struct Args {
-    float* logits = nullptr;  // [vocab]; overwritten by bias, penalties and temperature
-    SamplingParams params;
-    uint64_t position = 0;               // of the token that is drawn
+    float* logits = nullptr;          // [rows that are named, vocab]; changed by bias and penalties
+    const SampleRow* rows = nullptr;  // [num_rows]
+    int64_t num_rows = 0;
+    // Of a call of one row; more have neither, and their penalties do nothing.
     const int32_t* counts = nullptr;     // [vocab] occurrences for penalties; null: none
     const int32_t* bias_ids = nullptr;   // [num_bias], each in [0, vocab)
     const float* bias_values = nullptr;  // [num_bias]
     int64_t num_bias = 0;
-    int32_t* token = nullptr;  // out
+    int32_t* tokens = nullptr;  // out [num_rows]; -1 where every logit is NaN or minus infinity
     void* workspace = nullptr;
   };
 };
 
-int64_t sample_reference_workspace(const Sample::Desc& desc, int64_t max_tokens);
-// Throws kInternal where every logit is NaN or minus infinity; on a GPU, which can't throw, the token is -1 then.
+int64_t sample_reference_workspace(const Sample::Desc& desc, int64_t max_rows);
 void sample_reference(const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue);
 
 }  // namespace tessera::ops

@@ -80,6 +80,40 @@ TEST(EmulatedGpu, CompanyInTheBatchDoesNotMatter) {
   for (size_t i = 0; i < kSequences; ++i) EXPECT_TRUE(testing::same_bits(found[i], expected[i])) << "sequence " << i;
 }
 
+// Tokens that a recorded step draws are those drawn from its logits one by one: of three sequences, which it fills up
+// to four rows, some in their own way, one not at all.
+TEST(EmulatedGpu, StepsDrawWhatIsDrawnFromTheirLogits) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);
+  model::Runner& runner = *loaded.runner;
+  const size_t vocab = static_cast<size_t>(runner.facts().vocab_size);
+  std::vector<std::unique_ptr<model::SequenceState>> states, twins;
+  for (int i = 0; i < 3; ++i) states.push_back(runner.new_sequence(8)), twins.push_back(runner.new_sequence(8));
+  for (uint64_t position = 1; position <= 2; ++position) {
+    const std::vector<int32_t> ids = testing::random_ids(rng, 3, runner.facts().vocab_size);
+    model::Draw draws[2] = {{.params = {.temperature = 1, .top_p = 0.9f, .seed = seed}, .position = position},
+                            {.params = {}, .position = position}};
+    std::vector<model::SequenceSlice> slices, plain;
+    for (size_t i = 0; i < 3; ++i) {
+      slices.push_back({states[i].get(), std::span(ids).subspan(i, 1), i == 0 ? LogitRows::kNone : LogitRows::kLast,
+                        i < 2 ? &draws[i] : nullptr});
+      plain.push_back({twins[i].get(), std::span(ids).subspan(i, 1), LogitRows::kLast});
+    }
+    const TensorView view = runner.step(slices);
+    const std::vector<float> found(view.as<float>(), view.as<float>() + view.shape.num_elements());
+    const float* row = runner.step(plain).as<float>();
+    const std::vector<float> expected(row, row + 3 * vocab);
+    EXPECT_TRUE(
+        testing::same_bits(found, std::vector<float>(expected.begin() + static_cast<int64_t>(vocab), expected.end())));
+    for (size_t i = 0; i < 2; ++i) {
+      const std::span<const float> logits(expected.data() + i * vocab, vocab);
+      EXPECT_EQ(draws[i].token, runner.sample({.logits = logits, .params = draws[i].params, .position = position}));
+    }
+  }
+}
+
 // A saved sequence goes on where it was, and memory is as it was when all is gone.
 TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
   const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);

@@ -49,6 +49,7 @@ class ScriptedRunner final : public model::Runner {
         logits_.resize(logits_.size() + vocab, -10.0f);
         logits_[logits_.size() - vocab + static_cast<size_t>(state.next())] = 10.0f;
       }
+      if (slice.draw != nullptr) slice.draw->token = state.next();
     }
     return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size() / vocab), static_cast<int64_t>(vocab)}};
   }
