@@ -16,6 +16,8 @@
 #include "ops/linear/linear.h"
 #include "ops/mhc/mhc.h"
 #include "ops/moe/moe.h"
+#include "ops/quantize_nvfp4/quantize_nvfp4.h"
+#include "ops/random_fill/random_fill.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/router/router.h"
@@ -34,10 +36,10 @@ struct VariantLists {
   std::tuple<std::span<const Variant<Ops>>...> lists;
 };
 
-// Every op of the model. A new op adds its type here.
-using AllVariants =
-    VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
-                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample>;
+// Every op: the model's, and the two that make weights. A new op adds its type here.
+using AllVariants = VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu,
+                                 MoeCombine, Router, CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention,
+                                 StreamAdd, FiniteCheck, Sample, RandomFill, QuantizeNvfp4>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -179,4 +179,16 @@ inline void add_arrays(Stage& stage, const ops::Sample::Desc& desc, ops::Sample:
   stage.add(args.tokens, args.num_rows * 4, Access::kOutput);
 }
 
+inline void add_arrays(Stage& stage, const ops::RandomFill::Desc& desc, ops::RandomFill::Args& args) {
+  stage.add(args.out, args.count * dtype_bits(desc.dtype) / 8, Access::kOutput);
+}
+
+inline void add_arrays(Stage& stage, const ops::QuantizeNvfp4::Desc& desc, ops::QuantizeNvfp4::Args& args) {
+  const int64_t rows = args.x.shape[0], count = args.x.shape.num_elements();
+  stage.add(args.x, Access::kInput);
+  stage.add(args.codes, count / 2, Access::kOutput);
+  stage.add(args.scales, count / numeric::kNvfp4Block, Access::kOutput);
+  stage.add(args.globals, (desc.rule == ops::QuantizeNvfp4::Rule::kRows ? rows : 1) * 4, Access::kOutput);
+}
+
 }  // namespace tessera::verify

@@ -69,6 +69,9 @@ constexpr Variant<FiniteCheck> kFiniteCheck[] = {simple<FiniteCheck>(cuda::finit
 constexpr Variant<StreamAdd> kStreamAdd[] = {simple<StreamAdd>(cuda::stream_add)};
 constexpr Variant<Sample> kSample[] = {
     simple<Sample>(cuda::sample, supports_all<Sample::Desc>, cuda::sample_workspace)};
+constexpr Variant<RandomFill> kRandomFill[] = {simple<RandomFill>(cuda::random_fill, random_fill_reference_supports)};
+constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
+    simple<QuantizeNvfp4>(cuda::quantize_nvfp4, quantize_nvfp4_reference_supports)};
 
 }  // namespace
 
@@ -76,9 +79,10 @@ extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = {{kEmbedding,   kRmsNorm, kRope,       kMhcPre,    kMhcPost,     kMhcHead,  kLinear,
-                  kMoeExperts,  kSwiGlu,  kMoeCombine, kRouter,    kCacheWrite,  kHadamard, kCompressorPool,
-                  kIndexScores, kTopK,    kAttention,  kStreamAdd, kFiniteCheck, kSample}},
+    .variants = {{kEmbedding,   kRmsNorm,        kRope,        kMhcPre,       kMhcPost,   kMhcHead,
+                  kLinear,      kMoeExperts,     kSwiGlu,      kMoeCombine,   kRouter,    kCacheWrite,
+                  kHadamard,    kCompressorPool, kIndexScores, kTopK,         kAttention, kStreamAdd,
+                  kFiniteCheck, kSample,         kRandomFill,  kQuantizeNvfp4}},
     .is_on_gpu = true,
 };
 

@@ -48,5 +48,7 @@ void stream_add(const ops::StreamAdd::Desc& desc, const ops::StreamAdd::Args& ar
 void finite_check(const ops::FiniteCheck::Desc& desc, const ops::FiniteCheck::Args& args, device::Queue& queue);
 int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);
 void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device::Queue& queue);
+void random_fill(const ops::RandomFill::Desc& desc, const ops::RandomFill::Args& args, device::Queue& queue);
+void quantize_nvfp4(const ops::QuantizeNvfp4::Desc& desc, const ops::QuantizeNvfp4::Args& args, device::Queue& queue);
 
 }  // namespace tessera::backends::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cuda_common/input_rows.h"
 
+#include "backends/cuda_common/amax.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "numeric/fp8_block.h"
@@ -43,25 +44,6 @@ __global__ void prepare_a8(Job job) {
   if (threadIdx.x == 0) job.factors[row] = 1;
 }
 
-// The larger magnitude; a NaN stays.
-__device__ float larger(float a, float b) {
-  return a != a || a > b ? a : b;
-}
-
-// The row's largest magnitude, or NaN, in every thread.
-__device__ float row_amax(const Job& job, int64_t base) {
-  __shared__ float s_amax[kBlock];
-  float amax = 0;
-  for (int64_t k = threadIdx.x; k < job.width; k += kBlock) amax = larger(fabsf(job.x[base + k]), amax);
-  s_amax[threadIdx.x] = amax;
-  __syncthreads();
-  for (int half = kBlock / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) s_amax[threadIdx.x] = larger(s_amax[threadIdx.x + half], s_amax[threadIdx.x]);
-    __syncthreads();
-  }
-  return s_amax[0];
-}
-
 // One thread block per row, one thread per block of 16 values.
 __global__ void prepare_a4(Job job) {
   wait_for_previous();
@@ -69,7 +51,8 @@ __global__ void prepare_a4(Job job) {
   if (is_foreign(job, row)) return;
   float g = 0;
   if (job.slots.limit > 0) g = numeric::nvfp4_bounded_activation_scale(job.slots.routing[row], job.slots.limit);
-  if (g <= 0) g = numeric::nvfp4_activation_scale(row_amax(job, base));  // the same way for the whole row
+  if (g <= 0)
+    g = numeric::nvfp4_activation_scale(block_amax<kBlock>(job.x, base, job.width));  // the same way for the whole row
   for (int64_t begin = threadIdx.x * numeric::kNvfp4Block; begin < job.width; begin += kBlock * numeric::kNvfp4Block) {
     float values[numeric::kNvfp4Block];
     uint8_t codes[numeric::kNvfp4Block / 2], scale;

@@ -49,6 +49,10 @@ constexpr Variant<FiniteCheck> kFiniteCheck[] = {plain<FiniteCheck>(finite_check
 constexpr Variant<StreamAdd> kStreamAdd[] = {plain<StreamAdd>(stream_add_reference)};
 constexpr Variant<Sample> kSample[] = {
     plain<Sample>(sample_reference, supports_all<Sample::Desc>, sample_reference_workspace)};
+constexpr Variant<RandomFill> kRandomFill[] = {
+    plain<RandomFill>(random_fill_reference, random_fill_reference_supports)};
+constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
+    plain<QuantizeNvfp4>(quantize_nvfp4_reference, quantize_nvfp4_reference_supports)};
 
 }  // namespace
 
@@ -56,9 +60,9 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding,   kRmsNorm, kRope,       kMhcPre,    kMhcPost,     kMhcHead,  kLinear,
-      kMoeExperts,  kSwiGlu,  kMoeCombine, kRouter,    kCacheWrite,  kHadamard, kCompressorPool,
-      kIndexScores, kTopK,    kAttention,  kStreamAdd, kFiniteCheck, kSample}},
+    {{kEmbedding, kRmsNorm,    kRope,        kMhcPre,     kMhcPost,    kMhcHead,        kLinear,      kMoeExperts,
+      kSwiGlu,    kMoeCombine, kRouter,      kCacheWrite, kHadamard,   kCompressorPool, kIndexScores, kTopK,
+      kAttention, kStreamAdd,  kFiniteCheck, kSample,     kRandomFill, kQuantizeNvfp4}},
 };
 
 }  // namespace tessera::backends

@@ -109,6 +109,12 @@ T atomicAdd(T* address, T value) {
   return old;
 }
 template <class T>
+T atomicMax(T* address, T value) {
+  const T old = *address;
+  *address = value > old ? value : old;
+  return old;
+}
+template <class T>
 T atomicMin(T* address, T value) {
   const T old = *address;
   *address = value < old ? value : old;
