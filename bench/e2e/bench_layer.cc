@@ -73,8 +73,10 @@ LayerReport run_layer(const LayerOptions& options,
     rows.kind = kind.name, rows.weight_bytes = weights.total_bytes();
     const double begin = seconds_now();
     ops::Planner planner(backends::all_backends(), machine, options.load.forced);
-    model::Model model(config, planner, weights, options.load.precision, 0, options.tokens,
-                       device::make_executor(machine, options.load.num_threads), {});
+    std::unique_ptr<device::Executor> executor = device::make_executor(machine, options.load.num_threads);
+    weights.make_in(*executor, machine);
+    model::Model model(config, planner, weights, options.load.precision, 0, options.tokens, std::move(executor), {});
+    model.executor().synchronize();
     rows.make_seconds = seconds_now() - begin;
     const auto state = model.new_sequence(capacity);
     if (report.context > 0) fill_caches(*state, report.context, options.seed);

@@ -149,8 +149,11 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
 
   const double start = seconds_now();
   ops::Planner planner(backends::all_backends(), machine, options.load.forced);
+  std::unique_ptr<device::Executor> executor = device::make_executor(machine, options.load.num_threads);
+  weights.make_in(*executor, machine);
   model::Model model(config, planner, weights, options.load.precision, 0, options.load.max_step_tokens,
-                     device::make_executor(machine, options.load.num_threads), options.load.bypass);
+                     std::move(executor), options.load.bypass);
+  model.executor().synchronize();
   made.make_seconds = seconds_now() - start;
   report.variants = variants_of(planner.lines());
   made.pack_seconds = weights.pack_seconds();

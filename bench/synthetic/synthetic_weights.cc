@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/registry.h"
 #include "base/error.h"
 #include "bench/ops/timing.h"
-#include "numeric/bf16.h"
 
 namespace tessera::bench {
 
@@ -17,22 +17,7 @@ namespace {
 using model::WeightKind;
 using ops::WeightFormat;
 
-constexpr int64_t kGrain = 1 << 14;
-
-// splitmix64 of (seed, index): independent of threads and order.
-uint64_t bits_at(uint64_t seed, int64_t index) {
-  uint64_t z = seed + static_cast<uint64_t>(index + 1) * 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
-
-// Four uniform numbers added: near enough to normal, at most 3.5.
-float normal_at(uint64_t seed, int64_t index) {
-  const uint64_t bits = bits_at(seed, index);
-  const uint64_t sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
-  return (static_cast<float>(sum) * 0x1p-16f - 2) * 1.7320508f;
-}
+using FillKind = ops::RandomFill::Kind;
 
 WeightFormat format_of(const model::WeightRow& row) {
   const bool is_plain = row.kind == WeightKind::kPlain || row.name == "head" ||
@@ -60,6 +45,14 @@ SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, i
   }
 }
 
+void SyntheticWeights::make_in(device::Executor& executor, const device::Machine& machine) {
+  if (executor.memory().is_host()) return;
+  ops::Planner planner(backends::all_backends(), machine);
+  maker_.emplace(Maker{executor, planner.bind<ops::RandomFill>("codes", {FillKind::kCodes, DType::kU8}),
+                       planner.bind<ops::RandomFill>("scales", {FillKind::kScales, DType::kU8}),
+                       planner.bind<ops::RandomFill>("values", {FillKind::kNormal, DType::kBF16})});
+}
+
 const model::WeightRow& SyntheticWeights::row(const std::string& name) const {
   const auto at = rows_.find(name);
   TESSERA_CHECK(at != rows_.end(), name);
@@ -69,7 +62,7 @@ const model::WeightRow& SyntheticWeights::row(const std::string& name) const {
 uint64_t SyntheticWeights::seed_of(const std::string& name) const {
   uint64_t hash = seed_ ^ 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return bits_at(hash, 0);
+  return ops::random_word(hash, 0);
 }
 
 WeightFormat SyntheticWeights::format(const std::string& name) const {
@@ -97,33 +90,29 @@ model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::
   ops::WeightView& view = matrix.view;
   view.format = format_of(weight);
   view.rows = weight.shape[0], view.cols = weight.shape[1];
-  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()));
-  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()));
+  const Maker* maker = layout == nullptr && maker_ ? &*maker_ : nullptr;  // packing is the host's work
+  device::MemorySpace& memory = maker == nullptr ? device::host_memory() : maker->executor.memory();
+  matrix.data = device::Buffer(static_cast<size_t>(view.data_bytes()), memory);
+  matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()), memory);
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
   const uint64_t seed = seed_of(name);
   // The embedding's rows have unit values, other maps rows of about unit length.
   const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(view.cols));
+  const auto fill = [&](FillKind kind, DType dtype, const device::Buffer& out, int64_t count, uint64_t of) {
+    const ops::RandomFill::Args args{
+        .out = out.data(), .count = count, .seed = of, .spread = static_cast<float>(factor)};
+    if (maker == nullptr) return ops::random_fill_reference({kind, dtype}, args, queue_);
+    const ops::Bound<ops::RandomFill>& op = kind == FillKind::kCodes    ? maker->codes
+                                            : kind == FillKind::kScales ? maker->scales
+                                                                        : maker->values;
+    op.run(args, maker->executor.queue());
+  };
   if (view.format == WeightFormat::kBf16) {
-    uint16_t* values = matrix.data.as<uint16_t>();
-    queue_.parallel_for(view.rows * view.cols, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        values[i] = numeric::bf16_from_float(normal_at(seed, i) * static_cast<float>(factor));
-      }
-    });
+    fill(FillKind::kNormal, DType::kBF16, matrix.data, view.rows * view.cols, seed);
   } else {
-    // Buffers are whole lines: writing eight bytes past the end is inside.
-    uint64_t* codes = matrix.data.as<uint64_t>();
-    uint64_t* scales = matrix.scales.as<uint64_t>();
-    queue_.parallel_for((view.data_bytes() + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) codes[i] = bits_at(seed, i);
-    });
-    // E4M3 bytes 0x28 to 0x47: 0.25 to 3.75.
-    queue_.parallel_for((view.scale_bytes() + 7) / 8, kGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        scales[i] = (bits_at(~seed, i) & 0x1F1F1F1F1F1F1F1F) + 0x2828282828282828;
-      }
-    });
+    fill(FillKind::kCodes, DType::kU8, matrix.data, view.data_bytes(), seed);
+    fill(FillKind::kScales, DType::kU8, matrix.scales, view.scale_bytes(), ~seed);
     constexpr double kCodeTimesScale = 4.97;  // root of the mean square
     view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);
   }
@@ -145,7 +134,7 @@ device::Tensor SyntheticWeights::load_vector(const std::string& name) {
   if (name.ends_with("gate.bias")) spread = 0.05f;
   const uint64_t seed = seed_of(name);
   for (int64_t i = 0; i < weight.shape.num_elements(); ++i) {
-    tensor.as<float>()[i] = center + spread * normal_at(seed, i);
+    tensor.as<float>()[i] = center + spread * ops::random_normal(seed, i);
   }
   return tensor;
 }
@@ -159,7 +148,8 @@ device::Tensor SyntheticWeights::load_table(const std::string& name) {
   for (int64_t token = 0; token < weight.shape[0]; ++token) {
     int32_t* ids = tensor.as<int32_t>() + token * top_k;
     for (int64_t taken = 0; taken < top_k;) {
-      const auto id = static_cast<int32_t>(bits_at(seed, draws++) % static_cast<uint64_t>(config_.num_experts));
+      const auto id =
+          static_cast<int32_t>(ops::random_word(seed, draws++) % static_cast<uint64_t>(config_.num_experts));
       if (std::find(ids, ids + taken, id) == ids + taken) ids[taken++] = id;
     }
   }

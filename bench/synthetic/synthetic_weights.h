@@ -5,15 +5,22 @@
 // magnitude. Rows have about unit length, so that activations keep their size through layers, router logits spread and
 // every kind of layer does its usual work.
 #include <map>
+#include <optional>
 
+#include "device/executor.h"
 #include "model/config.h"
 #include "model/model_weights.h"
+#include "ops/planner.h"
 
 namespace tessera::bench {
 
 class SyntheticWeights final : public model::ModelWeights {
  public:
   SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads);
+
+  // From now on matrices in the checkpoint's layout are made in the memory of `executor`, by its device, and have the
+  // same bytes there; on the host's nothing changes. The executor must live while weights are loaded.
+  void make_in(device::Executor& executor, const device::Machine& machine);
 
   ops::WeightFormat format(const std::string& name) const override;
   Shape local_shape(const std::string& name) const override;
@@ -35,6 +42,10 @@ class SyntheticWeights final : public model::ModelWeights {
   int64_t packed_bytes() const { return packed_bytes_; }
 
  private:
+  struct Maker {
+    device::Executor& executor;
+    ops::Bound<ops::RandomFill> codes, scales, values;
+  };
   const model::WeightRow& row(const std::string& name) const;
   uint64_t seed_of(const std::string& name) const;
 
@@ -42,6 +53,7 @@ class SyntheticWeights final : public model::ModelWeights {
   uint64_t seed_;
   model::Shard shard_;
   device::Queue queue_;
+  std::optional<Maker> maker_;
   std::map<std::string, model::WeightRow> rows_;
   uint64_t total_bytes_ = 0;
   double pack_seconds_ = 0;

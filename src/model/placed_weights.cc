@@ -7,13 +7,13 @@ namespace tessera::model {
 
 Matrix PlacedWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
   if (memory_.is_host()) return source_.load_matrix(name, layout);
-  const Matrix matrix = source_.load_matrix(name);
-  Matrix placed;
-  placed.view = matrix.view;
-  placed.data = matrix.data.clone_into(memory_);
-  placed.scales = matrix.scales.clone_into(memory_);
-  placed.view.data = placed.data.data();
-  placed.view.block_scales = placed.scales.data();
+  Matrix placed = source_.load_matrix(name);
+  if (&placed.data.memory() != &memory_) {
+    placed.data = placed.data.clone_into(memory_);
+    placed.scales = placed.scales.clone_into(memory_);
+    placed.view.data = placed.data.data();
+    placed.view.block_scales = placed.scales.data();
+  }
   if (layout == nullptr) return placed;
   // What was copied is given back in the order of the queue: behind the packing.
   ops::PackedWeight packed = ops::pack_weight(layout, placed.view, queue_, memory_);

@@ -8,7 +8,8 @@ namespace tessera::model {
 
 class PlacedWeights final : public ModelWeights {
  public:
-  // All must outlive this; `queue` works in `memory`. With the host's memory it passes everything on as it is.
+  // All must outlive this; `queue` works in `memory`. With the host's memory it passes everything on as it is, and
+  // matrices of a source that makes them in `memory` are not copied.
   PlacedWeights(ModelWeights& source, device::MemorySpace& memory, device::Queue& queue)
       : source_(source), memory_(memory), queue_(queue) {}
 

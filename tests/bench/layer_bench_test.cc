@@ -26,6 +26,7 @@ class LayerBenchTest : public testing::RandomTest {
  protected:
   std::unique_ptr<model::Model> make(std::unique_ptr<device::Executor> executor, int64_t most_tokens) {
     SyntheticWeights weights(config_, seed_, 2);
+    weights.make_in(*executor, device::probe_machine());
     return std::make_unique<model::Model>(config_, planner_, weights, ops::Precision{}, 0, most_tokens,
                                           std::move(executor), model::Bypass{});
   }

@@ -15,6 +15,7 @@
 #include "bench/synthetic/random_caches.h"
 #include "bench/synthetic/synthetic_weights.h"
 #include "model/model.h"
+#include "testing/apart_executor.h"
 #include "testing/op_harness.h"
 #include "testing/trace_recorder.h"
 
@@ -96,6 +97,40 @@ TEST_F(SyntheticTest, WeightsAreValidAndDoNotDependOnThreads) {
     total += a.data.size() + a.scales.size();
   }
   EXPECT_EQ(total, one.total_bytes());
+}
+
+// Where a device makes them, they lie in its memory and have the bytes that the host makes.
+TEST_F(SyntheticTest, WeightsMadeByADeviceHaveTheSameBytes) {
+  const model::Config config = published_config("small");
+  const auto check = [&](device::Executor& executor, const device::Machine& machine) {
+    SyntheticWeights host(config, seed_, 2), made(config, seed_, 2);
+    made.make_in(executor, machine);
+    int64_t num_matrices = 0;
+    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) {
+      if (row.kind != model::WeightKind::kLinear && row.kind != model::WeightKind::kPlain) continue;
+      SCOPED_TRACE(row.name);
+      const model::Matrix expected = host.load_matrix(row.name), found = made.load_matrix(row.name);
+      EXPECT_EQ(found.view.tensor_scale, expected.view.tensor_scale);
+      EXPECT_EQ(found.view.format, expected.view.format);
+      for (const auto& [a, b] : {std::pair{&found.data, &expected.data}, {&found.scales, &expected.scales}}) {
+        ASSERT_EQ(a->size(), b->size());
+        if (a->size() == 0) continue;
+        EXPECT_EQ(&a->memory(), &executor.memory());
+        std::vector<unsigned char> bytes(a->size(), 0xA5);
+        executor.memory().download(bytes.data(), a->data(), bytes.size());
+        ASSERT_EQ(std::memcmp(bytes.data(), b->data(), bytes.size()), 0);
+      }
+      // Every kind of matrix, not every one: an emulated GPU is slow.
+      if (++num_matrices == 40) break;
+    }
+    EXPECT_EQ(num_matrices, 40);
+  };
+  testing::ApartExecutor apart(2);
+  check(apart, device::probe_machine());
+  std::string why_not;
+  device::Machine machine = device::probe_machine();
+  machine.gpu = testing::find_test_gpu(why_not);
+  if (machine.gpu) check(testing::gpu_stage_memory().executor(), machine);
 }
 
 TEST_F(SyntheticTest, RoutersAndIndexersChooseVariously) {
