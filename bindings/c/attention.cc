@@ -41,22 +41,57 @@ ops::EntryLayout layout_of(const tessera_attention_desc& desc) {
   }
 }
 
-void check_step(const tessera_attention& attention, const tessera_attention_step& step) {
+using Bases = ops::SequenceBases<const uint8_t>;
+
+// All but the caches.
+void check_step(const tessera_attention& attention, const tessera_attention_step& step, int64_t least_slots,
+                bool has_entries) {
   check_pointer(step.q, kDataAlignment, "step.q");
   check_pointer(step.out, kDataAlignment, "step.out");
   check_pointer(step.positions, alignof(int64_t), "step.positions");
-  check_pointer(step.window_cache, kDataAlignment, "step.window_cache");
   check_pointer(step.sink, alignof(float), "step.sink");
-  check_size(step.window_slots, attention.op.desc.window - 1 + step.num_tokens, int64_t{1} << 40, "step.window_slots");
-  if (step.entry_cache == nullptr) {
-    check_flag(step.selected == nullptr, "step.selected", "NULL without step.entry_cache", 1);
+  check_size(step.window_slots, attention.op.desc.window - 1 + least_slots, int64_t{1} << 40, "step.window_slots");
+  if (!has_entries) {
+    check_flag(step.selected == nullptr, "step.selected", "NULL without compressed entries", 1);
     return;
   }
-  check_pointer(step.entry_cache, kDataAlignment, "step.entry_cache");
   check_pointer(step.num_entries, alignof(int32_t), "step.num_entries");
   if (step.selected == nullptr) return;
   check_pointer(step.selected, alignof(int32_t), "step.selected");
   check_size(step.selected_stride, 1, int64_t{1} << 31, "step.selected_stride");
+}
+
+void run(const tessera_attention& attention, const tessera_attention_step& step, const Bases& windows,
+         const Bases& entries) {
+  attention.context->executor->make_current();
+  const ops::Attention::Desc& desc = attention.op.desc;
+  const Shape shape = {step.num_tokens, desc.heads, desc.head_dim};
+  attention.op.run({.q = {const_cast<void*>(step.q), desc.activation, shape},
+                    .positions = step.positions,
+                    .window_cache = windows,
+                    .window_slots = step.window_slots,
+                    .entry_cache = entries,
+                    .num_entries = step.num_entries,
+                    .selected = step.selected,
+                    .selected_stride = step.selected_stride,
+                    .sink = step.sink,
+                    .out = {step.out, desc.activation, shape},
+                    .num_tokens = step.num_tokens,
+                    .workspace = attention.workspace.data()},
+                   attention.context->queue());
+}
+
+void store(const tessera_attention& attention, const void* rows, const int64_t* slots, int64_t num_rows,
+           const ops::SequenceBases<uint8_t>& caches) {
+  check_pointer(rows, kDataAlignment, "rows");
+  check_pointer(slots, alignof(int64_t), "slots");
+  attention.context->executor->make_current();
+  const ops::CacheWrite::Desc& desc = attention.store.desc;
+  attention.store.run({.rows = {const_cast<void*>(rows), desc.activation, {num_rows, desc.layout.width}},
+                       .slots = slots,
+                       .cache = caches,
+                       .num_rows = num_rows},
+                      attention.context->queue());
 }
 
 }  // namespace
@@ -106,16 +141,20 @@ tessera_status tessera_attention_store(tessera_attention* attention, const void*
     check_not_null(attention, "attention");
     check_size(num_rows, 0, kMaxTokens, "num_rows");
     if (num_rows == 0) return;
-    check_pointer(rows, kDataAlignment, "rows");
-    check_pointer(slots, alignof(int64_t), "slots");
     check_pointer(cache, kDataAlignment, "cache");
-    attention->context->executor->make_current();
-    const ops::CacheWrite::Desc& desc = attention->store.desc;
-    attention->store.run({.rows = {const_cast<void*>(rows), desc.activation, {num_rows, desc.layout.width}},
-                          .slots = slots,
-                          .cache = cache,
-                          .num_rows = num_rows},
-                         attention->context->queue());
+    store(*attention, rows, slots, num_rows, cache);
+  });
+}
+
+tessera_status tessera_attention_store_batch(tessera_attention* attention, const void* rows, const int64_t* slots,
+                                             const int32_t* places, int64_t num_rows, uint8_t* const* caches) {
+  return guarded([&] {
+    check_not_null(attention, "attention");
+    check_size(num_rows, 0, kMaxTokens, "num_rows");
+    if (num_rows == 0) return;
+    check_pointer(caches, alignof(void*), "caches");
+    check_pointer(places, alignof(int32_t), "places");
+    store(*attention, rows, slots, num_rows, {caches, places});
   });
 }
 
@@ -125,23 +164,28 @@ tessera_status tessera_attention_run(tessera_attention* attention, const tessera
     check_not_null(step, "step");
     check_tokens(step->num_tokens, attention->max_tokens);
     if (step->num_tokens == 0) return;
-    check_step(*attention, *step);
-    attention->context->executor->make_current();
-    const ops::Attention::Desc& desc = attention->op.desc;
-    const Shape shape = {step->num_tokens, desc.heads, desc.head_dim};
-    attention->op.run({.q = {const_cast<void*>(step->q), desc.activation, shape},
-                       .positions = step->positions,
-                       .window_cache = step->window_cache,
-                       .window_slots = step->window_slots,
-                       .entry_cache = step->entry_cache,
-                       .num_entries = step->num_entries,
-                       .selected = step->selected,
-                       .selected_stride = step->selected_stride,
-                       .sink = step->sink,
-                       .out = {step->out, desc.activation, shape},
-                       .num_tokens = step->num_tokens,
-                       .workspace = attention->workspace.data()},
-                      attention->context->queue());
+    check_pointer(step->window_cache, kDataAlignment, "step.window_cache");
+    if (step->entry_cache != nullptr) check_pointer(step->entry_cache, kDataAlignment, "step.entry_cache");
+    check_step(*attention, *step, step->num_tokens, step->entry_cache != nullptr);
+    run(*attention, *step, step->window_cache, step->entry_cache);
+  });
+}
+
+tessera_status tessera_attention_run_batch(tessera_attention* attention, const tessera_attention_batch* batch) {
+  return guarded([&] {
+    check_not_null(attention, "attention");
+    check_not_null(batch, "batch");
+    const tessera_attention_step& step = batch->step;
+    check_tokens(step.num_tokens, attention->max_tokens);
+    if (step.num_tokens == 0) return;
+    check_flag(step.window_cache == nullptr, "batch.step.window_cache", "NULL", 1);
+    check_flag(step.entry_cache == nullptr, "batch.step.entry_cache", "NULL", 1);
+    check_pointer(batch->window_caches, alignof(void*), "batch.window_caches");
+    check_pointer(batch->places, alignof(int32_t), "batch.places");
+    if (batch->entry_caches != nullptr) check_pointer(batch->entry_caches, alignof(void*), "batch.entry_caches");
+    check_step(*attention, step, 1, batch->entry_caches != nullptr);
+    run(*attention, step, {batch->window_caches, batch->places},
+        batch->entry_caches == nullptr ? Bases() : Bases(batch->entry_caches, batch->places));
   });
 }
 

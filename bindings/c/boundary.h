@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "bindings/c/tessera.h"
@@ -17,6 +18,8 @@ struct tessera_context {
   tessera::device::Machine machine;
   std::unique_ptr<tessera::device::Executor> executor;
   std::map<void*, tessera::device::Buffer> allocations;  // of tessera_allocate
+  // Chosen at the first call of each rule and dtype.
+  std::map<std::pair<tessera_nvfp4_rule, tessera_dtype>, tessera::ops::Bound<tessera::ops::QuantizeNvfp4>> quantizers{};
 
   tessera::device::Queue& queue() const { return executor->queue(); }
   tessera::device::MemorySpace& memory() const { return executor->memory(); }

@@ -139,9 +139,10 @@ enum {
  *   codes    [rows, cols/2] E2M1, even column in the low nibble
  *   scales   [rows, cols/16] E4M3
  *   globals  [rows] float for TESSERA_NVFP4_ROWS, else [1]
- * value = code * scale * global. x aligned to its dtype, globals to 4 bytes. With TESSERA_NVFP4_ROWS a block that holds
- * NaN or infinity gets the scale NaN; a weight that does is NOT_FINITE. On the CPU only: UNSUPPORTED on a GPU, whose
- * kernels quantise activations inside their linear maps (TESSERA_INPUT_A4). */
+ * value = code * scale * global. x aligned to its dtype, globals to 4 bytes; all in the context's memory, and the bytes
+ * are the same on every device. On a GPU the work is queued. With TESSERA_NVFP4_ROWS a row that holds NaN or infinity
+ * gets NaN as its scales. A weight that does is NOT_FINITE on the CPU; on a GPU, which is not waited for, its scales
+ * and its global are NaN. */
 TESSERA_API tessera_status tessera_quantize_nvfp4(tessera_context* context, tessera_nvfp4_rule rule,
                                                   tessera_dtype dtype, const void* x, int64_t rows, int64_t cols,
                                                   uint8_t* codes, uint8_t* scales, float* globals);
@@ -282,6 +283,25 @@ typedef struct {
 } tessera_attention_step;
 
 TESSERA_API tessera_status tessera_attention_run(tessera_attention* attention, const tessera_attention_step* step);
+
+/* The same for tokens of several sequences, each with caches of its own: the tables and `places` lie in the context's
+ * memory, like everything that tokens index. A table's addresses are of that memory too, aligned to 16 bytes. */
+typedef struct {
+  tessera_attention_step step;         /* window_cache and entry_cache are NULL; window_slots holds for every ring and
+                                          is at least window - 1 plus the tokens of any one sequence */
+  const uint8_t* const* window_caches; /* by place: the ring of each sequence */
+  const uint8_t* const* entry_caches;  /* by place: compressed entries; NULL: none */
+  const int32_t* places;               /* [num_tokens]: the place of the token's sequence in the tables */
+} tessera_attention_batch;
+
+TESSERA_API tessera_status tessera_attention_run_batch(tessera_attention* attention,
+                                                       const tessera_attention_batch* batch);
+
+/* tessera_attention_store into several caches: row i goes to slot slots[i] of caches[places[i]]. Slots are distinct
+ * within a cache. `caches` and `places` [num_rows] as above. */
+TESSERA_API tessera_status tessera_attention_store_batch(tessera_attention* attention, const void* rows,
+                                                         const int64_t* slots, const int32_t* places, int64_t num_rows,
+                                                         uint8_t* const* caches);
 
 TESSERA_API const char* tessera_attention_kernel(const tessera_attention* attention);
 TESSERA_API void tessera_attention_destroy(tessera_attention* attention);

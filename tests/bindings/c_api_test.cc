@@ -3,6 +3,8 @@
 // an error and not an end, and results are those of the ops.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <string>
@@ -41,6 +43,69 @@ TEST(CApi, MemoryThatEndsIsAnError) {
   EXPECT_EQ(tessera_release(context, data), TESSERA_INVALID_ARGUMENT) << "twice";
   tessera_context_close(context);
 }
+
+// Where GPUs are emulated: bytes of a quantisation there are the host's, whatever the rule, and so is what a weight
+// with a NaN becomes but for the error.
+#ifdef TESSERA_CUDA_EMULATED
+TEST(CApi, AGpuQuantisesToTheHostsBytes) {
+  constexpr int64_t kRows = 9, kCols = 80;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  std::vector<float> x(kRows * kCols);
+  for (float& value : x) {
+    value = std::normal_distribution<float>(0, rng() % 20 == 0 ? 50.0f : 1.0f)(rng);
+  }
+  std::fill_n(x.begin() + 2 * kCols, kCols, 0.0f);
+  struct Result {
+    tessera_status status = TESSERA_OK;
+    std::vector<uint8_t> codes, scales, globals;
+  };
+  const auto quantise = [&](const char* device, tessera_nvfp4_rule rule) {
+    Result result{TESSERA_OK, std::vector<uint8_t>(x.size() / 2), std::vector<uint8_t>(x.size() / 16),
+                  std::vector<uint8_t>(4 * (rule == TESSERA_NVFP4_ROWS ? kRows : 1))};
+    tessera_context* context = nullptr;
+    EXPECT_EQ(tessera_context_open(device, nullptr, 1, &context), TESSERA_OK) << tessera_error_message();
+    const auto there = [&](const void* host, size_t bytes) {
+      void* data = nullptr;
+      EXPECT_EQ(tessera_allocate(context, bytes, &data), TESSERA_OK);
+      EXPECT_EQ(tessera_upload(context, data, host, bytes), TESSERA_OK);
+      return data;
+    };
+    void* const values = there(x.data(), x.size() * 4);
+    std::vector<void*> out;
+    for (auto* bytes : {&result.codes, &result.scales, &result.globals}) {
+      out.push_back(there(bytes->data(), bytes->size()));
+    }
+    result.status =
+        tessera_quantize_nvfp4(context, rule, TESSERA_F32, values, kRows, kCols, static_cast<uint8_t*>(out[0]),
+                               static_cast<uint8_t*>(out[1]), static_cast<float*>(out[2]));
+    size_t i = 0;
+    for (auto* bytes : {&result.codes, &result.scales, &result.globals}) {
+      EXPECT_EQ(tessera_download(context, bytes->data(), out[i++], bytes->size()), TESSERA_OK);
+    }
+    tessera_context_close(context);
+    return result;
+  };
+  for (const bool has_nan : {false, true}) {
+    if (has_nan) x[5 * kCols + 33] = std::nanf("");
+    for (const tessera_nvfp4_rule rule :
+         {TESSERA_NVFP4_ROWS, TESSERA_NVFP4_TENSOR, TESSERA_NVFP4_TENSOR_FOUR_OVER_SIX}) {
+      const Result gpu = quantise("cuda:0", rule), host = quantise("cpu", rule);
+      EXPECT_EQ(gpu.status, TESSERA_OK) << tessera_error_message();
+      if (has_nan && rule != TESSERA_NVFP4_ROWS) {
+        EXPECT_EQ(host.status, TESSERA_NOT_FINITE);
+        EXPECT_EQ(gpu.scales, std::vector<uint8_t>(gpu.scales.size(), 0x7F));
+        continue;
+      }
+      EXPECT_EQ(host.status, TESSERA_OK);
+      EXPECT_EQ(gpu.codes, host.codes);
+      EXPECT_EQ(gpu.scales, host.scales);
+      EXPECT_EQ(gpu.globals, host.globals);
+    }
+  }
+}
+#endif
 
 // Two contexts at once, in two threads: each gives the bits that it gives alone.
 TEST(CApi, ContextsAreIndependent) {

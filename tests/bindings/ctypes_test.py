@@ -61,6 +61,10 @@ class AttentionStep(c.Structure):
                 ('selected_stride', c.c_int64), ('sink', c.c_void_p), ('out', c.c_void_p), ('num_tokens', c.c_int64)]
 
 
+class AttentionBatch(c.Structure):
+    _fields_ = [('step', AttentionStep), ('window_caches', c.c_void_p), ('entry_caches', c.c_void_p), ('places', c.c_void_p)]
+
+
 def e4m3(code):
     exponent, mantissa = code >> 3 & 15, code & 7
     size = math.ldexp(mantissa, -9) if exponent == 0 else math.ldexp(1 + mantissa / 8, exponent - 7)
@@ -106,12 +110,9 @@ class Api(unittest.TestCase):
         self.rng = random.Random(self.seed)
         self.context = c.c_void_p()
         self.check(lib.tessera_context_open(DEVICE.encode(), None, 2, c.byref(self.context)))
-        self.host = c.c_void_p()
-        self.check(lib.tessera_context_open(b'cpu', None, 1, c.byref(self.host)))
 
     def tearDown(self):
         lib.tessera_context_close(self.context)
-        lib.tessera_context_close(self.host)
 
     def check(self, status):
         self.assertEqual(status, 0, f'{lib.tessera_error_message().decode()} (seed {self.seed})')
@@ -147,12 +148,13 @@ class Api(unittest.TestCase):
         return [bf16(self.rng.gauss(0, scale)) for _ in range(count)]
 
     def quantised(self, values, rows, cols, rule):
-        """Codes, scales and globals of host values, by the library."""
-        codes, scales = c.create_string_buffer(rows * cols // 2), c.create_string_buffer(rows * cols // 16)
-        scale = (c.c_float * (rows if rule == ROWS else 1))()
-        x = struct.pack(f'{rows * cols}f', *values)
-        self.check(lib.tessera_quantize_nvfp4(self.host, rule, F32, x, c.c_int64(rows), c.c_int64(cols), codes, scales, scale))
-        return codes.raw, scales.raw, list(scale)
+        """Codes, scales and globals of values, by the library."""
+        sizes = rows * cols // 2, rows * cols // 16, rows if rule == ROWS else 1
+        codes, scales, scale = (self.put(b'\xee' * size) for size in (sizes[0], sizes[1], 4 * sizes[2]))
+        at = c.c_void_p
+        self.check(lib.tessera_quantize_nvfp4(self.context, rule, F32, at(self.put_as('f', values)), c.c_int64(rows),
+                                              c.c_int64(cols), at(codes), at(scales), at(scale)))
+        return bytes(self.get(codes, 'B', sizes[0])), bytes(self.get(scales, 'B', sizes[1])), list(self.get(scale, 'f', sizes[2]))
 
     def nvfp4_weight(self, rows, cols):
         """A random weight in the context's memory, and its values."""
@@ -215,18 +217,22 @@ class Api(unittest.TestCase):
         self.assertLess(errors[1], errors[0])
 
     def test_quantisation_refuses(self):
-        x, out, scale = (c.c_float * 32)(), c.create_string_buffer(32), (c.c_float * 2)()
-        call = lambda ctx, rule, rows, cols, x=x: lib.tessera_quantize_nvfp4(ctx, rule, F32, x, c.c_int64(rows), c.c_int64(cols), out, out, scale)
-        self.check_refused(call(self.host, ROWS, 1, 24), INVALID, 'cols', '16', '24')
-        self.check_refused(call(self.host, 9, 1, 32), INVALID, 'rule')
-        self.check_refused(call(self.host, ROWS, -1, 32), INVALID, 'rows')
-        self.check_refused(call(self.host, ROWS, 1, 32, None), INVALID, 'x', 'NULL')
+        bad = [0.0] * 17 + [math.nan] + [0.0] * 14
+        x, codes, scales, scale = (c.c_void_p(self.put(data)) for data in (struct.pack('32f', *bad), bytes(32), bytes(32), bytes(8)))
+        call = lambda ctx, rule, rows, cols, x=x: lib.tessera_quantize_nvfp4(ctx, rule, F32, x, c.c_int64(rows), c.c_int64(cols), codes, scales, scale)
+        self.check_refused(call(self.context, ROWS, 1, 24), INVALID, 'cols', '16', '24')
+        self.check_refused(call(self.context, 9, 1, 32), INVALID, 'rule')
+        self.check_refused(call(self.context, ROWS, -1, 32), INVALID, 'rows')
+        self.check_refused(call(self.context, ROWS, 1, 32, None), INVALID, 'x', 'NULL')
         self.check_refused(call(None, ROWS, 1, 32), INVALID, 'context')
-        x[17] = math.nan
-        self.check_refused(call(self.host, TENSOR, 2, 16), NOT_FINITE, 'row 1')
-        self.check(call(self.host, ROWS, 2, 16))
-        if DEVICE != 'cpu':
-            self.check_refused(call(self.context, ROWS, 1, 32), UNSUPPORTED, 'CPU')
+        if DEVICE == 'cpu':
+            self.check_refused(call(self.context, TENSOR, 2, 16), NOT_FINITE, 'row 1')
+        else:
+            self.check(call(self.context, TENSOR, 2, 16))
+            self.assertEqual(self.get(scales.value, 'B', 2), (0x7F, 0x7F))
+            self.assertTrue(math.isnan(self.get(scale.value, 'f', 1)[0]))
+        self.check(call(self.context, ROWS, 2, 16))
+        self.assertEqual(self.get(scales.value, 'B', 2), (0, 0x7F))
 
     def linear(self, weight, desc, x, tokens, get):
         handle = c.c_void_p()
@@ -387,6 +393,48 @@ class Api(unittest.TestCase):
         self.check_refused(create(heads, 520, 64, window, 1, 1, BF16), INVALID, 'head_dim')
         self.check_refused(create(heads, 100, 64, window, 1, 2, BF16), INVALID, '64')
         self.check_refused(create(heads, 128, 64, window, 1, 2, F32), INVALID, 'activation')
+
+    def test_attention_of_several_sequences_is_that_of_each(self):
+        heads, width, window, slots, entries, tokens = 2, 64, 4, 8, 5, 5
+        desc = AttentionDesc(heads, width, 32, window, width ** -0.5, 1, BF16)
+        handle, at = c.c_void_p(), c.c_void_p
+        self.check(lib.tessera_attention_create(self.context, c.byref(desc), c.c_int64(8 * 3), c.byref(handle)))
+        places, positions, counts = [2, 0, 1, 1, 0], [9, 3, 5, 6, 4], [5, 1, 0, 3, 2]
+        tables = [[self.put(bytes(size * 2 * width)) for _ in range(3)] for size in (slots, entries)]
+        pointers = [self.put(struct.pack('3P', *table)) for table in tables]
+        for size, table, place in zip((slots, entries), tables, pointers):
+            rows = self.normal(3 * size * width)
+            owners, numbers = [i % 3 for i in range(3 * size)], [i // 3 for i in range(3 * size)]
+            self.check(lib.tessera_attention_store_batch(handle, at(self.put_bf16(rows)), at(self.put_as('q', numbers)),
+                                                         at(self.put_as('i', owners)), c.c_int64(3 * size), at(place)))
+            for p in range(3):  # each as if stored alone
+                mine = sum((rows[i * width:(i + 1) * width] for i in range(p, 3 * size, 3)), [])
+                alone = self.put(bytes(size * 2 * width))
+                self.check(lib.tessera_attention_store(handle, at(self.put_bf16(mine)), at(self.put_as('q', range(size))), c.c_int64(size), at(alone)))
+                self.assertEqual(self.get(table[p], 'H', size * width), self.get(alone, 'H', size * width))
+        q, sink = self.normal(tokens * heads * width), self.put_as('f', [0.5, -1.0])
+        out = self.put(b'\xff' * (2 * tokens * heads * width))
+        step = AttentionStep(self.put_bf16(q), self.put_as('q', positions), None, slots, None, self.put_as('i', counts), None, 0, sink, out, tokens)
+        batch = AttentionBatch(step, pointers[0], pointers[1], self.put_as('i', places))
+        self.check(lib.tessera_attention_run_batch(handle, c.byref(batch)))
+        found = self.get(out, 'H', tokens * heads * width)
+        for t in range(tokens):
+            one = self.put(b'\xff' * (2 * heads * width))
+            row = slice(t * heads * width, (t + 1) * heads * width)
+            step = AttentionStep(self.put_bf16(q[row]), self.put_as('q', [positions[t]]), tables[0][places[t]], slots, tables[1][places[t]],
+                                 self.put_as('i', [counts[t]]), None, 0, sink, one, 1)
+            self.check(lib.tessera_attention_run(handle, c.byref(step)))
+            self.assertEqual(found[row], self.get(one, 'H', heads * width), (self.seed, t))
+        # Without compressed entries, and what is refused.
+        batch.entry_caches = None
+        self.check(lib.tessera_attention_run_batch(handle, c.byref(batch)))
+        batch.places = None
+        self.check_refused(lib.tessera_attention_run_batch(handle, c.byref(batch)), INVALID, 'batch.places')
+        batch.places, batch.step.window_cache = self.put_as('i', places), tables[0][0]
+        self.check_refused(lib.tessera_attention_run_batch(handle, c.byref(batch)), INVALID, 'batch.step.window_cache')
+        self.check_refused(lib.tessera_attention_run_batch(handle, None), INVALID, 'batch')
+        self.check_refused(lib.tessera_attention_store_batch(handle, at(out), at(out), None, c.c_int64(1), at(pointers[0])), INVALID, 'places')
+        lib.tessera_attention_destroy(handle)
 
     def test_devices_that_are_not_there(self):
         context = c.c_void_p()
