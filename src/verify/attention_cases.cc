@@ -2,6 +2,7 @@
 // Caches: writing, compressing, scoring, selecting and attending entries.
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "ops/attention/attention.h"
 #include "verify/cases.h"
@@ -32,6 +33,18 @@ std::vector<int32_t> visible_counts(Rng& rng, int64_t tokens, int64_t most) {
     counts.push_back(static_cast<int32_t>(rng.below(static_cast<uint64_t>(most) + 1)));
   }
   return counts;
+}
+
+// Whether a call's entries lie in pages, as the model's do, or in one array, as the C interface's; published shapes are
+// the model's.
+template <class Op>
+bool is_paged(Rng& rng, const Spec<Op>& spec) {
+  return std::string_view(spec.label) != "small" || rng.below(2) == 0;
+}
+
+// Of the sizes that pages of tokens have at both ratios, and below.
+int page_shift(Rng& rng) {
+  return static_cast<int>(rng.below(8));
 }
 
 }  // namespace
@@ -65,10 +78,15 @@ Case<ops::CacheWrite> make_case(Rng& rng, const Spec<ops::CacheWrite>& spec) {
   if (rows > 2) order[1] = -1;
   one.args.slots = one.arrays.array(order);
   // Untouched entries keep what they hold.
-  const TensorView cache{
-      one.arrays.entries(rng, Fill::kNormal, layout, slots), DType::kU8, {slots, layout.entry_bytes()}};
-  one.args.cache = cache.as<uint8_t>();
-  one.arrays.updates("cache", cache, Rule::kBits);
+  std::vector<TensorView> written;
+  if (is_paged(rng, spec)) {
+    one.args.cache = one.arrays.paged_entries(rng, Fill::kNormal, layout, slots, rows, page_shift(rng), &written);
+  } else {
+    written.push_back(
+        {one.arrays.entries(rng, Fill::kNormal, layout, slots), DType::kU8, {slots, layout.entry_bytes()}});
+    one.args.cache = written[0].as<uint8_t>();
+  }
+  for (const TensorView& view : written) one.arrays.updates("cache", view, Rule::kBits);
   one.args.num_rows = rows;
   return one;
 }
@@ -148,7 +166,11 @@ Case<ops::IndexScores> make_case(Rng& rng, const Spec<ops::IndexScores>& spec) {
                                        {tokens, desc.heads, desc.width});
   one.args.weights =
       one.arrays.tensor(filled(rng, spec.fill, tokens, desc.heads), desc.activation, {tokens, desc.heads});
-  one.args.keys = one.arrays.entries(rng, spec.fill, desc.keys, spec.context);
+  if (is_paged(rng, spec)) {
+    one.args.keys = one.arrays.paged_entries(rng, spec.fill, desc.keys, spec.context, tokens, page_shift(rng));
+  } else {
+    one.args.keys = one.arrays.entries(rng, spec.fill, desc.keys, spec.context);
+  }
   one.args.counts = one.arrays.array(visible_counts(rng, tokens, spec.context));
   one.args.stride = spec.context + 5;
   // Scores behind a token's count stay as they were.
@@ -244,7 +266,11 @@ Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
   one.args.sink = one.arrays.array(normal_values(rng, 1, desc.heads));
   std::vector<int32_t> counts(static_cast<size_t>(tokens)), selected;
   if (num_entries > 0) {
-    one.args.entry_cache = one.arrays.entries(rng, fill, desc.layout, num_entries);
+    if (is_paged(rng, spec)) {
+      one.args.entry_cache = one.arrays.paged_entries(rng, fill, desc.layout, num_entries, tokens, page_shift(rng));
+    } else {
+      one.args.entry_cache = one.arrays.entries(rng, fill, desc.layout, num_entries);
+    }
     const int64_t most = is_selected ? std::min(num_entries, kMostSelected) : num_entries;
     counts = visible_counts(rng, tokens, most);
     for (size_t t = 0; is_selected && t < counts.size(); ++t) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/integer_math.h"
 #include "verify/fills.h"
 
 namespace tessera::verify {
@@ -45,6 +46,32 @@ uint8_t* Arrays::entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, in
     ops::encode_entry(layout, values.data() + i * layout.width, encoded.data() + i * layout.entry_bytes());
   }
   return array(encoded);
+}
+
+ops::PagedEntries<uint8_t> Arrays::paged_entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count,
+                                                 int64_t num_rows, int shift, std::vector<TensorView>* pages) {
+  constexpr int64_t kUnit = 16;  // what a cache's first byte in a page is a multiple of
+  const int64_t per_page = int64_t{1} << shift, num_pages = ceil_div(count, per_page);
+  const int64_t entry_bytes = layout.entry_bytes(), bytes = per_page * entry_bytes;
+  const int64_t before = kUnit * static_cast<int64_t>(rng.below(4)), behind = kUnit;
+  const uint8_t* all = entries(rng, fill, layout, count);
+  // Any place of the table, any order of the pages in memory.
+  const int64_t stride = num_pages + static_cast<int64_t>(rng.below(3)), num_places = 3;
+  const int32_t place = static_cast<int32_t>(rng.below(static_cast<uint64_t>(num_places)));
+  std::vector<int64_t> order(static_cast<size_t>(num_pages));
+  for (size_t n = 0; n < order.size(); ++n) order[n] = static_cast<int64_t>(n);
+  for (size_t n = 0; n < order.size(); ++n) std::swap(order[n], order[n + rng.below(order.size() - n)]);
+  std::vector<uint8_t*> table(static_cast<size_t>(num_places * stride));
+  for (const int64_t page : order) {
+    std::vector<uint8_t> image(static_cast<size_t>(before + bytes + behind), 0xFF);
+    const int64_t first = page * per_page, held = std::min(per_page, count - first);
+    std::memcpy(image.data() + before, all + first * entry_bytes, static_cast<size_t>(held * entry_bytes));
+    const TensorView view{array(image), DType::kU8, {static_cast<int64_t>(image.size())}};
+    table[static_cast<size_t>(place * stride + page)] = view.as<uint8_t>();
+    if (pages != nullptr) pages->push_back(view);
+  }
+  const std::vector<int32_t> places(static_cast<size_t>(num_rows), place);
+  return {array(table), stride, array(places), before, shift};
 }
 
 TensorView Arrays::output(const char* name, DType dtype, const Shape& shape, Rule rule, double bound) {

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "device/buffer.h"
 #include "ops/cache_entry.h"
+#include "ops/paged_entries.h"
 #include "ops/variant.h"
 #include "ops/weight_view.h"
 #include "verify/compare.h"
@@ -61,6 +62,10 @@ class Arrays {
   ops::WeightView weight(Rng& rng, ops::WeightFormat format, int64_t rows, int64_t cols);
   // A cache of `count` encoded random vectors.
   uint8_t* entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count);
+  // The same for one sequence of `num_rows` rows, scattered: 1 << `shift` to a page, pages in any order, and before and
+  // behind the entries of a page bytes of no meaning. `pages` receives each page, if not null.
+  ops::PagedEntries<uint8_t> paged_entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count,
+                                           int64_t num_rows, int shift, std::vector<TensorView>* pages = nullptr);
 
   // Poisoned memory that the op writes; `bound` 0 takes the contract's for the dtype.
   TensorView output(const char* name, DType dtype, const Shape& shape, Rule rule, double bound = 0);

@@ -101,7 +101,7 @@ inline void add_arrays(Stage& stage, const ops::CacheWrite::Desc& desc, ops::Cac
   const int64_t entries = args.num_rows == 0 ? 0 : largest_of(args.slots, args.num_rows) + 1;
   stage.add(args.rows, Access::kInput);
   stage.add(args.slots, args.num_rows * 8, Access::kInput);
-  stage.add(args.cache, args.num_rows, entries * desc.layout.entry_bytes(), Access::kOutput);
+  stage.add(args.cache, args.num_rows, entries, desc.layout.entry_bytes(), Access::kOutput);
 }
 
 inline void add_arrays(Stage& stage, const ops::Hadamard::Desc&, ops::Hadamard::Args& args) {
@@ -126,7 +126,7 @@ inline void add_arrays(Stage& stage, const ops::CompressorPool::Desc& desc, ops:
 inline void add_arrays(Stage& stage, const ops::IndexScores::Desc& desc, ops::IndexScores::Args& args) {
   stage.add(args.queries, Access::kInput);
   stage.add(args.weights, Access::kInput);
-  stage.add(args.keys, args.num_tokens, largest_of(args.counts, args.num_tokens) * desc.keys.entry_bytes(),
+  stage.add(args.keys, args.num_tokens, largest_of(args.counts, args.num_tokens), desc.keys.entry_bytes(),
             Access::kInput);
   stage.add(args.counts, args.num_tokens * 4, Access::kInput);
   stage.add(args.scores, args.num_tokens * args.stride * 4, Access::kOutput);
@@ -148,7 +148,7 @@ inline void add_arrays(Stage& stage, const ops::Attention::Desc& desc, ops::Atte
   stage.add(args.q, Access::kInput);
   stage.add(args.positions, args.num_tokens * 8, Access::kInput);
   stage.add(args.window_cache, args.num_tokens, args.window_slots * entry_bytes, Access::kInput);
-  stage.add(args.entry_cache, args.num_tokens, num_entries * entry_bytes, Access::kInput);
+  stage.add(args.entry_cache, args.num_tokens, num_entries, entry_bytes, Access::kInput);
   stage.add(args.num_entries, args.num_tokens * 4, Access::kInput);
   stage.add(args.selected, indices * 4, Access::kInput);
   stage.add(args.sink, desc.heads * 4, Access::kInput);

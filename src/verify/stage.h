@@ -10,10 +10,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/integer_math.h"
 #include "device/buffer.h"
 #include "device/executor.h"
 #include "ops/packed_layout.h"
-#include "ops/sequence_bases.h"
+#include "ops/paged_entries.h"
 #include "ops/weight_view.h"
 #include "tensor/tensor_view.h"
 
@@ -70,6 +71,26 @@ class Stage {
     for (void*& address : copies) add(address, bytes, access);
     bases.all = reinterpret_cast<T* const*>(copies.data());
     add(bases.all, count * static_cast<int64_t>(sizeof(void*)), Access::kInput);
+  }
+  // `num_entries` entries of `entry_bytes` for each row that `num_rows` names, in whole pages. The table lies there
+  // too.
+  template <class T>
+  void add(ops::PagedEntries<T>& entries, int64_t num_rows, int64_t num_entries, int64_t entry_bytes, Access access) {
+    if (entries.pages == nullptr) return add(entries.arrays, num_rows, num_entries * entry_bytes, access);
+    const int64_t per_page = int64_t{1} << entries.shift, num_pages = ceil_div(num_entries, per_page);
+    int64_t count = 0;
+    for (int64_t i = 0; i < num_rows; ++i) count = std::max<int64_t>(count, entries.places[i] + 1);
+    add(entries.places, num_rows * 4, Access::kInput);
+    std::vector<void*>& copies = tables_.emplace_back(static_cast<size_t>(count * entries.stride));
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const int64_t first = entries.places[i] * entries.stride;
+      for (int64_t n = first; n < first + num_pages; ++n) {
+        copies[static_cast<size_t>(n)] = const_cast<std::remove_const_t<T>*>(entries.pages[n]);
+      }
+    }
+    for (void*& page : copies) add(page, entries.offset + per_page * entry_bytes, access);
+    entries.pages = reinterpret_cast<T* const*>(copies.data());
+    add(entries.pages, count * entries.stride * static_cast<int64_t>(sizeof(void*)), Access::kInput);
   }
   void add(TensorView& view, Access access) { add(view.data, view.num_bytes(), access); }
   void add(ops::WeightView& weight);

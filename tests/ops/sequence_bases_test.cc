@@ -58,10 +58,8 @@ TEST_F(SequenceBasesTest, CacheWriteLeavesOutRowsWithoutASlot) {
           desc.layout, row,
           expected.table[static_cast<size_t>(expected.places[static_cast<size_t>(i)])] + slots[i] * bytes);
     }
-    variant.run(
-        desc,
-        {.rows = rows, .slots = slots, .cache = {caches.table.data(), caches.places.data()}, .num_rows = kAllRows},
-        queue_);
+    const ops::SequenceBases<uint8_t> cache(caches.table.data(), caches.places.data());
+    variant.run(desc, {.rows = rows, .slots = slots, .cache = cache, .num_rows = kAllRows}, queue_);
     EXPECT_EQ(caches.of_place, expected.of_place);
   });
 }

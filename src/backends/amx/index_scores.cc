@@ -27,7 +27,7 @@ void decode_keys(const IndexJob& job, uint32_t* keys) {
           __builtin_memset(to, 0, kUnits * 4);
           continue;
         }
-        const uint8_t* entry = job.keys + (first + j) * job.entry_bytes;
+        const uint8_t* entry = job.keys[first + j];
         job.is_fp4 ? Math::decode_fp4(entry + i / 2, entry[job.width / 2 + i / kIndexStep], to)
                    : Math::decode_32(reinterpret_cast<const uint16_t*>(entry) + i, to);
       }

@@ -53,7 +53,11 @@ AttentionJob job_of(const Attention::Desc& desc, const Attention::Args& args, in
   job.window_slots = args.window_slots;
   job.window_begin = std::max<int64_t>(0, position - desc.window + 1);
   job.window_count = position + 1 - job.window_begin;
-  job.entry_cache = args.entry_cache.of_row(t);
+  const ops::SequenceEntries<const uint8_t> entries = args.entry_cache.of_row(t);
+  job.entries = entries.only;
+  job.entry_pages = entries.pages;
+  job.entry_offset = entries.offset;
+  job.entry_shift = entries.shift;
   job.num_entries = args.entry_cache.exists() ? args.num_entries[t] : 0;
   job.selected = args.selected == nullptr ? nullptr : args.selected + t * args.selected_stride;
   return job;

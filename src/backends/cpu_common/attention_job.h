@@ -21,7 +21,11 @@ struct AttentionJob {
   int64_t nope, entry_bytes;
   const uint8_t* window_cache;
   int64_t window_slots, window_begin, window_count;
-  const uint8_t* entry_cache;
+  // Compressed entries: `entries`, or (null) 1 << entry_shift of them in each page, from byte entry_offset on.
+  const uint8_t* entries;
+  const uint8_t* const* entry_pages;
+  int64_t entry_offset;
+  int entry_shift;
   int64_t num_entries;
   const int32_t* selected;  // null: entry r is key r
 };

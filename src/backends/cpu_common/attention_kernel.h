@@ -93,7 +93,10 @@ void decode_key(const AttentionJob& job, const uint8_t* entry, uint32_t* keys, i
 inline const uint8_t* entry_at(const AttentionJob& job, const AttentionPart& part, int64_t n) {
   const int64_t rank = part.first + n;
   if (part.is_window) return job.window_cache + (job.window_begin + rank) % job.window_slots * job.entry_bytes;
-  return job.entry_cache + (job.selected == nullptr ? rank : job.selected[rank]) * job.entry_bytes;
+  const int64_t index = job.selected == nullptr ? rank : job.selected[rank];
+  if (job.entry_pages == nullptr) return job.entries + index * job.entry_bytes;
+  const int64_t in_page = index & ((int64_t{1} << job.entry_shift) - 1);
+  return job.entry_pages[index >> job.entry_shift] + job.entry_offset + in_page * job.entry_bytes;
 }
 
 // Keys [begin, end), and rows of pairs; behind the last key are zeros, which the last of an odd count is paired with.

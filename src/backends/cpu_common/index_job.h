@@ -11,11 +11,11 @@ constexpr int64_t kIndexStep = 32;    // values that share an E2M1 scale
 
 // scores[t * stride + j] for keys j of [0, num_keys) and tokens t with counts[t] > j.
 struct IndexJob {
-  const uint16_t* queries;  // [num_tokens, heads, width] BF16
-  const float* weights;     // [num_tokens, heads], scaled and rounded
-  const uint8_t* keys;      // [num_keys] entries: width/2 code bytes and width/32 scales, or BF16
+  const uint16_t* queries;     // [num_tokens, heads, width] BF16
+  const float* weights;        // [num_tokens, heads], scaled and rounded
+  const uint8_t* const* keys;  // [num_keys] addresses of entries: width/2 code bytes and width/32 scales, or BF16
   bool is_fp4;
-  int64_t entry_bytes, num_keys, heads, width, num_tokens;
+  int64_t num_keys, heads, width, num_tokens;
   const int64_t* counts;  // [num_tokens]: keys of this job that the token sees
   int64_t stride;
   float* scores;

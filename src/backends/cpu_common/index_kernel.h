@@ -44,9 +44,9 @@ void index_scores(const IndexJob& job) {
   alignas(64) uint32_t query[Math::kQueryRows * kMaxSteps];
   for (int64_t j = 0; j < kIndexKeys; ++j) {
     alignas(64) uint32_t units[kChunk] = {};
-    const uint8_t* entry = job.keys + j * job.entry_bytes;
+    const uint8_t* entry = j < job.num_keys ? job.keys[j] : nullptr;
     for (int64_t i = 0; i < job.width; i += kIndexStep) {
-      if (j < job.num_keys) {
+      if (entry != nullptr) {
         job.is_fp4 ? Math::decode_fp4(entry + i / 2, entry[job.width / 2 + i / kIndexStep], units)
                    : Math::decode_32(reinterpret_cast<const uint16_t*>(entry) + i, units);
       }

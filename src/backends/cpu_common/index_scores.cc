@@ -78,9 +78,11 @@ void score_sequence(IndexKernel kernel, const IndexScores::Desc& desc, const Ind
     if (num_keys == 0) return;
     job.queries = args.queries.as<uint16_t>() + first * desc.heads * desc.width;
     job.weights = weights;
-    job.keys = args.keys.of_row(first_row) + first_key * entry_bytes;
+    const ops::SequenceEntries<const uint8_t> entries = args.keys.of_row(first_row);
+    const uint8_t* keys[kIndexKeys];
+    for (int64_t j = 0; j < num_keys; ++j) keys[j] = entries.at(first_key + j, entry_bytes);
+    job.keys = keys;
     job.is_fp4 = desc.keys.format == EntryFormat::kIndexFp4;
-    job.entry_bytes = entry_bytes;
     job.num_keys = num_keys;
     job.heads = desc.heads;
     job.width = desc.width;

@@ -269,7 +269,7 @@ void cache_write_run(const RowKernels& kernels, const CacheWrite::Desc& desc, co
     for (int64_t i = begin; i < end; ++i) {
       const uint16_t* row = args.rows.as<uint16_t>() + i * width;
       if (args.slots[i] < 0) continue;
-      uint8_t* entry = args.cache.of_row(i) + args.slots[i] * entry_bytes;
+      uint8_t* entry = args.cache.of_row(i).at(args.slots[i], entry_bytes);
       kernels.encode_e4m3(row, nope, entry, entry + nope + tail_bytes);
       std::memcpy(entry + nope, row + nope, static_cast<size_t>(tail_bytes));
       std::memset(entry + used_bytes, 0, static_cast<size_t>(entry_bytes - used_bytes));

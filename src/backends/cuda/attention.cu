@@ -21,7 +21,7 @@ struct Job {
   const int64_t* positions;
   ops::SequenceBases<const uint8_t> window_cache;
   int64_t window, window_slots;
-  ops::SequenceBases<const uint8_t> entry_cache;
+  ops::PagedEntries<const uint8_t> entry_cache;
   const int32_t *num_entries, *selected;
   int64_t selected_stride;
   const float* sink;
@@ -118,12 +118,13 @@ __global__ void __launch_bounds__(kBlock) attention_kernel(Job job) {
       merge(total, attend_part<kFormat>(job, shared, count));
     }
   };
-  const uint8_t *window = job.window_cache.of_row(t), *entries = job.entry_cache.of_row(t);
+  const uint8_t* window = job.window_cache.of_row(t);
+  const ops::SequenceEntries<const uint8_t> entries = job.entry_cache.of_row(t);
   visit_parts(num_window,
               [&](int64_t rank) { return window + (window_begin + rank) % job.window_slots * job.entries.bytes; });
   visit_parts(num_entries, [&](int64_t rank) {
     const int64_t index = job.selected == nullptr ? rank : job.selected[t * job.selected_stride + rank];
-    return entries + index * job.entries.bytes;
+    return entries.at(index, job.entries.bytes);
   });
   merge(total, {job.sink[h], 1, 0});  // one more term of the denominator, without a value
   if (c < job.width) job.out.store(row + c, total.output / total.sum);

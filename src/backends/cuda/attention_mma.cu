@@ -26,7 +26,7 @@ struct Job {
   const int64_t* positions;
   ops::SequenceBases<const uint8_t> window_cache;
   int64_t window, window_slots;
-  ops::SequenceBases<const uint8_t> entry_cache;
+  ops::PagedEntries<const uint8_t> entry_cache;
   const int32_t *num_entries, *selected;
   int64_t selected_stride;
   const float* sink;
@@ -82,13 +82,13 @@ __device__ int find_keys(const Job& job, Shared& shared, const Keys& keys, int64
   const int count = static_cast<int>(min(int64_t{kPart}, (is_window ? keys.num_window : keys.num_entries) - first));
   const int n = static_cast<int>(threadIdx.x);
   if (n < count) {
-    int64_t index = first + n;
     if (is_window) {
-      index = (keys.window_begin + index) % job.window_slots;
-    } else if (job.selected != nullptr) {
-      index = job.selected[t * job.selected_stride + index];
+      const int64_t slot = (keys.window_begin + first + n) % job.window_slots;
+      shared.keys[n] = job.window_cache.of_row(t) + slot * job.entries.bytes;
+    } else {
+      const int64_t index = job.selected == nullptr ? first + n : job.selected[t * job.selected_stride + first + n];
+      shared.keys[n] = job.entry_cache.of_row(t).at(index, job.entries.bytes);
     }
-    shared.keys[n] = (is_window ? job.window_cache : job.entry_cache).of_row(t) + index * job.entries.bytes;
   }
   __syncthreads();
   return count;

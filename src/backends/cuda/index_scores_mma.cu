@@ -21,7 +21,7 @@ constexpr int kGroup = 64, kMaxWidth = 128, kMaxHeads = 128;  // a lane has 16 c
 
 struct Job {
   const uint16_t *queries, *weights;
-  ops::SequenceBases<const uint8_t> keys;
+  ops::PagedEntries<const uint8_t> keys;
   const int32_t* counts;
   float* scores;
   int64_t entry_bytes, stride;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kBlock) score_keys(Job job) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, lane_of_key = lane % 4;
   const int64_t first_key = first + warp * kWarpKeys;
-  const uint8_t* entry = job.keys.of_row(t) + min(first_key + g, count - 1) * job.entry_bytes;
+  const uint8_t* entry = job.keys.of_row(t).at(min(first_key + g, count - 1), job.entry_bytes);
   uint32_t pairs[kMaxWidth / kGroup][8];
 #pragma unroll
   for (int n = 0; n < kMaxWidth / kGroup; ++n) {

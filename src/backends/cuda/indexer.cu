@@ -21,7 +21,7 @@ constexpr int64_t kMaxWidth = 512;
 
 struct ScoreJob {
   Values queries, weights;
-  ops::SequenceBases<const uint8_t> keys;
+  ops::PagedEntries<const uint8_t> keys;
   const int32_t* counts;
   float* scores;
   Entries entries;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job
   if (first >= count) return;
   const int part = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int64_t key = min(first + part, count - 1);
-  const uint8_t* entry = job.keys.of_row(t) + key * job.entries.bytes;
+  const uint8_t* entry = job.keys.of_row(t).at(key, job.entries.bytes);
   // A lane writes and reads its own values only.
   for (int64_t c = lane; c < job.width; c += kLanes) {
     s_keys[part][c] = job.entries.value<kFormat>(entry, static_cast<int>(c));

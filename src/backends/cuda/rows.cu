@@ -122,15 +122,15 @@ __device__ void write_plain(const Values& target, const Values& rows, int64_t fr
 
 // Piece p of an entry is its p-th group; what follows the groups of a key/value entry (the rotary part and the padding)
 // is the last piece. A warp has a piece; the arithmetic is that of numeric::q8_quantize and q4_quantize.
-__global__ void cache_write_kernel(Values rows, const int64_t* slots, ops::SequenceBases<uint8_t> cache,
-                                   Entries entries, int64_t pieces, int64_t count) {
+__global__ void cache_write_kernel(Values rows, const int64_t* slots, ops::PagedEntries<uint8_t> cache, Entries entries,
+                                   int64_t pieces, int64_t count) {
   wait_for_previous();
   const int64_t item = item_index() / 32;
   const int lane = threadIdx.x % 32;
   if (item >= count) return;
   const int64_t row = item / pieces, piece = item % pieces, base = row * entries.width;
   if (slots[row] < 0) return;
-  uint8_t* entry = cache.of_row(row) + slots[row] * entries.bytes;
+  uint8_t* entry = cache.of_row(row).at(slots[row], entries.bytes);
   if (entries.format == ops::EntryFormat::kF32 || entries.format == ops::EntryFormat::kBf16) {
     const bool is_bf16 = entries.format == ops::EntryFormat::kBf16;
     const int64_t begin = piece * ops::kKvGroup;

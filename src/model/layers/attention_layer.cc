@@ -121,7 +121,8 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
        .positions = context.batch.positions(),
        .window_cache = caches(CacheId::kWindow),
        .window_slots = window_slots_,
-       .entry_cache = ratio_ != 0 && with_entries_ ? caches(CacheId::kEntries) : ops::SequenceBases<const uint8_t>(),
+       .entry_cache = ratio_ != 0 && with_entries_ ? ops::PagedEntries<const uint8_t>(caches(CacheId::kEntries))
+                                                   : ops::PagedEntries<const uint8_t>(),
        .num_entries = counts,
        .selected = selected,
        .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),

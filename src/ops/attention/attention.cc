@@ -69,7 +69,7 @@ struct KeyList {
   }
   const uint8_t* entry_key(int64_t rank) const {
     const int64_t index = args.selected == nullptr ? rank : args.selected[token * args.selected_stride + rank];
-    return args.entry_cache.of_row(token) + index * desc.layout.entry_bytes();
+    return args.entry_cache.of_row(token).at(index, desc.layout.entry_bytes());
   }
 };
 

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "ops/cache_entry.h"
-#include "ops/sequence_bases.h"
+#include "ops/paged_entries.h"
 #include "ops/variant.h"
 
 namespace tessera::ops {
@@ -35,7 +35,7 @@ struct Attention {
     const int64_t* positions = nullptr;         // [tokens]
     SequenceBases<const uint8_t> window_cache;  // rings: position p lies in slot p mod window_slots
     int64_t window_slots = 0;                   // at least window - 1 and the tokens of a sequence
-    SequenceBases<const uint8_t> entry_cache;   // compressed entries by index; none where the layer has none
+    PagedEntries<const uint8_t> entry_cache;    // compressed entries by index; none where the layer has none
     const int32_t* num_entries = nullptr;       // [tokens]: visible entries [0, n), or length of the token's list
     const int32_t* selected = nullptr;          // [tokens, selected_stride] ascending entry indices; null: all visible
     int64_t selected_stride = 0;

@@ -30,7 +30,7 @@ void cache_write_reference(const CacheWrite::Desc& desc, const CacheWrite::Args&
     for (int64_t i = begin; i < end; ++i) {
       if (args.slots[i] < 0) continue;
       load_floats(args.rows, i * width, width, row);
-      encode_entry(desc.layout, row, args.cache.of_row(i) + args.slots[i] * entry_bytes);
+      encode_entry(desc.layout, row, args.cache.of_row(i).at(args.slots[i], entry_bytes));
     }
   });
 }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ops/cache_entry.h"
-#include "ops/sequence_bases.h"
+#include "ops/paged_entries.h"
 #include "ops/variant.h"
 
 namespace tessera::ops {
@@ -22,7 +22,7 @@ struct CacheWrite {
   struct Args {
     TensorView rows;                 // [num_rows, width] activation
     const int64_t* slots = nullptr;  // [num_rows], distinct within a sequence; -1: the row is not written
-    SequenceBases<uint8_t> cache;    // entries of `layout`
+    PagedEntries<uint8_t> cache;     // entries of `layout`
     int64_t num_rows = 0;
   };
 };

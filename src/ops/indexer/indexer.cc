@@ -47,7 +47,7 @@ void index_scores_reference(const IndexScores::Desc& desc, const IndexScores::Ar
       load_floats(args.weights, t * desc.heads, desc.heads, weights);
       for (int64_t h = 0; h < desc.heads; ++h) weights[h] = round_to(desc.activation, weights[h] * scale);
       for (int64_t j = first; j < last; ++j) {
-        decode_entry(desc.keys, args.keys.of_row(t) + j * entry_bytes, keys + (j - first) * desc.width);
+        decode_entry(desc.keys, args.keys.of_row(t).at(j, entry_bytes), keys + (j - first) * desc.width);
       }
       float* scores = args.scores + t * args.stride;
       std::fill(scores + first, scores + last, 0.0f);

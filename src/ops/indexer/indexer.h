@@ -9,7 +9,7 @@
 #include <string>
 
 #include "ops/cache_entry.h"
-#include "ops/sequence_bases.h"
+#include "ops/paged_entries.h"
 #include "ops/variant.h"
 
 namespace tessera::ops {
@@ -23,12 +23,12 @@ struct IndexScores {
     std::string to_string() const;
   };
   struct Args {
-    TensorView queries;                 // [tokens, heads, width] activation
-    TensorView weights;                 // [tokens, heads] activation: weights_proj x
-    SequenceBases<const uint8_t> keys;  // caches of index keys
-    const int32_t* counts = nullptr;    // [tokens]: visible entries
-    int64_t stride = 0;                 // of scores, at least the largest count
-    float* scores = nullptr;            // out [tokens, stride]
+    TensorView queries;                // [tokens, heads, width] activation
+    TensorView weights;                // [tokens, heads] activation: weights_proj x
+    PagedEntries<const uint8_t> keys;  // caches of index keys
+    const int32_t* counts = nullptr;   // [tokens]: visible entries
+    int64_t stride = 0;                // of scores, at least the largest count
+    float* scores = nullptr;           // out [tokens, stride]
     int64_t num_tokens = 0;
   };
 };
