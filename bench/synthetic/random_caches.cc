@@ -20,22 +20,32 @@ model::SequenceCaches& caches_of(model::SequenceState& state) {
   return *caches;
 }
 
-void fill_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count, const device::Buffer& cache) {
+std::vector<uint8_t> random_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count) {
   std::vector<float> values(static_cast<size_t>(layout.width));
   std::vector<uint8_t> bytes(static_cast<size_t>(count * layout.entry_bytes()));
   for (int64_t i = 0; i < count; ++i) {
     for (float& value : values) value = rng.normal();
     ops::encode_entry(layout, values.data(), bytes.data() + i * layout.entry_bytes());
   }
-  cache.memory().upload(cache.data(), bytes.data(), bytes.size());
+  return bytes;
+}
+
+void fill_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count, device::MemorySpace& memory,
+                  const ops::SequenceEntries<uint8_t>& cache) {
+  const std::vector<uint8_t> bytes = random_entries(rng, layout, count);
+  const int64_t entry_bytes = layout.entry_bytes();
+  ops::for_each_run(cache, 0, count, entry_bytes, [&](uint8_t* data, int64_t first, int64_t num) {
+    memory.upload(data, bytes.data() + first * entry_bytes, static_cast<size_t>(num * entry_bytes));
+  });
 }
 
 // CSA keeps the last window's rows. HCA, between two windows, is as at the start.
-void fill_compressor(Rng& rng, const ops::CompressorPool::Desc& desc, const device::Buffer& state) {
+void fill_compressor(Rng& rng, const ops::CompressorPool::Desc& desc, device::MemorySpace& memory,
+                     std::span<uint8_t> state) {
   if (desc.ratio != 4) return;
   std::vector<float> values(static_cast<size_t>(desc.state_floats()));
   for (float& value : values) value = rng.normal();
-  state.memory().upload(state.data(), values.data(), state.size());
+  memory.upload(state.data(), values.data(), state.size());
 }
 
 }  // namespace
@@ -44,17 +54,18 @@ void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
   model::SequenceCaches& caches = caches_of(state);
   TESSERA_CHECK(caches.position() == 0 && position % 128 == 0 && position <= caches.capacity(),
                 fmt::format("position {} of {}", position, caches.capacity()));
+  caches.make_room(0, position);
+  device::MemorySpace& memory = caches.pool().memory();
   for (size_t i = 0; i < caches.pool().layout().layers.size(); ++i) {
     const model::LayerCacheLayout& layout = caches.pool().layout().layers[i];
-    const model::LayerCaches& layer = caches.layer(i);
     Rng rng(seed, i + 1);
-    fill_entries(rng, layout.kv, layout.window_slots, layer.window);
+    fill_entries(rng, layout.kv, layout.window_slots, memory, {caches.state(model::StateId::kWindow, i).data()});
     if (layout.ratio == 0) continue;
-    fill_entries(rng, layout.kv, position / layout.ratio, layer.entries);
-    fill_compressor(rng, layout.compressor, layer.compressor);
+    fill_entries(rng, layout.kv, position / layout.ratio, memory, caches.entries(model::EntriesId::kEntries, i));
+    fill_compressor(rng, layout.compressor, memory, caches.state(model::StateId::kCompressor, i));
     if (!layout.has_indexer) continue;
-    fill_entries(rng, layout.index, position / layout.ratio, layer.index_keys);
-    fill_compressor(rng, layout.index_compressor, layer.index_compressor);
+    fill_entries(rng, layout.index, position / layout.ratio, memory, caches.entries(model::EntriesId::kIndexKeys, i));
+    fill_compressor(rng, layout.index_compressor, memory, caches.state(model::StateId::kIndexCompressor, i));
   }
   caches.advance(position);
 }

@@ -134,7 +134,8 @@ void LayerStack::run(const Block& block, const TensorView& streams, model::Trace
   layout.layers.push_back(block.cache_layout());
   model::CachePool pool(layout, executor_.memory());
   const int64_t count = streams.shape[0];
-  const model::SequenceCaches caches(pool, count);
+  model::SequenceCaches caches(pool, count);
+  caches.make_room(0, count);
   const model::StepBatch rows = batch(layout, caches.place(), count);
   on_device(streams, [&](const TensorView& placed) { block.run(context(rows, pool, tracer), 0, placed); });
 }

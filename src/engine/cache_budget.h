@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What sequences cost of the memory for caches, and how much there is. The scheduler knows caches by this alone, so
-// that whoever stores them (whole sequences today, pages later) decides what a token costs.
+// that whoever stores them decides what a token costs.
 #include <cstdint>
 
 #include "model/cache_spec.h"
@@ -17,7 +17,7 @@ class CacheBudget {
   virtual int64_t bytes(int64_t num_tokens, int64_t capacity) const = 0;
 };
 
-// A sequence takes the room for its capacity from its beginning: what Runner::new_sequence does.
+// A sequence is granted the room for its capacity from its beginning, so that no step meets the end of memory.
 class ReservedBudget final : public CacheBudget {
  public:
   ReservedBudget(model::CacheSpec spec, int64_t total_bytes) : spec_(std::move(spec)), total_bytes_(total_bytes) {}

@@ -3,12 +3,34 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
+
+#include "base/error.h"
+#include "base/integer_math.h"
 
 namespace tessera::model {
 
+namespace {
+
+// Caches begin in a page at multiples of this: what kernels load at once.
+constexpr size_t kPartAlignment = 16;
+
+int64_t page_bytes_of(const CacheSpec& spec) {
+  int64_t total = 0;
+  for (const CacheKind& kind : spec.kinds) {
+    if (kind.ratio > 0) total += round_up<int64_t>(kPageTokens / kind.ratio * kind.entry_bytes, kPartAlignment);
+  }
+  return total;
+}
+
+}  // namespace
+
 CacheSpec make_cache_spec(const CacheLayout& layout) {
   CacheSpec spec;
+  spec.page_tokens = kPageTokens;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
     const LayerCacheLayout& layer = layout.layers[i];
     const size_t num_main = layout.layers.size() - static_cast<size_t>(layout.num_draft_layers);
@@ -24,59 +46,152 @@ CacheSpec make_cache_spec(const CacheLayout& layout) {
   return spec;
 }
 
-CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory) : layout_(std::move(layout)), memory_(memory) {
-  constexpr size_t kFirstCapacity = 16;
-  grow(kFirstCapacity);
+CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory)
+    : layout_(std::move(layout)), memory_(memory), pages_(page_bytes_of(make_cache_spec(layout_)), memory) {
+  constexpr size_t kFirstCapacity = 16, kFirstStride = 16;
+  lay_out();
+  grow(kFirstCapacity, kFirstStride);
   // An op reads one entry of a ring at position 0, whatever it holds.
   for (size_t i = 0; i < layout_.layers.size(); ++i) {
     nobody_.emplace_back(static_cast<size_t>(layout_.layers[i].kv.entry_bytes()), memory_);
-    table_[at(CacheId::kWindow, i, 0)] = nobody_.back().data();
+    states_[row(StateId::kWindow, i) * capacity_] = nobody_.back().as<uint8_t>();
   }
 }
 
-void CachePool::grow(size_t capacity) {
-  std::vector<void*> table(layout_.layers.size() * kNumCacheIds * capacity);
-  for (size_t row = 0; row < layout_.layers.size() * kNumCacheIds; ++row) {
-    for (size_t place = 0; place < capacity_; ++place) table[row * capacity + place] = table_[row * capacity_ + place];
+void CachePool::lay_out() {
+  block_parts_.resize(layout_.layers.size() * kNumStateIds);
+  page_parts_.resize(layout_.layers.size() * kNumEntriesIds);
+  const auto take = [](size_t& used, int64_t bytes, size_t alignment) -> Part {
+    const size_t begin = used;
+    used = round_up(begin + static_cast<size_t>(bytes), alignment);
+    return {begin, static_cast<size_t>(bytes), 0};
+  };
+  for (size_t i = 0; i < layout_.layers.size(); ++i) {
+    const LayerCacheLayout& layer = layout_.layers[i];
+    block_parts_[row(StateId::kWindow, i)] =
+        take(block_bytes_, layer.window_slots * layer.kv.entry_bytes(), device::kBufferAlignment);
   }
-  if (!memory_.is_host()) placed_ = device::Buffer(table.size() * sizeof(void*), memory_);
+  states_begin_ = block_bytes_;
+  size_t page_bytes = 0;
+  const auto take_compressor = [&](StateId id, size_t i, const ops::CompressorPool::Desc& desc) {
+    const Part part =
+        take(block_bytes_, desc.state_floats() * static_cast<int64_t>(sizeof(float)), device::kBufferAlignment);
+    block_parts_[row(id, i)] = part;
+    first_states_.resize(block_bytes_ - states_begin_);
+    std::vector<float> state(static_cast<size_t>(desc.state_floats()));
+    ops::compressor_reset(desc, state.data());
+    std::memcpy(first_states_.data() + part.offset - states_begin_, state.data(), part.bytes);
+  };
+  const auto take_entries = [&](EntriesId id, size_t i, const ops::EntryLayout& entry) {
+    const int64_t count = kPageTokens / layout_.layers[i].ratio;
+    TESSERA_CHECK(std::has_single_bit(static_cast<uint64_t>(count)) && count * layout_.layers[i].ratio == kPageTokens,
+                  fmt::format("entries of {} tokens in pages of {}", layout_.layers[i].ratio, kPageTokens));
+    Part part = take(page_bytes, count * entry.entry_bytes(), kPartAlignment);
+    part.shift = std::countr_zero(static_cast<uint64_t>(count));
+    page_parts_[i * kNumEntriesIds + static_cast<size_t>(id)] = part;
+  };
+  for (size_t i = 0; i < layout_.layers.size(); ++i) {
+    const LayerCacheLayout& layer = layout_.layers[i];
+    if (layer.ratio == 0) continue;
+    take_compressor(StateId::kCompressor, i, layer.compressor);
+    take_entries(EntriesId::kEntries, i, layer.kv);
+    if (!layer.has_indexer) continue;
+    take_compressor(StateId::kIndexCompressor, i, layer.index_compressor);
+    take_entries(EntriesId::kIndexKeys, i, layer.index);
+  }
+  TESSERA_CHECK(static_cast<int64_t>(page_bytes) == pages_.page_bytes(), "a page holds its parts");
+}
+
+device::Buffer CachePool::make_block() const {
+  device::Buffer block(block_bytes_, memory_);
+  memory_.upload(block.as<uint8_t>() + states_begin_, first_states_.data(), first_states_.size());
+  return block;
+}
+
+std::span<uint8_t> CachePool::state(const device::Buffer& block, StateId id, size_t layer) const {
+  const Part& part = block_parts_[row(id, layer)];
+  return {block.as<uint8_t>() + part.offset, part.bytes};
+}
+
+int64_t CachePool::pages_for(int64_t tokens) const {
+  return pages_.page_bytes() == 0 ? 0 : ceil_div(tokens, kPageTokens);
+}
+
+// Nothing has changed where memory ends.
+void CachePool::grow(size_t capacity, size_t stride) {
+  const size_t rows = layout_.layers.size() * kNumStateIds;
+  std::vector<uint8_t*> states(rows * capacity), page_table(capacity * stride);
+  for (size_t place = 0; place < capacity_; ++place) {
+    for (size_t i = 0; i < rows; ++i) states[i * capacity + place] = states_[i * capacity_ + place];
+    std::copy_n(page_table_.begin() + static_cast<std::ptrdiff_t>(place * stride_), stride_,
+                page_table.begin() + static_cast<std::ptrdiff_t>(place * stride));
+  }
+  device::Buffer placed_states, placed_pages;
+  if (!memory_.is_host()) {
+    placed_states = device::Buffer(states.size() * sizeof(void*), memory_);
+    placed_pages = device::Buffer(page_table.size() * sizeof(void*), memory_);
+    memory_.upload(placed_states.data(), states.data(), placed_states.size());
+    memory_.upload(placed_pages.data(), page_table.data(), placed_pages.size());
+  }
+  free_.reserve(capacity);  // remove() does not allocate
   // Highest first, so that the lowest are given out first; place 0 is nobody's.
   for (size_t place = capacity; place-- > std::max<size_t>(capacity_, 1);) {
     free_.push_back(static_cast<int32_t>(place));
   }
-  free_.reserve(capacity);  // remove() does not allocate
-  table_ = std::move(table);
-  capacity_ = capacity;
+  states_ = std::move(states), page_table_ = std::move(page_table);
+  placed_states_ = std::move(placed_states), placed_pages_ = std::move(placed_pages);
+  capacity_ = capacity, stride_ = stride;
   ++version_;
 }
 
-int32_t CachePool::add(const std::vector<LayerCaches>& layers) {
-  if (free_.empty()) grow(2 * capacity_);
-  const int32_t place = free_.back();
-  const size_t p = static_cast<size_t>(place);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    table_[at(CacheId::kWindow, i, p)] = layers[i].window.data();
-    table_[at(CacheId::kEntries, i, p)] = layers[i].entries.data();
-    table_[at(CacheId::kIndexKeys, i, p)] = layers[i].index_keys.data();
-    table_[at(CacheId::kCompressor, i, p)] = layers[i].compressor.data();
-    table_[at(CacheId::kIndexCompressor, i, p)] = layers[i].index_compressor.data();
+int32_t CachePool::add(const device::Buffer& block, int64_t max_pages) {
+  const size_t capacity = free_.empty() ? 2 * capacity_ : capacity_;
+  const size_t stride = std::max(stride_, std::bit_ceil(static_cast<size_t>(max_pages)));
+  if (capacity != capacity_ || stride != stride_) grow(capacity, stride);
+  const size_t place = static_cast<size_t>(free_.back());
+  for (size_t i = 0; i < layout_.layers.size(); ++i) {
+    for (const StateId id : {StateId::kWindow, StateId::kCompressor, StateId::kIndexCompressor}) {
+      const std::span<uint8_t> found = state(block, id, i);
+      states_[row(id, i) * capacity_ + place] = found.empty() ? nullptr : found.data();
+    }
   }
-  if (!memory_.is_host()) memory_.upload(placed_.data(), table_.data(), placed_.size());
+  if (!memory_.is_host()) memory_.upload(placed_states_.data(), states_.data(), placed_states_.size());
   free_.pop_back();
-  return place;
+  return static_cast<int32_t>(place);
 }
 
 void CachePool::remove(int32_t place) noexcept {
   free_.push_back(place);
 }
 
-ops::SequenceBases<uint8_t> CachePool::bases(CacheId id, size_t layer, const int32_t* places) const {
-  void* const* table = memory_.is_host() ? table_.data() : placed_.as<void*>();
-  return {reinterpret_cast<uint8_t* const*>(table + at(id, layer, 0)), places};
+void CachePool::set_pages(int32_t place, int64_t first, std::span<const int32_t> pages) {
+  const size_t at = static_cast<size_t>(place) * stride_ + static_cast<size_t>(first);
+  TESSERA_CHECK(static_cast<size_t>(first) + pages.size() <= stride_, "room in the table");
+  for (size_t i = 0; i < pages.size(); ++i) page_table_[at + i] = pages_.address(pages[i]);
+  if (memory_.is_host() || pages.empty()) return;
+  memory_.upload(placed_pages_.as<uint8_t*>() + at, page_table_.data() + at, pages.size() * sizeof(void*));
 }
 
-void* CachePool::base(CacheId id, size_t layer, int32_t place) const {
-  return table_[at(id, layer, static_cast<size_t>(place))];
+ops::SequenceBases<uint8_t> CachePool::states(StateId id, size_t layer, const int32_t* places) const {
+  uint8_t* const* table = memory_.is_host() ? states_.data() : placed_states_.as<uint8_t*>();
+  return {table + row(id, layer) * capacity_, places};
+}
+
+ops::PagedEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, const int32_t* places) const {
+  const Part& found = part(id, layer);
+  if (found.bytes == 0) return {};
+  uint8_t* const* table = memory_.is_host() ? page_table_.data() : placed_pages_.as<uint8_t*>();
+  return {table, static_cast<int64_t>(stride_), places, static_cast<int64_t>(found.offset), found.shift};
+}
+
+uint8_t* CachePool::state(StateId id, size_t layer, int32_t place) const {
+  return states_[row(id, layer) * capacity_ + static_cast<size_t>(place)];
+}
+
+ops::SequenceEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, int32_t place) const {
+  const Part& found = part(id, layer);
+  return {nullptr, page_table_.data() + static_cast<size_t>(place) * stride_, static_cast<int64_t>(found.offset),
+          found.shift};
 }
 
 }  // namespace tessera::model

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the sequences of one runner share: how their caches are laid out, in which memory they lie, and a table of where
-// each begins, which the ops read. A sequence has a place in the table for as long as it lives.
+// What the sequences of one runner share: how their caches are laid out, in which memory they lie, the pages of those
+// that grow (decision 0021), and tables of where each begins, which the ops read. A sequence has a place in the tables
+// for as long as it lives.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/buffer.h"
 #include "model/cache_spec.h"
+#include "model/page_pool.h"
 #include "ops/cache_entry.h"
 #include "ops/compressor/compressor.h"
-#include "ops/sequence_bases.h"
+#include "ops/paged_entries.h"
 
 namespace tessera::model {
 
@@ -31,13 +34,12 @@ struct CacheLayout {
 
 CacheSpec make_cache_spec(const CacheLayout& layout);
 
-// The bytes of one layer of one sequence.
-struct LayerCaches {
-  device::Buffer window, entries, index_keys, compressor, index_compressor;
-};
-
-enum class CacheId { kWindow, kEntries, kIndexKeys, kCompressor, kIndexCompressor };
-constexpr size_t kNumCacheIds = 5;
+// Caches of fixed size, in a block of their own for each sequence: rings, then the compressors' states.
+enum class StateId { kWindow, kCompressor, kIndexCompressor };
+constexpr size_t kNumStateIds = 3;
+// Caches that grow, in pages.
+enum class EntriesId { kEntries, kIndexKeys };
+constexpr size_t kNumEntriesIds = 2;
 
 class CachePool {
  public:
@@ -46,32 +48,55 @@ class CachePool {
 
   const CacheLayout& layout() const { return layout_; }
   device::MemorySpace& memory() const { return memory_; }
+  PagePool& pages() { return pages_; }
+  const PagePool& pages() const { return pages_; }
 
-  // The place of a sequence with these caches. Place 0 belongs to nobody: rows that only fill a recorded batch up have
-  // it, and its caches are a window ring.
-  int32_t add(const std::vector<LayerCaches>& layers);
+  // A block as it is at a sequence's start, and what of it is which cache; empty where a layer has no such cache.
+  device::Buffer make_block() const;
+  std::span<uint8_t> state(const device::Buffer& block, StateId id, size_t layer) const;
+  // Pages that hold the entries of `tokens` tokens.
+  int64_t pages_for(int64_t tokens) const;
+
+  // The place of a sequence with this block, and with room for `max_pages` pages. Place 0 belongs to nobody: rows that
+  // only fill a recorded batch up have it, and its caches are a window ring.
+  int32_t add(const device::Buffer& block, int64_t max_pages);
   void remove(int32_t place) noexcept;
+  // Its pages from the first-th on are these now.
+  void set_pages(int32_t place, int64_t first, std::span<const int32_t> pages);
 
-  // Where the caches of the rows' sequences begin; `places` [rows] lies in memory().
-  ops::SequenceBases<uint8_t> bases(CacheId id, size_t layer, const int32_t* places) const;
-  // The address (in memory()) of one of them.
-  void* base(CacheId id, size_t layer, int32_t place) const;
-  // Changes when the table moves: what was recorded with addresses of it is void then.
+  // Where the caches of the rows' sequences lie; `places` [rows] lies in memory(). No entries where the layer has none.
+  ops::SequenceBases<uint8_t> states(StateId id, size_t layer, const int32_t* places) const;
+  ops::PagedEntries<uint8_t> entries(EntriesId id, size_t layer, const int32_t* places) const;
+  // Those of one of them, for the host: addresses are of memory().
+  uint8_t* state(StateId id, size_t layer, int32_t place) const;
+  ops::SequenceEntries<uint8_t> entries(EntriesId id, size_t layer, int32_t place) const;
+  // Changes when a table moves: what was recorded with addresses of it is void then.
   int64_t version() const { return version_; }
 
  private:
-  size_t at(CacheId id, size_t layer, size_t place) const {
-    return (layer * kNumCacheIds + static_cast<size_t>(id)) * capacity_ + place;
+  // Bytes of a block, or of a page.
+  struct Part {
+    size_t offset = 0, bytes = 0;
+    int shift = 0;  // of a page: log2 of the entries
+  };
+  size_t row(StateId id, size_t layer) const { return layer * kNumStateIds + static_cast<size_t>(id); }
+  const Part& part(EntriesId id, size_t layer) const {
+    return page_parts_[layer * kNumEntriesIds + static_cast<size_t>(id)];
   }
-  void grow(size_t capacity);
+  void lay_out();
+  void grow(size_t capacity, size_t stride);
 
   CacheLayout layout_;
   device::MemorySpace& memory_;
-  size_t capacity_ = 0;                 // places that the table has
-  std::vector<void*> table_;            // [layers][kNumCacheIds][capacity]
-  std::vector<int32_t> free_;           // places
-  device::Buffer placed_;               // the table in memory_, where that is not the host's
-  std::vector<device::Buffer> nobody_;  // the rings of place 0
+  std::vector<Part> block_parts_, page_parts_;  // [layers][kNumStateIds], [layers][kNumEntriesIds]
+  size_t block_bytes_ = 0, states_begin_ = 0;   // where the compressors' states begin
+  std::vector<uint8_t> first_states_;           // the compressors', at a sequence's start
+  PagePool pages_;
+  size_t capacity_ = 0, stride_ = 0;             // places that the tables have, and pages of each
+  std::vector<uint8_t*> states_, page_table_;    // [layers][kNumStateIds][capacity], [capacity][stride]
+  std::vector<int32_t> free_;                    // places
+  device::Buffer placed_states_, placed_pages_;  // the tables in memory_, where that is not the host's
+  std::vector<device::Buffer> nobody_;           // the rings of place 0
   int64_t version_ = 0;
 };
 

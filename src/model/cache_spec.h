@@ -15,14 +15,19 @@ struct CacheKind {
   int64_t ratio = 0;          // > 0: one more entry every `ratio` tokens
 };
 
+// Caches that grow take memory in pages: of this many tokens of one sequence, for all layers (decision 0021).
+constexpr int64_t kPageTokens = 256;
+
 struct CacheSpec {
   std::vector<CacheKind> kinds;
+  int64_t page_tokens = 1;  // growing caches take memory for a multiple of so many tokens
 
-  // Bytes of a sequence that may grow to `max_tokens`.
+  // Bytes of a sequence that has grown to `max_tokens`.
   int64_t bytes(int64_t max_tokens) const {
+    const int64_t paid_tokens = (max_tokens + page_tokens - 1) / page_tokens * page_tokens;
     int64_t total = 0;
     for (const CacheKind& kind : kinds) {
-      total += kind.entry_bytes * (kind.fixed_entries + (kind.ratio > 0 ? max_tokens / kind.ratio : 0));
+      total += kind.entry_bytes * (kind.fixed_entries + (kind.ratio > 0 ? paid_tokens / kind.ratio : 0));
     }
     return total;
   }

@@ -194,6 +194,21 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     logit_row = static_cast<int32_t>(slices_.logit_rows.size());
     slices_.logit_rows.push_back(static_cast<int32_t>(slices_.rows[i].first_row + slices_.rows[i].num_rows - 1));
   }
+  make_room();
+}
+
+void Model::make_room() {
+  int64_t missing = 0;
+  const auto end_of = [](const SliceRows& slice) { return slice.first_position + slice.num_rows; };
+  for (size_t i = 0; i < slices_.states.size(); ++i) {
+    missing += slices_.states[i]->pages_missing(slices_.rows[i].first_position, end_of(slices_.rows[i]));
+  }
+  if (missing == 0) return;
+  const device::InterleavedMemory interleaved = executor_->interleave();
+  pool_->pages().reserve(missing);
+  for (size_t i = 0; i < slices_.states.size(); ++i) {
+    slices_.states[i]->make_room(slices_.rows[i].first_position, end_of(slices_.rows[i]));
+  }
 }
 
 int64_t Model::recorded_rows() const {

@@ -63,6 +63,8 @@ class Model final : public Runner {
   };
 
   void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
+  // Pages for the entries that the slices complete. Where there are too few, nothing has changed.
+  void make_room();
   // The rows that a recorded step of the slices has; 0: it is not recorded.
   int64_t recorded_rows() const;
   // Fills the batch and queues work(context), or what was recorded of it for as many rows.

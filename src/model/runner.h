@@ -42,7 +42,7 @@ class SequenceState {
   virtual int64_t position() const = 0;
   // Tokens that fit (given to new_sequence).
   virtual int64_t capacity() const = 0;
-  // An independent copy; both continue bitwise as one would have.
+  // An independent copy; both continue bitwise as one would have. They share what neither changes.
   virtual std::unique_ptr<SequenceState> fork() const = 0;
   // Marks this point; rollback() returns to it and drops every token after it. Marks after the point become void.
   virtual std::unique_ptr<StateMark> mark() const = 0;
@@ -87,16 +87,17 @@ class Runner {
   // Most tokens that one step takes over all its slices, and so the chunk length of a prefill.
   virtual int64_t max_step_tokens() const = 0;
 
-  // An empty sequence with room for `capacity` tokens. Throws kInvalidArgument above max_positions, std::bad_alloc
-  // where memory ends.
+  // An empty sequence that may grow to `capacity` tokens; entries of its caches take memory as it grows. Throws
+  // kInvalidArgument above max_positions, std::bad_alloc (a GPU's: kResourceExhausted) where memory ends.
   virtual std::unique_ptr<SequenceState> new_sequence(int64_t capacity) = 0;
-  // The inverse of save(). Throws kDataLoss where the bytes are of another model, precision or version, or damaged.
+  // The inverse of save(). Throws kDataLoss where the bytes are of another model, precision or version, or damaged,
+  // kResourceExhausted where memory ends.
   virtual std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) = 0;
 
   // Runs the slices' tokens and their draws. Returns FP32 logits [rows, vocab] in host memory, the slices' requested
-  // rows in order; valid until the next call. Throws kInvalidArgument for ids out of range or a full sequence,
-  // kInternal for logits that are not finite; then the states are as before the call only as far as positions go: drop
-  // them.
+  // rows in order; valid until the next call. Throws, with the states as they were, kInvalidArgument for ids out of
+  // range or a full sequence and kResourceExhausted where memory ends; throws kNotFinite for logits that are not finite:
+  // then the states are as before the call only as far as positions go, drop them.
   virtual TensorView step(std::span<const SequenceSlice> slices) = 0;
 
   // Runs the draft block (MTP) on the tokens of the step just made: the same slices, with ids[i] the token that

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -27,13 +28,13 @@ constexpr const char* kSavedName = "saved sequence";
 
 class Mark final : public StateMark {
  public:
-  Mark(const SequenceCaches* maker, int64_t position, int64_t draft_position)
-      : owner(maker), at(position), draft_at(draft_position) {}
+  Mark(const SequenceCaches* maker, int64_t position, int64_t draft_position, device::Buffer saved_block)
+      : owner(maker), at(position), draft_at(draft_position), block(std::move(saved_block)) {}
   int64_t position() const override { return at; }
 
   const SequenceCaches* owner;
   int64_t at, draft_at;
-  std::vector<LayerCaches> layers;  // window and compressor states only
+  device::Buffer block;
 };
 
 // Bytes of a layer's growing caches that hold entries of tokens before `position`.
@@ -50,16 +51,6 @@ uint64_t hash_of(SavedHeader header, std::span<const uint8_t> payload) {
   return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(&header, sizeof(header)));
 }
 
-// Calls visit(data, bytes) for each part of a layer that matters at `position`, always in the same order.
-template <class Visit>
-void for_each_part(const LayerCacheLayout& layout, LayerCaches& caches, int64_t position, const Visit& visit) {
-  visit(caches.window.data(), caches.window.size());
-  visit(caches.entries.data(), entry_bytes_at(layout, position));
-  visit(caches.index_keys.data(), index_bytes_at(layout, position));
-  visit(caches.compressor.data(), caches.compressor.size());
-  visit(caches.index_compressor.data(), caches.index_compressor.size());
-}
-
 // Bytes that all parts take at `position`.
 size_t payload_bytes_at(const CacheLayout& layout, int64_t position) {
   size_t total = 0;
@@ -72,76 +63,96 @@ size_t payload_bytes_at(const CacheLayout& layout, int64_t position) {
   return total;
 }
 
-void copy_bytes(const device::Buffer& from, const device::Buffer& to) {
-  to.memory().copy(to.data(), from.data(), from.size());
-}
-
 }  // namespace
 
-SequenceCaches::SequenceCaches(CachePool& pool, int64_t capacity) : pool_(pool), capacity_(capacity) {
-  device::MemorySpace& memory = pool.memory();
-  const auto compressor = [&](const ops::CompressorPool::Desc& desc) {
-    device::Buffer state(static_cast<size_t>(desc.state_floats()) * sizeof(float));
-    ops::compressor_reset(desc, state.as<float>());
-    return memory.is_host() ? std::move(state) : state.clone_into(memory);
-  };
-  for (const LayerCacheLayout& layer : pool.layout().layers) {
-    LayerCaches caches;
-    caches.window = device::Buffer(static_cast<size_t>(layer.window_slots * layer.kv.entry_bytes()), memory);
-    if (layer.ratio != 0) {
-      caches.entries = device::Buffer(entry_bytes_at(layer, capacity), memory);
-      caches.compressor = compressor(layer.compressor);
-    }
-    if (layer.has_indexer) {
-      caches.index_keys = device::Buffer(index_bytes_at(layer, capacity), memory);
-      caches.index_compressor = compressor(layer.index_compressor);
-    }
-    layers_.push_back(std::move(caches));
-  }
-  place_ = pool.add(layers_);
+SequenceCaches::SequenceCaches(CachePool& pool, int64_t capacity)
+    : pool_(pool), capacity_(capacity), block_(pool.make_block()) {
+  const int64_t max_pages = pool.pages_for(capacity);
+  pages_.reserve(static_cast<size_t>(max_pages));  // make_room() does not allocate
+  place_ = pool.add(block_, max_pages);
 }
 
 SequenceCaches::~SequenceCaches() {
+  for (const int32_t page : pages_) pool_.pages().release(page);
   pool_.remove(place_);
+}
+
+int64_t SequenceCaches::pages_missing(int64_t first_position, int64_t end_position) const {
+  if (end_position == first_position) return 0;
+  const size_t end = static_cast<size_t>(pool_.pages_for(end_position));
+  int64_t missing = static_cast<int64_t>(end) - static_cast<int64_t>(std::min(end, pages_.size()));
+  for (size_t n = static_cast<size_t>(first_position / kPageTokens); n < std::min(end, pages_.size()); ++n) {
+    if (pool_.pages().is_shared(pages_[n])) ++missing;
+  }
+  return missing;
+}
+
+void SequenceCaches::make_room(int64_t first_position, int64_t end_position) {
+  const int64_t missing = pages_missing(first_position, end_position);
+  if (missing == 0) return;
+  TESSERA_CHECK(end_position <= capacity_, fmt::format("{} of {} tokens", end_position, capacity_));
+  PagePool& pool = pool_.pages();
+  pool.reserve(missing);
+  const size_t first = static_cast<size_t>(first_position / kPageTokens);
+  const size_t end = static_cast<size_t>(pool_.pages_for(end_position));
+  for (size_t n = first; n < std::min(end, pages_.size()); ++n) {
+    if (!pool.is_shared(pages_[n])) continue;
+    const int32_t mine = pool.take();
+    pool_.memory().copy(pool.address(mine), pool.address(pages_[n]), static_cast<size_t>(pool.page_bytes()));
+    pool.release(pages_[n]);
+    pages_[n] = mine;
+  }
+  const size_t changed = std::min(first, pages_.size());
+  while (pages_.size() < end) pages_.push_back(pool.take());
+  pool_.set_pages(place_, static_cast<int64_t>(changed), std::span(pages_).subspan(changed));
 }
 
 std::unique_ptr<SequenceState> SequenceCaches::fork() const {
   auto copy = std::make_unique<SequenceCaches>(pool_, capacity_);
   copy->position_ = position_;
   copy->draft_position_ = draft_position_;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    copy_bytes(layers_[i].window, copy->layers_[i].window);
-    copy_bytes(layers_[i].entries, copy->layers_[i].entries);
-    copy_bytes(layers_[i].index_keys, copy->layers_[i].index_keys);
-    copy_bytes(layers_[i].compressor, copy->layers_[i].compressor);
-    copy_bytes(layers_[i].index_compressor, copy->layers_[i].index_compressor);
-  }
+  pool_.memory().copy(copy->block_.data(), block_.data(), block_.size());
+  copy->pages_ = pages_;
+  for (const int32_t page : pages_) pool_.pages().share(page);
+  pool_.set_pages(copy->place_, 0, copy->pages_);
   return copy;
 }
 
 std::unique_ptr<StateMark> SequenceCaches::mark() const {
-  auto mark = std::make_unique<Mark>(this, position_, draft_position_);
-  for (const LayerCaches& layer : layers_) {
-    LayerCaches saved;
-    saved.window = layer.window.clone();
-    saved.compressor = layer.compressor.clone();
-    saved.index_compressor = layer.index_compressor.clone();
-    mark->layers.push_back(std::move(saved));
-  }
-  return mark;
+  return std::make_unique<Mark>(this, position_, draft_position_, block_.clone());
 }
 
 void SequenceCaches::rollback(const StateMark& state_mark) {
   const Mark* mark = dynamic_cast<const Mark*>(&state_mark);
   TESSERA_CHECK(mark != nullptr && mark->owner == this, "a mark belongs to the sequence that made it");
   TESSERA_CHECK(mark->at <= position_, fmt::format("mark at {}, sequence at {}", mark->at, position_));
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    copy_bytes(mark->layers[i].window, layers_[i].window);
-    copy_bytes(mark->layers[i].compressor, layers_[i].compressor);
-    copy_bytes(mark->layers[i].index_compressor, layers_[i].index_compressor);
-  }
+  pool_.memory().copy(block_.data(), mark->block.data(), block_.size());
   position_ = mark->at;
   draft_position_ = mark->draft_at;
+  for (const size_t kept = static_cast<size_t>(pool_.pages_for(position_)); pages_.size() > kept; pages_.pop_back()) {
+    pool_.pages().release(pages_.back());
+  }
+}
+
+template <class Visit>
+void SequenceCaches::for_each_part(const Visit& visit) const {
+  const auto visit_state = [&](StateId id, size_t layer) {
+    const std::span<uint8_t> part = state(id, layer);
+    visit(part.data(), part.size());
+  };
+  for (size_t i = 0; i < pool_.layout().layers.size(); ++i) {
+    const LayerCacheLayout& layer = pool_.layout().layers[i];
+    const auto visit_entries = [&](EntriesId id, int64_t entry_bytes) {
+      ops::for_each_run(
+          entries(id, i), 0, position_ / layer.ratio, entry_bytes,
+          [&](uint8_t* data, int64_t, int64_t count) { visit(data, static_cast<size_t>(count * entry_bytes)); });
+    };
+    visit_state(StateId::kWindow, i);
+    if (layer.ratio != 0) visit_entries(EntriesId::kEntries, layer.kv.entry_bytes());
+    if (layer.has_indexer) visit_entries(EntriesId::kIndexKeys, layer.index.entry_bytes());
+    visit_state(StateId::kCompressor, i);
+    visit_state(StateId::kIndexCompressor, i);
+  }
 }
 
 std::vector<uint8_t> SequenceCaches::save() const {
@@ -149,14 +160,10 @@ std::vector<uint8_t> SequenceCaches::save() const {
   header.fingerprint = pool_.layout().fingerprint;
   header.capacity = capacity_, header.position = position_, header.draft_position = draft_position_;
   std::vector<uint8_t> out(sizeof(header));
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    // The visitor only reads here.
-    for_each_part(pool_.layout().layers[i], const_cast<LayerCaches&>(layers_[i]), position_,
-                  [&](void* data, size_t bytes) {
-                    out.resize(out.size() + bytes);
-                    pool_.memory().download(out.data() + out.size() - bytes, data, bytes);
-                  });
-  }
+  for_each_part([&](const void* data, size_t bytes) {
+    out.resize(out.size() + bytes);
+    pool_.memory().download(out.data() + out.size() - bytes, data, bytes);
+  });
   header.payload_bytes = out.size() - sizeof(header);
   header.hash = hash_of(header, std::span(out).subspan(sizeof(header)));
   std::memcpy(out.data(), &header, sizeof(header));
@@ -196,15 +203,14 @@ std::unique_ptr<SequenceCaches> SequenceCaches::restore(CachePool& pool, int64_t
     fail_data(kSavedName, "payload", fmt::format("{} bytes", expected_bytes), fmt::format("{}", payload.size()));
   }
   auto state = std::make_unique<SequenceCaches>(pool, header.capacity);
+  state->make_room(0, header.position);
   state->position_ = header.position;
   state->draft_position_ = header.draft_position;
   size_t used = 0;
-  for (size_t i = 0; i < layout.layers.size(); ++i) {
-    for_each_part(layout.layers[i], state->layers_[i], header.position, [&](void* data, size_t part_bytes) {
-      pool.memory().upload(data, payload.data() + used, part_bytes);
-      used += part_bytes;
-    });
-  }
+  state->for_each_part([&](void* data, size_t part_bytes) {
+    pool.memory().upload(data, payload.data() + used, part_bytes);
+    used += part_bytes;
+  });
   return state;
 }
 

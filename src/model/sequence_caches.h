@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The caches of one sequence, and its implementation of SequenceState. Entry counts follow from the position alone
-// (position / ratio), so dropping tokens is a matter of restoring what later tokens overwrote: rings and compressors.
+// The caches of one sequence, and its implementation of SequenceState: a block with what has a fixed size, and pages
+// with what grows, taken as tokens come. Entry counts follow from the position alone (position / ratio), so dropping
+// tokens is a matter of restoring what later tokens overwrote: rings and compressors.
+//
+// Copies of a sequence share its pages. Whoever is about to write into a page that has another owner takes a copy of it
+// first (make_room), so nobody sees another's entries.
 #include <memory>
 #include <vector>
 
@@ -30,17 +34,30 @@ class SequenceCaches final : public SequenceState {
 
   const CachePool& pool() const { return pool_; }
   int32_t place() const { return place_; }  // in the pool
-  LayerCaches& layer(size_t i) { return layers_[i]; }
+  // Addresses are of the pool's memory. Entries are there as far as make_room() was called for.
+  std::span<uint8_t> state(StateId id, size_t layer) const { return pool_.state(block_, id, layer); }
+  ops::SequenceEntries<uint8_t> entries(EntriesId id, size_t layer) const { return pool_.entries(id, layer, place_); }
+
+  // Pages that make_room() would take.
+  int64_t pages_missing(int64_t first_position, int64_t end_position) const;
+  // Before entries of tokens [first_position, end_position) are written. Throws as PagePool::reserve; nothing has
+  // changed then.
+  void make_room(int64_t first_position, int64_t end_position);
   void advance(int64_t num_tokens) { position_ += num_tokens; }
   // Tokens that the draft block has seen.
   int64_t draft_position() const { return draft_position_; }
   void advance_draft(int64_t num_tokens) { draft_position_ += num_tokens; }
 
  private:
+  // Calls visit(data, bytes) for each part of the caches that matters at the position, always in the same order.
+  template <class Visit>
+  void for_each_part(const Visit& visit) const;
+
   CachePool& pool_;
   int32_t place_ = 0;
   int64_t capacity_ = 0, position_ = 0, draft_position_ = 0;
-  std::vector<LayerCaches> layers_;
+  device::Buffer block_;
+  std::vector<int32_t> pages_;  // of tokens [n * kPageTokens, (n + 1) * kPageTokens); with room for all
 };
 
 }  // namespace tessera::model

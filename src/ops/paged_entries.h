@@ -24,6 +24,11 @@ struct SequenceEntries {
     if (pages == nullptr) return only + index * entry_bytes;
     return pages[index >> shift] + offset + (index & ((int64_t{1} << shift) - 1)) * entry_bytes;
   }
+  // How many entries lie one after the other from `index` on; `most` where that is known to be enough.
+  int64_t in_a_row(int64_t index, int64_t most) const {
+    const int64_t in_page = (int64_t{1} << shift) - (index & ((int64_t{1} << shift) - 1));
+    return pages == nullptr || in_page > most ? most : in_page;
+  }
   friend bool operator==(const SequenceEntries&, const SequenceEntries&) = default;
 };
 
@@ -62,5 +67,17 @@ struct PagedEntries {
     return {nullptr, pages + places[row] * stride, offset, shift};
   }
 };
+
+// Calls visit(address, first, count) for the entries [begin, end) in turn, as many at once as lie one after the
+// other.
+template <class T, class Visit>
+void for_each_run(const SequenceEntries<T>& entries, int64_t begin, int64_t end, int64_t entry_bytes,
+                  const Visit& visit) {
+  for (int64_t first = begin; first < end;) {
+    const int64_t count = entries.in_a_row(first, end - first);
+    visit(entries.at(first, entry_bytes), first, count);
+    first += count;
+  }
+}
 
 }  // namespace tessera::ops

@@ -24,7 +24,7 @@ using model::LogitRows;
 
 constexpr uint64_t kSchedules = 20;
 constexpr size_t kTexts = 3, kMostSequences = 5;
-constexpr int64_t kCapacity = 200, kMostStepTokens = 64;
+constexpr int64_t kCapacity = 330, kMostStepTokens = 64;
 
 // Never recorded: a traced step runs eagerly.
 class Onlooker final : public model::Tracer {
@@ -39,9 +39,9 @@ class Subject {
       : name_(std::string(to_string(input)) + " x " + std::string(to_string(cache))),
         loaded_(testing::load(folder, input, cache, 2, kMostStepTokens)) {
     for (size_t i = 0; i < kTexts; ++i) {
-      // One of a few tokens, one past the ring and a 128-token entry, one in between.
+      // One of a few tokens, one past the ring and a page of the caches, one in between.
       const int64_t length = i == 0   ? 1 + static_cast<int64_t>(rng.below(8))
-                             : i == 1 ? 130 + static_cast<int64_t>(rng.below(30))
+                             : i == 1 ? model::kPageTokens + static_cast<int64_t>(rng.below(30))
                                       : 20 + static_cast<int64_t>(rng.below(100));
       texts_.push_back(testing::random_ids(rng, length, runner().facts().vocab_size));
       const auto state = runner().new_sequence(length);

@@ -92,9 +92,11 @@ TEST_F(SequenceTest, CapacityAndIdsAreChecked) {
 
 TEST_F(SequenceTest, CacheSpecCountsTheBytes) {
   const CacheSpec& spec = runner().cache_spec();
-  int64_t per_128_tokens = spec.bytes(1280) - spec.bytes(1152);
-  // Two CSA layers: 32 entries of 584 and 32 keys of 68 bytes each; two HCA layers: one entry each.
-  EXPECT_EQ(per_128_tokens, 2 * 32 * (584 + 68) + 2 * 584);
+  // A page of 256 tokens. Two CSA layers: 64 entries of 584 and 64 keys of 68 bytes each; two HCA layers: two entries.
+  const int64_t page = 2 * 64 * (584 + 68) + 2 * 2 * 584;
+  EXPECT_EQ(spec.bytes(1280) - spec.bytes(1024), page);
+  EXPECT_EQ(spec.bytes(1) - spec.bytes(0), page) << "taken as a whole";
+  EXPECT_EQ(spec.bytes(256), spec.bytes(1));
 }
 
 TEST_F(SequenceTest, LogitRowsAreTheOnesAsked) {

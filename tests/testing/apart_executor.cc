@@ -13,6 +13,8 @@ ApartMemory::~ApartMemory() {
 
 void* ApartMemory::allocate(size_t bytes) {
   queue_.refuse_while_recording("an allocation");
+  if (bytes > room_) fail(ErrorCode::kResourceExhausted, "this memory is full");
+  room_ -= bytes;
   void* data = device::host_memory().allocate(bytes);
   pieces_[static_cast<const char*>(data)] = bytes;
   return data;

@@ -2,6 +2,7 @@
 #pragma once
 // A CPU that pretends to be a GPU: its memory is not the host's, so whatever works on one must copy there and back.
 // A copy whose far end does not lie in this memory throws kInternal. What computes finds the bytes all the same.
+#include <limits>
 #include <map>
 
 #include "device/executor.h"
@@ -21,6 +22,9 @@ class ApartMemory final : public device::MemorySpace {
   void copy(void* target, const void* source, size_t bytes) override;
   bool is_host() const override { return false; }
 
+  // From now on it has room for so many bytes more: then allocate() throws kResourceExhausted.
+  void set_room(size_t bytes) { room_ = bytes; }
+
   size_t num_uploads() const { return num_uploads_; }
   size_t num_downloads() const { return num_downloads_; }
   size_t downloaded_bytes() const { return downloaded_bytes_; }
@@ -32,6 +36,7 @@ class ApartMemory final : public device::MemorySpace {
 
   device::Queue& queue_;
   std::map<const char*, size_t> pieces_;
+  size_t room_ = std::numeric_limits<size_t>::max();
   size_t num_uploads_ = 0, num_downloads_ = 0, downloaded_bytes_ = 0;
 };
 

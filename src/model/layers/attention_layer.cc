@@ -84,12 +84,12 @@ void AttentionLayer::write_window(const StepContext& context, size_t layer, cons
   context.trace(prefix_, "kv", kv);
   write_.run({.rows = kv,
               .slots = context.batch.window_slots(),
-              .cache = context.bases(CacheId::kWindow, layer, context.batch.places()),
+              .cache = context.caches.states(StateId::kWindow, layer, context.batch.places()),
               .num_rows = n},
              context.queue);
   if (context.tracer == nullptr) return;
   for (const SliceRows& slice : context.batch.slices()) {
-    uint8_t* ring = static_cast<uint8_t*>(context.caches.base(CacheId::kWindow, layer, slice.place));
+    uint8_t* ring = context.caches.state(StateId::kWindow, layer, slice.place);
     for (int64_t i = 0; i < slice.num_rows; ++i) {
       const int64_t slot = (slice.first_position + i) % window_slots_;
       context.trace(prefix_, "window_entry_bytes", {ring + slot * entry_bytes, DType::kU8, {1, entry_bytes}});
@@ -113,24 +113,21 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
   if (ratio_ == 4) selected = indexer_.run(context, layer, x, qr);
 
   const TensorView out = context.take(context.activation, q.shape);
-  const auto caches = [&](CacheId id) -> ops::SequenceBases<const uint8_t> {
-    return context.bases(id, layer, context.batch.places());
-  };
-  attention_.run(
-      {.q = q,
-       .positions = context.batch.positions(),
-       .window_cache = caches(CacheId::kWindow),
-       .window_slots = window_slots_,
-       .entry_cache = ratio_ != 0 && with_entries_ ? ops::PagedEntries<const uint8_t>(caches(CacheId::kEntries))
-                                                   : ops::PagedEntries<const uint8_t>(),
-       .num_entries = counts,
-       .selected = selected,
-       .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),
-       .sink = sink_.as<float>(),
-       .out = out,
-       .num_tokens = n,
-       .workspace = context.workspace},
-      context.queue);
+  ops::PagedEntries<const uint8_t> entries;
+  if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, context.batch.places());
+  attention_.run({.q = q,
+                  .positions = context.batch.positions(),
+                  .window_cache = context.caches.states(StateId::kWindow, layer, context.batch.places()),
+                  .window_slots = window_slots_,
+                  .entry_cache = entries,
+                  .num_entries = counts,
+                  .selected = selected,
+                  .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),
+                  .sink = sink_.as<float>(),
+                  .out = out,
+                  .num_tokens = n,
+                  .workspace = context.workspace},
+                 context.queue);
   context.trace(prefix_, "attention", out);
   out_rope_.run(
       {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},

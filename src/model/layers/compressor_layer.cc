@@ -33,7 +33,7 @@ void CompressorLayer::run(const StepContext& context, size_t layer, const Tensor
   const TensorView values = wkv_.run(context, x, context.num_tokens());
   const TensorView gates = wgate_.run(context, x, context.num_tokens());
   const TensorView entries = context.take(context.activation, {rows.num_entries, width});
-  const auto state = context.bases(is_main ? CacheId::kCompressor : CacheId::kIndexCompressor, layer, nullptr);
+  const auto state = context.caches.states(is_main ? StateId::kCompressor : StateId::kIndexCompressor, layer, nullptr);
   pool_.run({.values = values.as<float>(),
              .gates = gates.as<float>(),
              .ape = ape_.as<float>(),
@@ -44,7 +44,7 @@ void CompressorLayer::run(const StepContext& context, size_t layer, const Tensor
             context.queue);
   // A recorded step goes on whatever the positions are, over rows that nobody stores.
   if (rows.num_completed == 0 && !context.is_recorded) return;
-  const CacheId cache = is_main ? CacheId::kEntries : CacheId::kIndexKeys;
+  const EntriesId cache = is_main ? EntriesId::kEntries : EntriesId::kIndexKeys;
   norm_.run(context, entries, entries, rows.num_entries);
   rope_.run({.x = entries,
              .positions = rows.entry_positions,
@@ -54,13 +54,13 @@ void CompressorLayer::run(const StepContext& context, size_t layer, const Tensor
   if (has_hadamard_) hadamard_.run({.x = entries, .num_rows = rows.num_entries}, context.queue);
   write_.run({.rows = entries,
               .slots = rows.entry_slots,
-              .cache = context.bases(cache, layer, rows.entry_places),
+              .cache = context.caches.entries(cache, layer, rows.entry_places),
               .num_rows = rows.num_entries},
              context.queue);
   if (context.tracer != nullptr) trace_entries(context, layer, cache, entries);
 }
 
-void CompressorLayer::trace_entries(const StepContext& context, size_t layer, CacheId cache,
+void CompressorLayer::trace_entries(const StepContext& context, size_t layer, EntriesId cache,
                                     const TensorView& entries) const {
   const int64_t ratio = pool_.desc.ratio, entry_bytes = write_.desc.layout.entry_bytes();
   int64_t row = 0;
@@ -69,8 +69,13 @@ void CompressorLayer::trace_entries(const StepContext& context, size_t layer, Ca
     const int64_t first_entry = slice.first_position / ratio;
     if (count > 0) {
       context.trace(prefix_, "entries", rows_of(entries, row, count));
-      uint8_t* base = static_cast<uint8_t*>(context.caches.base(cache, layer, slice.place));
-      context.trace(prefix_, "entry_bytes", {base + first_entry * entry_bytes, DType::kU8, {count, entry_bytes}});
+      const device::Tensor bytes(DType::kU8, {count, entry_bytes});
+      ops::for_each_run(context.caches.entries(cache, layer, slice.place), first_entry, first_entry + count,
+                        entry_bytes, [&](const uint8_t* data, int64_t first, int64_t num) {
+                          context.caches.memory().download(bytes.as<uint8_t>() + (first - first_entry) * entry_bytes,
+                                                           data, static_cast<size_t>(num * entry_bytes));
+                        });
+      context.tracer->tensor(prefix_ + "entry_bytes", bytes);
     }
     row += ops::most_completed(ratio, slice.num_rows);
   }

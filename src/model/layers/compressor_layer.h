@@ -20,7 +20,7 @@ class CompressorLayer {
   const ops::EntryLayout& entry_layout() const { return write_.desc.layout; }
 
  private:
-  void trace_entries(const StepContext& context, size_t layer, CacheId cache, const TensorView& entries) const;
+  void trace_entries(const StepContext& context, size_t layer, EntriesId cache, const TensorView& entries) const;
 
   std::string prefix_;
   Kind kind_ = Kind::kMain;

@@ -51,7 +51,7 @@ const int32_t* IndexerLayer::run(const StepContext& context, size_t layer, const
     const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
     scores_.run({.queries = rows_of(queries, row, rows),
                  .weights = rows_of(weights, row, rows),
-                 .keys = context.bases(CacheId::kIndexKeys, layer, context.batch.places() + row),
+                 .keys = context.caches.entries(EntriesId::kIndexKeys, layer, context.batch.places() + row),
                  .counts = counts + row,
                  .stride = stride,
                  .scores = context.index_scores,

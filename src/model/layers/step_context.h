@@ -28,10 +28,6 @@ struct StepContext {
   int64_t num_tokens() const { return batch.num_rows(); }
   TensorView take(DType dtype, const Shape& shape) const { return arena.take(dtype, shape); }
   TensorView take_rows(int64_t width) const { return arena.take(activation, {num_tokens(), width}); }
-  // The caches of the rows' sequences.
-  ops::SequenceBases<uint8_t> bases(CacheId id, size_t layer, const int32_t* places) const {
-    return caches.bases(id, layer, places);
-  }
   // Names are built only where somebody looks.
   void trace(std::string_view layer, std::string_view name, const TensorView& value) const {
     if (tracer != nullptr) show(std::string(layer) + std::string(name), value);

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pages: distinct, shared and given back as owners say, and refused where memory ends.
+#include "model/page_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <new>
+#include <random>
+
+#include "base/error.h"
+#include "base/rng.h"
+
+namespace tessera::model {
+namespace {
+
+// Host memory of a limited size.
+class LimitedMemory final : public device::MemorySpace {
+ public:
+  void* allocate(size_t bytes) override {
+    if (used_ + bytes > limit) throw std::bad_alloc();
+    void* data = device::host_memory().allocate(bytes);
+    used_ += bytes;
+    return data;
+  }
+  void release(void* data, size_t bytes) noexcept override {
+    device::host_memory().release(data, bytes);
+    used_ -= bytes;
+  }
+  void upload(void* to, const void* from, size_t bytes) override { device::host_memory().upload(to, from, bytes); }
+  void download(void* to, const void* from, size_t bytes) override { device::host_memory().download(to, from, bytes); }
+  void queue_download(void* to, const void* from, size_t bytes) override { download(to, from, bytes); }
+  void copy(void* to, const void* from, size_t bytes) override { device::host_memory().copy(to, from, bytes); }
+  bool is_host() const override { return true; }
+  size_t used() const { return used_; }
+
+  size_t limit = std::numeric_limits<size_t>::max();
+
+ private:
+  size_t used_ = 0;
+};
+
+TEST(PagePool, PagesAreDistinctWhileTheyHaveOwners) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const int64_t page_bytes = 16 * (1 + static_cast<int64_t>(rng.below(40000)));
+  const int64_t slab = PagePool::pages_per_slab(page_bytes);
+  LimitedMemory memory;
+  {
+    PagePool pool(page_bytes, memory);
+    std::map<int32_t, int> owners;
+    std::map<int32_t, uint8_t> marks;
+    for (int step = 0; step < 3000; ++step) {
+      const bool is_filling = step / 500 % 2 == 0;
+      if (owners.empty() || rng.below(100) < (is_filling ? 60 : 30)) {
+        pool.reserve(1);
+        const int32_t page = pool.take();
+        ASSERT_EQ(owners.count(page), 0u) << "somebody has it";
+        owners[page] = 1;
+        marks[page] = static_cast<uint8_t>(rng.below(256));
+        std::fill_n(pool.address(page), page_bytes, marks[page]);
+      } else {
+        auto found = owners.begin();
+        std::advance(found, static_cast<int64_t>(rng.below(owners.size())));
+        const auto [page, count] = *found;
+        ASSERT_EQ(pool.address(page)[0], marks[page]);
+        ASSERT_EQ(pool.address(page)[page_bytes - 1], marks[page]);
+        ASSERT_EQ(pool.is_shared(page), count > 1);
+        if (rng.below(4) == 0) {
+          pool.share(page), ++found->second;
+        } else {
+          pool.release(page);
+          if (--found->second == 0) owners.erase(found);
+        }
+      }
+      ASSERT_EQ(pool.num_used(), static_cast<int64_t>(owners.size()));
+      ASSERT_GE(static_cast<int64_t>(memory.used()), (pool.num_used() + pool.num_free()) * page_bytes);
+      ASSERT_EQ(pool.num_used() + pool.num_free(), (pool.num_used() + pool.num_free()) / slab * slab);
+    }
+    for (const auto& [page, count] : owners) {
+      for (int i = 0; i < count; ++i) pool.release(page);
+    }
+    EXPECT_EQ(pool.num_used(), 0);
+    EXPECT_LE(pool.num_free(), slab) << "the rest went back";
+  }
+  EXPECT_EQ(memory.used(), 0u);
+}
+
+TEST(PagePool, WhereMemoryEndsNothingChanges) {
+  LimitedMemory memory;
+  constexpr int64_t kPageBytes = 1 << 20;
+  const int64_t slab = PagePool::pages_per_slab(kPageBytes);
+  memory.limit = static_cast<size_t>(2 * slab * kPageBytes);
+  PagePool pool(kPageBytes, memory);
+  pool.reserve(1);
+  const int32_t page = pool.take();
+  try {
+    pool.reserve(2 * slab);
+    ADD_FAILURE() << "one more than there is room for";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted) << error.what();
+  }
+  EXPECT_EQ(pool.num_used(), 1);
+  pool.reserve(2 * slab - 1);
+  for (int64_t i = 1; i < 2 * slab; ++i) EXPECT_NE(pool.take(), page);
+  EXPECT_EQ(pool.num_free(), 0);
+  EXPECT_THROW(pool.reserve(1), Error);
+}
+
+}  // namespace
+}  // namespace tessera::model
