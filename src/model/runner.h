@@ -96,8 +96,8 @@ class Runner {
 
   // Runs the slices' tokens and their draws. Returns FP32 logits [rows, vocab] in host memory, the slices' requested
   // rows in order; valid until the next call. Throws, with the states as they were, kInvalidArgument for ids out of
-  // range or a full sequence and kResourceExhausted where memory ends; throws kNotFinite for logits that are not finite:
-  // then the states are as before the call only as far as positions go, drop them.
+  // range or a full sequence and kResourceExhausted where memory ends; throws kNotFinite for logits that are not
+  // finite: then the states are as before the call only as far as positions go, drop them.
   virtual TensorView step(std::span<const SequenceSlice> slices) = 0;
 
   // Runs the draft block (MTP) on the tokens of the step just made: the same slices, with ids[i] the token that

@@ -113,10 +113,12 @@ TEST_F(PagedEntriesTest, CacheWrite) {
 TEST_F(PagedEntriesTest, Attention) {
   constexpr int64_t kSlots = 16, kEntries = 300, kSelected = 140;
   const ops::EntryFormat formats[] = {ops::EntryFormat::kKvFp8Bf16, ops::EntryFormat::kBf16};
-  for (int trial = 0; trial < 4; ++trial) {
-    const bool is_selected = trial % 2 == 0;
-    const ops::Attention::Desc desc{
-        .heads = kHeads, .head_dim = kWidth, .window = 8, .scale = 0.125f, .layout = {formats[trial / 2], kWidth, 64}};
+  for (const bool is_selected : {true, false}) {
+    const ops::Attention::Desc desc{.heads = kHeads,
+                                    .head_dim = kWidth,
+                                    .window = 8,
+                                    .scale = 0.125f,
+                                    .layout = {formats[rng_.below(2)], kWidth, 64}};
     const int shift = random_shift();
     const BothWays windows = random_entries(desc.layout, kSlots, 0);
     BothWays entries = random_entries(desc.layout, kEntries, shift);
