@@ -54,10 +54,13 @@ DType activation_of(tessera_dtype dtype, ops::InputMode input);
 // A weight that must be [rows, cols].
 ops::WeightView weight_of(const tessera_weight* weight, int64_t rows, int64_t cols, const char* name);
 
-// A weight of the context's device as a bound op wants it.
+// A weight of the context's device as a bound op wants it. Waits until it is packed: kernels of the next call read
+// weights before the kernel before them has ended.
 template <class Op>
 ops::PackedWeight packed_for(const tessera_context& context, const ops::Bound<Op>& op, const ops::WeightView& weight) {
-  return ops::pack_weight(op.packed_layout(), weight, context.queue(), context.memory());
+  ops::PackedWeight packed = ops::pack_weight(op.packed_layout(), weight, context.queue(), context.memory());
+  if (op.packed_layout() != nullptr) context.executor->synchronize();
+  return packed;
 }
 
 }  // namespace tessera::bindings

@@ -144,10 +144,11 @@ void Model::reserve_scores(int64_t capacity) {
       std::any_of(layers.begin(), layers.end(), [](const LayerCacheLayout& layer) { return layer.has_indexer; });
   const int64_t stride = capacity / 4 + 1;
   if (!has_indexer || stride <= score_stride_) return;
-  index_scores_ = device::Buffer();  // the old one goes first
-  index_scores_ = device::Buffer(static_cast<size_t>(kScoreRows * stride) * sizeof(float), executor_->memory());
-  score_stride_ = stride;
+  // Where this throws, the old one serves on.
+  device::Buffer grown(static_cast<size_t>(kScoreRows * stride) * sizeof(float), executor_->memory());
   recorded_.clear();  // they have the old one's address
+  index_scores_ = std::move(grown);
+  score_stride_ = stride;
 }
 
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {

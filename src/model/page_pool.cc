@@ -35,6 +35,7 @@ void PagePool::add_slab() {
 void PagePool::reserve(int64_t count) {
   TESSERA_CHECK(count == 0 || page_bytes_ > 0, "caches that grow have pages");
   const auto fail_exhausted = [&](const char* why) {
+    give_back_whole();  // what was got on the way is of no use here, and of use to others
     fail(ErrorCode::kResourceExhausted,
          fmt::format("no memory for {} more cache pages of {} ({} are in use){}", count - num_free_,
                      format_bytes(static_cast<uint64_t>(page_bytes_)), num_used_, why));
@@ -46,6 +47,14 @@ void PagePool::reserve(int64_t count) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     fail_exhausted((std::string(": ") + error.what()).c_str());
+  }
+}
+
+void PagePool::give_back_whole() noexcept {
+  for (Slab& slab : slabs_) {
+    if (static_cast<int32_t>(slab.free.size()) < num_in_slab_ || num_free_ < 2 * num_in_slab_) continue;
+    slab = Slab();
+    num_free_ -= num_in_slab_;
   }
 }
 

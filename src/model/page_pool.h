@@ -40,6 +40,8 @@ class PagePool {
   };
 
   void add_slab();
+  // All slabs that hold nothing, except for one.
+  void give_back_whole() noexcept;
   int32_t owners(int32_t page) const;
   Slab& slab_of(int32_t page) { return slabs_[static_cast<size_t>(page / num_in_slab_)]; }
 

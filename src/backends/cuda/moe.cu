@@ -395,7 +395,7 @@ bool moe_experts_packed_supports(const ops::MoeExperts::Desc& desc, std::string&
 
 namespace {
 
-// Ring<stages, Tiles> of kStages stages, or of two where shared memory is short.
+// Ring<stages, Tiles> of kStages stages, or of two where shared memory is short (99 KB of compute capability 8.6).
 template <class Share, template <int, class> class Ring, int kStages>
 void run_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
@@ -405,17 +405,20 @@ void run_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
     using Tiles = typename decltype(all)::type;
     const FastDivisor row_tiles(static_cast<uint32_t>(ceil_div<int64_t>(rows, kTileRows)));
     const int64_t num_tiles = tiles * row_tiles.divisor();
-    const StreamShape shape = stream_shape(width, num_tiles, Tiles::kPasses);
-    const auto start_with = [&](auto stages) {
-      using TheRing = Ring<stages.value, Tiles>;
-      launch(name, queue, experts_mma<TheRing, Tiles>, dim3(shape.blocks(num_tiles)), shape.threads(),
-             shape.shared_bytes(stages.value, TheRing::kBytes, Tiles::kPasses), job, shape, row_tiles);
+    StreamShape shape = stream_shape(width, num_tiles, Tiles::kPasses);
+    const auto bytes = [&](int stages) {
+      return shape.shared_bytes(stages, Ring<2, Tiles>::kBytes, Tiles::kPasses);  // a stage's, whatever their number
     };
-    if (shape.shared_bytes(kStages, Ring<kStages, Tiles>::kBytes, Tiles::kPasses) <= most_shared_bytes()) {
-      start_with(std::integral_constant<int, kStages>());
-    } else {
-      start_with(std::integral_constant<int, 2>());
-    }
+    const auto start_with = [&](auto stages) {
+      launch(name, queue, experts_mma<Ring<stages.value, Tiles>, Tiles>, dim3(shape.blocks(num_tiles)), shape.threads(),
+             bytes(stages.value), job, shape, row_tiles);
+    };
+    const size_t most = most_shared_bytes();
+    if (bytes(kStages) <= most) return start_with(std::integral_constant<int, kStages>());
+    // Fewer stages, then smaller blocks.
+    if (bytes(2) > most) shape.block_tiles = 1;
+    while (bytes(2) > most && shape.tile_warps > 1) shape.tile_warps /= 2;
+    start_with(std::integral_constant<int, 2>());
   };
   start("gate_and_up_mma", std::type_identity<GateAndUpTiles<Share>>(), desc.hidden, desc.inner);
   start("down_mma", std::type_identity<DownTiles<Share>>(), desc.inner, desc.hidden);
