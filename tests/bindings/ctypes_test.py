@@ -14,6 +14,9 @@ import subprocess
 import sys
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / 'bindings' / 'c'))
+from tessera_structs import LinearDesc, MoeDesc, MoeWeights, Weight  # noqa: E402
+
 LIBRARY, HEADER = sys.argv[1], pathlib.Path(sys.argv[2])
 DEVICE = sys.argv[3] if len(sys.argv) > 3 else 'cpu'
 F32, BF16 = 0, 1
@@ -26,28 +29,6 @@ lib = c.CDLL(LIBRARY)
 for name in ('version', 'error_message', 'status_name', 'linear_kernel', 'moe_kernel', 'attention_kernel'):
     getattr(lib, 'tessera_' + name).restype = c.c_char_p
 lib.tessera_attention_entry_bytes.restype = c.c_int64
-
-
-class Weight(c.Structure):
-    _fields_ = [('format', c.c_int32), ('rows', c.c_int64), ('cols', c.c_int64), ('data', c.c_void_p),
-                ('block_scales', c.c_void_p), ('tensor_scale', c.c_float)]
-
-
-class LinearDesc(c.Structure):
-    _fields_ = [('inputs', c.c_int64), ('out', c.c_int64), ('groups', c.c_int64), ('input', c.c_int32),
-                ('activation', c.c_int32), ('output', c.c_int32)]
-
-
-class MoeDesc(c.Structure):
-    _fields_ = [(n, c.c_int64) for n in ('hidden', 'inner', 'num_experts', 'first_expert', 'num_local', 'top_k')] + [
-        ('input', c.c_int32), ('shared_input', c.c_int32), ('activation', c.c_int32), ('swiglu_limit', c.c_float),
-        ('routing_scale', c.c_float), ('is_normalized', c.c_int32)]
-
-
-class MoeWeights(c.Structure):
-    _fields_ = [('w1', c.POINTER(Weight)), ('w3', c.POINTER(Weight)), ('w2', c.POINTER(Weight)), ('router', c.POINTER(Weight)),
-                ('router_bias', c.c_void_p), ('hash_table', c.c_void_p), ('shared_w1', c.POINTER(Weight)),
-                ('shared_w3', c.POINTER(Weight)), ('shared_w2', c.POINTER(Weight))]
 
 
 class AttentionDesc(c.Structure):

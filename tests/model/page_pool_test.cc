@@ -95,6 +95,7 @@ TEST(PagePool, WhereMemoryEndsNothingChanges) {
   PagePool pool(kPageBytes, memory);
   pool.reserve(1);
   const int32_t page = pool.take();
+  const size_t used = memory.used();
   try {
     pool.reserve(2 * slab);
     ADD_FAILURE() << "one more than there is room for";
@@ -102,6 +103,7 @@ TEST(PagePool, WhereMemoryEndsNothingChanges) {
     EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted) << error.what();
   }
   EXPECT_EQ(pool.num_used(), 1);
+  EXPECT_EQ(memory.used(), used) << "what was got on the way went back";
   pool.reserve(2 * slab - 1);
   for (int64_t i = 1; i < 2 * slab; ++i) EXPECT_NE(pool.take(), page);
   EXPECT_EQ(pool.num_free(), 0);

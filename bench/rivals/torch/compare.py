@@ -27,6 +27,9 @@ import re
 import statistics
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / 'bindings' / 'c'))
+from tessera_structs import LinearDesc, MoeDesc, MoeWeights, Weight  # noqa: E402
+
 # Of config.json of deepseek-ai/DeepSeek-V4-Flash and -Pro: (name, out, in) of one group, and the experts.
 SHAPES = {
     'flash': {'linear': [('wq_b', 32768, 1024), ('wo_b', 4096, 8192)],
@@ -37,28 +40,6 @@ SHAPES = {
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 BF16, NVFP4, INPUT_A16 = 1, 3, 1  # of tessera.h
 BOUND = 4e-3                      # of the relative error of a BF16 output
-
-
-class Weight(c.Structure):
-    _fields_ = [('format', c.c_int32), ('rows', c.c_int64), ('cols', c.c_int64), ('data', c.c_void_p),
-                ('block_scales', c.c_void_p), ('tensor_scale', c.c_float)]
-
-
-class LinearDesc(c.Structure):
-    _fields_ = [('inputs', c.c_int64), ('out', c.c_int64), ('groups', c.c_int64), ('input', c.c_int32),
-                ('activation', c.c_int32), ('output', c.c_int32)]
-
-
-class MoeDesc(c.Structure):
-    _fields_ = [(n, c.c_int64) for n in ('hidden', 'inner', 'num_experts', 'first_expert', 'num_local', 'top_k')] + [
-        ('input', c.c_int32), ('shared_input', c.c_int32), ('activation', c.c_int32), ('swiglu_limit', c.c_float),
-        ('routing_scale', c.c_float), ('is_normalized', c.c_int32)]
-
-
-class MoeWeights(c.Structure):
-    _fields_ = [(n, c.POINTER(Weight)) for n in ('w1', 'w3', 'w2', 'router')] + [
-        ('router_bias', c.c_void_p), ('hash_table', c.c_void_p)] + [
-        (n, c.POINTER(Weight)) for n in ('shared_w1', 'shared_w3', 'shared_w2')]
 
 
 def fail(message):
