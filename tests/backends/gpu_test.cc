@@ -14,14 +14,13 @@ TEST(Gpu, HasAVariantOfEveryOp) {
   std::printf("%s, compute capability %d.%d\n", gpu->name.c_str(), gpu->compute_major, gpu->compute_minor);
   device::Machine machine = device::probe_machine();
   machine.gpu = gpu;
-  int num_usable = 0;
+  bool has_every_op = false;
   for (const ops::Backend* backend : backends::all_backends()) {
     if (!ops::is_usable(*backend, machine, why_not)) continue;
-    ++num_usable;
     EXPECT_TRUE(backend->is_on_gpu);
-    std::apply([](const auto&... lists) { EXPECT_TRUE((!lists.empty() && ...)); }, backend->variants.lists);
+    has_every_op |= std::apply([](const auto&... lists) { return (!lists.empty() && ...); }, backend->variants.lists);
   }
-  EXPECT_GT(num_usable, 0);
+  EXPECT_TRUE(has_every_op) << "what an architecture's backend lacks, the portable one has";
 }
 
 }  // namespace

@@ -70,6 +70,17 @@ __device__ T* dynamic_shared() {
 #endif
 }
 
+// The same, aligned to 1,024 bytes, as 128-byte swizzles want it.
+template <class T>
+__device__ T* swizzled_shared() {
+#ifdef TESSERA_CUDA_EMULATED
+  return static_cast<T*>(device::emulated::dynamic_shared());
+#else
+  extern __shared__ __align__(1024) unsigned char s_swizzled[];
+  return reinterpret_cast<T*>(s_swizzled);
+#endif
+}
+
 // Blocks of `block` threads that cover `count` items.
 inline dim3 grid_for(int64_t count, int64_t block) {
   return dim3(static_cast<unsigned>(ceil_div(count, block)));

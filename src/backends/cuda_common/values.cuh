@@ -39,6 +39,11 @@ __device__ inline float round_to(bool is_bf16, float value) {
   return is_bf16 ? numeric::bf16_round(value) : value;
 }
 
+// Two values as BF16, the first in the lower half.
+__device__ inline uint32_t bf16_pair(float first, float second) {
+  return numeric::bf16_from_float(first) | static_cast<uint32_t>(numeric::bf16_from_float(second)) << 16;
+}
+
 // exp in FP64, rounded once: within a hair of the correctly rounded FP32 value on every GPU.
 __device__ inline float exp_rounded(float x) {
   return static_cast<float>(exp(static_cast<double>(x)));

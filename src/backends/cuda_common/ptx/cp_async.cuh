@@ -44,7 +44,7 @@ __device__ inline uint4 load_here(const uint4* global) {
 // Ends a group: this thread's copies since the last one.
 __device__ inline void commit_copies() {
 #ifdef TESSERA_CUDA_EMULATED
-  device::emulated::commit_copies();
+  device::emulated::commit_late(device::emulated::LateKind::kCopies);
 #else
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -54,7 +54,7 @@ __device__ inline void commit_copies() {
 template <int kNewest>
 __device__ inline void wait_for_copies() {
 #ifdef TESSERA_CUDA_EMULATED
-  device::emulated::wait_for_copies(kNewest);
+  device::emulated::wait_for_late(device::emulated::LateKind::kCopies, kNewest);
 #else
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
 #endif

@@ -29,14 +29,29 @@ constinit Current current;
 
 namespace {
 
-constexpr unsigned char kPoison = 0xFF;  // NaN in every float format, a negative index
+constexpr size_t kSharedAlignment = 1024;  // what 128-byte swizzles ask for
+constexpr unsigned char kPoison = 0xFF;    // NaN in every float format, a negative index
 
-struct Copy {
-  void* target;
-  const void* source;
-  size_t bytes;
+using LateGroup = std::vector<std::unique_ptr<const LateWork>>;
 
-  void make() const { std::memcpy(target, source, bytes); }
+void make_all(const LateGroup& group) {
+  for (const auto& work : group) work->make();
+}
+
+struct LateGroups {
+  LateGroup open;                // the group that has not ended
+  std::deque<LateGroup> closed;  // under way, oldest first
+};
+
+class Copy final : public LateWork {
+ public:
+  Copy(void* target, const void* source, size_t bytes) : target_(target), source_(source), bytes_(bytes) {}
+  void make() const override { std::memcpy(target_, source_, bytes_); }
+
+ private:
+  void* target_;
+  const void* source_;
+  size_t bytes_;
 };
 
 struct Thread {
@@ -44,8 +59,11 @@ struct Thread {
   uint3 index;
   const char* waits_for = nullptr;  // null: it can run
   Site site;
-  std::vector<Copy> copies;              // of the group that has not ended
-  std::deque<std::vector<Copy>> groups;  // under way, oldest first
+  bool (*is_ready)(const void* context) = nullptr;  // null: others say when it can run again
+  const void* context = nullptr;
+  LateGroups late[2];  // by LateKind
+
+  bool can_run() const { return waits_for == nullptr || (is_ready != nullptr && is_ready(context)); }
 };
 
 // Lanes of a warp that are to meet.
@@ -74,9 +92,9 @@ class Grid {
     current.block_size = block, current.grid_size = grid;
     num_threads_ = static_cast<int>(block.x * block.y * block.z);
     while (static_cast<int>(threads_.size()) < num_threads_) threads_.push_back(std::make_unique<Thread>());
-    // Of exactly that size, so that AddressSanitizer sees what lies beyond; aligned as dynamic shared memory is.
+    // Of exactly that size, so that AddressSanitizer sees what lies beyond.
     void* shared = nullptr;
-    if (shared_bytes > 0 && posix_memalign(&shared, 16, shared_bytes) != 0) throw std::bad_alloc();
+    if (shared_bytes > 0 && posix_memalign(&shared, kSharedAlignment, shared_bytes) != 0) throw std::bad_alloc();
     shared_ = static_cast<unsigned char*>(shared);
     for (unsigned z = 0; z < grid.z; ++z) {
       for (unsigned y = 0; y < grid.y; ++y) {
@@ -127,6 +145,18 @@ class Grid {
     }
   }
 
+  void wait_until(const Site& site, bool (*is_ready)(const void*), const void* context, const char* what) {
+    while (!is_ready(context)) {
+      running_->is_ready = is_ready, running_->context = context;
+      pause(what, site);
+    }
+  }
+
+  void engine_work_late(std::unique_ptr<const LateWork> work) {
+    if (toss()) return work->make();
+    engine_work_.push_back(std::move(work));
+  }
+
   void* dynamic_shared() const { return shared_; }
   Thread& running() { return *running_; }
   bool toss() { return (random_() >> 16 & 1) != 0; }
@@ -159,6 +189,7 @@ class Grid {
       std::memset(__start_tessera_shared, kPoison, static_cast<size_t>(__stop_tessera_shared - __start_tessera_shared));
     }
 #endif
+    engine_work_.clear();
     meetings_.assign(static_cast<size_t>(num_threads_ + kWarp - 1) / kWarp, {});
     num_alive_ = num_threads_, num_at_barrier_ = 0;
     for (int i = 0; i < num_threads_; ++i) {
@@ -166,9 +197,8 @@ class Grid {
       const auto at = static_cast<unsigned>(i);
       const dim3& size = current.block_size;
       thread.index = {at % size.x, at / size.x % size.y, at / size.x / size.y};
-      thread.waits_for = nullptr;
-      thread.copies.clear();
-      thread.groups.clear();
+      thread.waits_for = nullptr, thread.is_ready = nullptr;
+      for (LateGroups& groups : thread.late) groups.open.clear(), groups.closed.clear();
       thread.fibre.start(run_thread);
     }
     // Threads in a random order, another for each block: results must not depend on it.
@@ -179,19 +209,26 @@ class Grid {
       bool has_run = false;
       for (const int i : order_) {
         Thread& thread = thread_at(i);
-        if (thread.fibre.has_ended() || thread.waits_for != nullptr) continue;
+        if (thread.fibre.has_ended() || !thread.can_run()) continue;
         has_run = true;
+        thread.waits_for = nullptr, thread.is_ready = nullptr;
         running_ = &thread;
         current.thread = thread.index;
         thread.fibre.resume();
         if (!broken_rule_.empty()) return report();
         if (thread.fibre.has_ended()) {
           --num_alive_;
-          for (const std::vector<Copy>& group : thread.groups) std::ranges::for_each(group, &Copy::make);
+          std::ranges::for_each(thread.late[static_cast<int>(LateKind::kCopies)].closed, make_all);
           if (num_alive_ > 0 && num_at_barrier_ > 0) open_barrier();
         }
       }
-      if (!has_run) {
+      if (!has_run && !engine_work_.empty()) {
+        // Late enough: any one of them.
+        auto& chosen = engine_work_[random_() % engine_work_.size()];
+        std::swap(chosen, engine_work_.back());
+        engine_work_.back()->make();
+        engine_work_.pop_back();
+      } else if (!has_run) {
         for (int i = 0; i < num_threads_ && broken_rule_.empty(); ++i) {
           Thread& thread = thread_at(i);
           if (thread.fibre.has_ended()) continue;
@@ -200,6 +237,10 @@ class Grid {
         }
         return report();
       }
+    }
+    if (!engine_work_.empty()) {
+      broken_rule_ = "the block has ended while copies of the copy engine were under way";
+      report();
     }
   }
 
@@ -215,6 +256,7 @@ class Grid {
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<int> order_;
   std::vector<std::vector<Meeting>> meetings_;  // by warp
+  LateGroup engine_work_;
   Thread* running_ = nullptr;
   int num_threads_ = 0, num_alive_ = 0, num_at_barrier_ = 0;
   Site barrier_site_;
@@ -252,26 +294,40 @@ void* dynamic_shared() {
   return the_grid().dynamic_shared();
 }
 
+void work_late(LateKind kind, std::unique_ptr<const LateWork> work) {
+  // In order within a kind: what follows something late is late.
+  LateGroups& groups = the_grid().running().late[static_cast<int>(kind)];
+  const bool must_follow = kind == LateKind::kProducts && !(groups.open.empty() && groups.closed.empty());
+  if (!must_follow && the_grid().toss()) return work->make();
+  groups.open.push_back(std::move(work));
+}
+
+void commit_late(LateKind kind) {
+  LateGroups& groups = the_grid().running().late[static_cast<int>(kind)];
+  groups.closed.push_back(std::move(groups.open));
+  groups.open.clear();
+}
+
+void wait_for_late(LateKind kind, int newest) {
+  LateGroups& groups = the_grid().running().late[static_cast<int>(kind)];
+  while (static_cast<int>(groups.closed.size()) > newest) {
+    make_all(groups.closed.front());
+    groups.closed.pop_front();
+  }
+}
+
 void copy_async(void* target, const void* source, size_t bytes) {
   const auto is_aligned = [&](const void* at) { return reinterpret_cast<uintptr_t>(at) % bytes == 0; };
   if (!is_aligned(target) || !is_aligned(source)) fail("an asynchronous copy is misaligned");
-  const Copy copy{target, source, bytes};
-  if (the_grid().toss()) return copy.make();
-  the_grid().running().copies.push_back(copy);
+  work_late(LateKind::kCopies, std::make_unique<Copy>(target, source, bytes));
 }
 
-void commit_copies() {
-  Thread& thread = the_grid().running();
-  thread.groups.push_back(std::move(thread.copies));
-  thread.copies.clear();
+void engine_work_late(std::unique_ptr<const LateWork> work) {
+  the_grid().engine_work_late(std::move(work));
 }
 
-void wait_for_copies(int newest) {
-  Thread& thread = the_grid().running();
-  while (static_cast<int>(thread.groups.size()) > newest) {
-    std::ranges::for_each(thread.groups.front(), &Copy::make);
-    thread.groups.pop_front();
-  }
+void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what) {
+  the_grid().wait_until(site, is_ready, context, what);
 }
 
 }  // namespace tessera::device::emulated

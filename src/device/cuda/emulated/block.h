@@ -5,6 +5,7 @@
 // a lane that has ended, or wait for ever. Blocks run one after another.
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <source_location>
 
 namespace tessera::device::emulated {
@@ -43,12 +44,26 @@ void sync_block(const Site& site);
 void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp]));
 void* dynamic_shared();
 
-// A copy that the thread doesn't wait for: made at once or as late as waiting allows, by chance, so that whoever reads
-// too early or writes too early is found out.
-void copy_async(void* target, const void* source, size_t bytes);
-// Ends a group of copies.
-void commit_copies();
+// What an instruction does some time after it was issued: at once or as late as waiting allows, by chance, so that
+// whoever reads or writes too early is found out.
+class LateWork {
+ public:
+  virtual ~LateWork() = default;
+  virtual void make() const = 0;
+};
+// A thread's asynchronous copies, and its warpgroup's products: each kind in groups that complete in order.
+enum class LateKind { kCopies, kProducts };
+void work_late(LateKind kind, std::unique_ptr<const LateWork> work);
+// Ends a group.
+void commit_late(LateKind kind);
 // Waits until at most `newest` groups are under way.
-void wait_for_copies(int newest);
+void wait_for_late(LateKind kind, int newest);
+// A copy of one piece by its thread, cp.async.
+void copy_async(void* target, const void* source, size_t bytes);
+
+// Work of the copy engine, for the block: nobody waits for it but through what it signals when it is made.
+void engine_work_late(std::unique_ptr<const LateWork> work);
+// Waits until is_ready(context); `what` the thread waits for, in words.
+void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what);
 
 }  // namespace tessera::device::emulated

@@ -214,6 +214,19 @@ inline unsigned __reduce_min_sync(
     const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   return tessera::device::emulated::reduce(mask, value, site, [](unsigned a, unsigned b) { return min(a, b); });
 }
+inline unsigned __reduce_add_sync(
+    unsigned mask, unsigned value,
+    const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
+  return tessera::device::emulated::reduce(mask, value, site, [](unsigned a, unsigned b) { return a + b; });
+}
+inline unsigned __ballot_sync(
+    unsigned mask, bool predicate,
+    const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
+  return __reduce_add_sync(mask, predicate ? 1u << tessera::device::emulated::current.lane() : 0u, site);
+}
+inline int __popc(unsigned word) {
+  return __builtin_popcount(word);
+}
 inline void __syncwarp(unsigned mask = ~0u,
                        const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   tessera::device::emulated::collective(site, mask, &mask, [](void* const(&)[tessera::device::emulated::kWarp]) {});

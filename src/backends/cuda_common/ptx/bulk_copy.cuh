@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Copies of whole stretches from global to shared memory by the copy engine (sm_90), and the barriers in shared memory
+// that say when they have arrived or when their place is free again. Source: PTX ISA, "mbarrier.init",
+// "mbarrier.arrive", "mbarrier.try_wait", "Tracking asynchronous operations by the mbarrier object",
+// "cp.async.bulk", "fence.proxy.async".
+#include <cstdint>
+
+#ifdef TESSERA_CUDA_EMULATED
+#include "backends/cuda_common/ptx/emulated/bulk_copy.h"
+#endif
+
+namespace tessera::backends::cuda_common::ptx {
+
+// A barrier in shared memory. Its phases end one after another, each when all of `count` have arrived and all bytes
+// that were announced are there.
+struct alignas(8) SharedBarrier {
+  uint64_t bits;
+
+  // By one thread, before a barrier of the block that all pass.
+  __device__ void init(int count) {
+#ifdef TESSERA_CUDA_EMULATED
+    emulated::init_barrier(&bits, count);
+#else
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address()), "r"(count) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // the copy engine sees it
+#endif
+  }
+  __device__ void arrive() {
+#ifdef TESSERA_CUDA_EMULATED
+    emulated::arrive(&bits, 0);
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
+#endif
+  }
+  // The same, and `bytes` more will be copied in this phase.
+  __device__ void arrive_and_expect(int bytes) {
+#ifdef TESSERA_CUDA_EMULATED
+    emulated::arrive(&bits, bytes);
+#else
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+#endif
+  }
+  // Waits for the end of the phase with this parity: 0 for the first, 1 for the second, ...; 1 of a new barrier has
+  // ended.
+  __device__ void wait(int parity) {
+#ifdef TESSERA_CUDA_EMULATED
+    emulated::wait(&bits, parity);
+#else
+    asm volatile(
+        "{\n.reg .pred ended;\n"
+        "try_again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@!ended bra try_again;\n}" ::"r"(address()),
+        "r"(parity)
+        : "memory");
+#endif
+  }
+
+#ifndef TESSERA_CUDA_EMULATED
+  __device__ uint32_t address() const {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(this));
+  }
+#endif
+};
+
+// Copies `bytes`, like both addresses a multiple of 16; `arrived` counts them when they are there.
+__device__ inline void copy_bulk(void* shared, const void* global, int bytes, SharedBarrier& arrived) {
+#ifdef TESSERA_CUDA_EMULATED
+  emulated::copy_bulk(shared, global, bytes, &arrived.bits);
+#else
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global), "r"(bytes), "r"(arrived.address())
+               : "memory");
+#endif
+}
+
+}  // namespace tessera::backends::cuda_common::ptx

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// BF16 inputs in the order in which they are multiplied with packed NVFP4 weights (cuda_common/packed_nvfp4.h), in
+// stretches that a bulk copy brings. Which column stands at which k of a product follows from the lanes' shares of the
+// weights (cuda_common/weight_shares.cuh): product s (0 to 7) of 128 columns takes columns 32 t + 4 s + [0, 4) of each
+// t.
+//   block   8 rows by 128 columns, 2 KiB
+//   matrix  [ceil(rows / 8)][width / 128] blocks; rows that aren't there are zero
+// A layout says what a block is:
+//   offset_of_pair(row, column)   where an even column and the one after it lie
+//   row_of(place), load(values, place)   of the 16 bytes at `place`: their row, and they from that row's 128 values on
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace tessera::backends::sm90 {
+
+struct ArrangedInputs {
+  static constexpr int kRows = 8, kColumns = 128, kBytes = kRows * kColumns * 2, kPlaces = kBytes / 16;
+
+  TESSERA_HOST_DEVICE static constexpr int64_t bytes(int64_t rows, int64_t width) {
+    return (rows + kRows - 1) / kRows * (width / kColumns) * kBytes;
+  }
+};
+
+// wgmma's B (ptx::SharedOperand): [2 halves, of four products each][8 rows][128 bytes], where the 16 bytes at place c
+// of row r lie at c ^ r, the 128-byte swizzle. Of a product's columns of t the first two stand at k = 2 t, the others
+// at 2 t + 8.
+struct ProductInputs : ArrangedInputs {
+  static constexpr int kHalfBytes = kBytes / 2;
+
+  TESSERA_HOST_DEVICE static constexpr int offset_of_pair(int row, int column) {
+    const int t = column / 32, product = column % 32 / 4, is_second = column % 4 / 2;
+    const int place = product % 4 * 2 + is_second;
+    return product / 4 * kHalfBytes + row * 128 + (place ^ row) * 16 + t * 4;
+  }
+  TESSERA_HOST_DEVICE static constexpr int row_of(int place) { return place / 8 % 8; }
+  __device__ static uint4 load(const uint16_t* values, int place) {
+    const int in_row = place % 8 ^ row_of(place), product = place / (kPlaces / 2) * 4 + in_row / 2;
+    values += 4 * product + in_row % 2 * 2;
+    const auto pair = [&](int t) { return __ldg(reinterpret_cast<const uint32_t*>(values + 32 * t)); };
+    return {pair(0), pair(1), pair(2), pair(3)};
+  }
+};
+
+// What lane (g, t) of a warp multiplies with mma_bf16: [4][32 lanes] 16 bytes, columns 32 t + 8 i + [0, 8) of row g.
+struct LaneInputs : ArrangedInputs {
+  TESSERA_HOST_DEVICE static constexpr int offset_of_pair(int row, int column) {
+    const int t = column / 32, i = column % 32 / 8;
+    return (i * 32 + row * 4 + t) * 16 + column % 8 * 2;
+  }
+  TESSERA_HOST_DEVICE static constexpr int row_of(int place) { return place % 32 / 4; }
+  __device__ static uint4 load(const uint16_t* values, int place) {
+    return __ldg(reinterpret_cast<const uint4*>(values + place % 4 * 32 + place / 32 * 8));
+  }
+};
+
+// Arranges 8 rows; `values_of(r)`: row r's values, null where there is none. All threads of the block take part.
+template <class Layout, class ValuesOf>
+__device__ void arrange_rows(char* blocks, int64_t width, const ValuesOf& values_of) {
+  constexpr int kPlaces = Layout::kPlaces;
+  const int num_places = static_cast<int>(width / Layout::kColumns) * kPlaces;
+  for (int at = static_cast<int>(threadIdx.x); at < num_places; at += static_cast<int>(blockDim.x)) {
+    const uint16_t* values = values_of(Layout::row_of(at % kPlaces));
+    const uint4 sixteen_bytes =
+        values == nullptr ? uint4{0, 0, 0, 0} : Layout::load(values + at / kPlaces * Layout::kColumns, at % kPlaces);
+    reinterpret_cast<uint4*>(blocks)[at] = sixteen_bytes;
+  }
+}
+
+}  // namespace tessera::backends::sm90

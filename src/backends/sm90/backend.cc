@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper (compute capability 9.0): what wgmma and the copy engine make faster. All else is the portable backend's.
+#include "backends/sm90/kernels.h"
+
+#include <fmt/format.h>
+
+#include "backends/cuda_common/packed_nvfp4.h"
+
+namespace tessera::backends {
+
+namespace {
+
+using namespace tessera::ops;
+
+bool available(const device::Machine& machine, std::string& why_not) {
+  if (machine.gpu->compute_major == 9) return true;
+  why_not = fmt::format("needs compute capability 9.0 (Hopper), found {}.{}", machine.gpu->compute_major,
+                        machine.gpu->compute_minor);
+  return false;
+}
+
+template <class Desc>
+const PackedLayout* packed_layout(const Desc&) {
+  return cuda_common::packed_nvfp4();
+}
+
+constexpr Variant<Linear> kLinear[] = {
+    {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>, sm90::linear_workspace, sm90::linear}};
+constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_supports, packed_layout<MoeExperts::Desc>,
+                                                sm90::moe_experts_workspace, sm90::moe_experts}};
+
+}  // namespace
+
+extern constinit const Backend sm90_backend = {
+    .name = "sm90",
+    .available = available,
+    .verification = Verification::kEmulated,
+    .variants = make_variants(kLinear, kMoeExperts),
+    .is_on_gpu = true,
+};
+
+}  // namespace tessera::backends

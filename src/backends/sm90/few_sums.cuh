@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Sums of linear maps of at most 8 tokens a tile with packed NVFP4 weights: the weights' read is what bounds them, so
+// all that happens is copying ahead, decoding and mma_bf16. Bit for bit the sums of cuda_common/mma_sums.cuh.
+//   tile   64 rows (what rows are, Tiles says) by up to 8 tokens, one team's from the first column to the last
+//   team   four warps of 16 rows each, with a ring of stages of 512 columns, weights and inputs
+//   block  four teams, and a warp that fills their rings by bulk copies, 8 lanes for a team
+// Tiles is a class as wide_sums.cuh describes it, of kSlots slots.
+#include <cstdint>
+
+#include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/mma_sums.cuh"
+#include "backends/cuda_common/ptx/bulk_copy.cuh"
+#include "backends/sm90/arranged_inputs.cuh"
+#include "backends/sm90/ring_place.cuh"
+
+namespace tessera::backends::sm90 {
+
+struct Few {
+  static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
+  static constexpr int kTeamThreads = kSlots * cuda_common::kWarp,
+                       kThreads = kTeams * kTeamThreads + cuda_common::kWarp;
+  using Inputs = LaneInputs;
+
+  // 512 columns.
+  struct Stage {
+    using Layout = cuda_common::PackedNvfp4;
+    static constexpr int kInputBytes = cuda_common::kChunk / Inputs::kColumns * Inputs::kBytes;
+    char inputs[kInputBytes];
+    char units[kSlots][Layout::kBytes];
+
+    __device__ uint4 codes_of(int slot, int half, int block, int lane) const {
+      return reinterpret_cast<const uint4*>(units[slot])[(2 * block + half) * Layout::kLanes + lane];
+    }
+    __device__ uint32_t scales_of(int slot, int block, int lane) const {
+      return reinterpret_cast<const uint32_t*>(units[slot])[(Layout::kPieces * Layout::kLanes + lane) * 4 + block];
+    }
+    __device__ uint4 inputs_of(int block, int i, int lane) const {
+      return reinterpret_cast<const uint4*>(inputs)[(block * 4 + i) * Layout::kLanes + lane];
+    }
+  };
+  struct Shared {
+    Stage stages[kTeams][kStages];
+    cuda_common::ptx::SharedBarrier full[kTeams][kStages], free[kTeams][kStages];
+  };
+};
+
+// The tile of a team's turn.
+__device__ inline int few_tile(int team, int turn) {
+  return (turn * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * Few::kTeams + team;
+}
+
+// Of the producer's warp, 8 lanes for each team: four bring a unit each, one the inputs.
+template <class Tiles>
+__device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
+  constexpr int kLanes = cuda_common::kWarp / Few::kTeams;
+  const int team = static_cast<int>(threadIdx.x) % cuda_common::kWarp / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, num_chunks = tiles.width() / cuda_common::kChunk;
+  const unsigned team_mask = ((1u << kLanes) - 1) << (team * kLanes);
+  const bool is_inputs = lane == Few::kSlots;
+  const int bytes = is_inputs ? Few::Stage::kInputBytes : cuda_common::PackedNvfp4::kBytes;
+  RingPlace<Few::kStages> at;
+  for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
+    const auto place = tiles.place(tile);
+    const char* from = is_inputs ? tiles.inputs(place) : lane < Few::kSlots ? tiles.unit(place, lane) : nullptr;
+    const int all_bytes =
+        static_cast<int>(__reduce_add_sync(team_mask, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
+    for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+      Few::Stage& stage = s.stages[team][at.stage];
+      auto& full = s.full[team][at.stage];
+      s.free[team][at.stage].wait(at.parity ^ 1);
+      if (lane == 0) full.arrive_and_expect(all_bytes);
+      __syncwarp(team_mask);
+      if (from == nullptr) continue;
+      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.units[lane], from + chunk * bytes, bytes, full);
+    }
+  }
+}
+
+template <class Tiles>
+__device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
+  constexpr int kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
+  const int team = static_cast<int>(threadIdx.x) / Few::kTeamThreads;
+  const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp % Few::kSlots;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
+  const int num_chunks = tiles.width() / cuda_common::kChunk;
+  RingPlace<Few::kStages> at;
+  for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
+    const auto place = tiles.place(tile);
+    float sums[4] = {};
+    for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+      s.full[team][at.stage].wait(at.parity);
+      const Few::Stage& stage = s.stages[team][at.stage];
+      cuda_common::PackedShare shares[kBlocks];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage, b, warp, lane);
+      const bool has_nan = cuda_common::any_e4m3_nan(
+          {shares[0].scales[0], shares[1].scales[0], shares[2].scales[0], shares[3].scales[0]});
+      cuda_common::Chains chains = {};
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        uint4 inputs[cuda_common::kShareColumns / 8];
+#pragma unroll
+        for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(b, i, lane);
+        shares[b].prepare(shares[b].scales[0], has_nan);
+        cuda_common::add_block(shares[b], inputs, chains);
+      }
+      __syncwarp();
+      if (lane == 0) s.free[team][at.stage].arrive();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] += chains[0][i] + chains[1][i];
+    }
+    tiles.template store<Few::kTokens>(place, warp, lane, sums);
+  }
+}
+
+template <class Tiles, class Job>
+__global__ void __launch_bounds__(Few::kThreads, 1) few_sums(Job job) {
+  Few::Shared& s = *cuda_common::swizzled_shared<Few::Shared>();
+  if (threadIdx.x < Few::kTeams * Few::kStages) {
+    (&s.full[0][0] + threadIdx.x)->init(1);
+    (&s.free[0][0] + threadIdx.x)->init(Few::kSlots);
+  }
+  __syncthreads();
+  cuda_common::wait_for_previous();
+  const Tiles tiles(job);
+  if (threadIdx.x >= Few::kTeams * Few::kTeamThreads) {
+    produce_few(tiles, s);
+  } else {
+    consume_few(tiles, s);
+  }
+}
+
+template <class Tiles, class Job>
+void launch_few(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job) {
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>(ceil_div<int64_t>(most_tiles, Few::kTeams), cuda_common::multiprocessors()));
+  cuda_common::launch(name, queue, few_sums<Tiles, Job>, dim3(blocks), Few::kThreads, sizeof(Few::Shared), job);
+}
+
+}  // namespace tessera::backends::sm90

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear with packed NVFP4 weights: many tokens by wide_sums.cuh, few by the portable backend. What bounds it: the
+// tensor cores' BF16 products.
+#include "backends/cuda/kernels.h"
+#include "backends/cuda_common/values.cuh"
+#include "backends/sm90/kernels.h"
+#include "backends/sm90/wide_sums.cuh"
+
+namespace tessera::backends::sm90 {
+
+namespace {
+
+using cuda_common::Values, cuda_common::wait_for_previous;
+
+constexpr int kTileRows = Wide::kSlots * PackedNvfp4::kRows;
+
+// Up to here the portable kernels are as fast.
+constexpr int64_t kFewTokens = 24;
+
+struct LinearJob {
+  const uint16_t* x;  // [tokens, groups * in]
+  char* arranged;     // [groups][tokens, in]
+  const char* data;
+  float tensor_scale;
+  Values y;  // [tokens, groups * out]
+  int64_t in, out, groups, num_tokens;
+};
+
+// Grid: 8 tokens by groups.
+__global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
+  wait_for_previous();
+  const int64_t first_token = static_cast<int64_t>(blockIdx.x) * ArrangedInputs::kRows, group = blockIdx.y;
+  char* blocks = job.arranged + (group * gridDim.x + blockIdx.x) * ArrangedInputs::bytes(ArrangedInputs::kRows, job.in);
+  arrange_rows<Wide::Inputs>(blocks, job.in, [&](int row) {
+    const int64_t token = first_token + row;
+    return token < job.num_tokens ? job.x + (token * job.groups + group) * job.in : nullptr;
+  });
+}
+
+// Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
+class LinearTiles {
+ public:
+  struct Place {
+    int64_t group, first_row, first_token;
+  };
+  __device__ explicit LinearTiles(const LinearJob& job)
+      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, Wide::kTokens)) {}
+
+  __device__ int width() const { return static_cast<int>(job_.in); }
+  __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
+  __device__ Place place(int tile) const {
+    constexpr int kBand = 8;
+    const int group = tile / (row_tiles_ * token_tiles_), in_group = tile - group * row_tiles_ * token_tiles_;
+    const int band = in_group / (kBand * token_tiles_), in_band = in_group - band * kBand * token_tiles_;
+    const int rows = min(kBand, row_tiles_ - band * kBand);
+    return {group, int64_t{band * kBand + in_band % rows} * kTileRows, int64_t{in_band / rows} * Wide::kTokens};
+  }
+  __device__ const char* unit(const Place& place, int slot) const {
+    const int64_t row = place.first_row + slot * PackedNvfp4::kRows;
+    if (row >= job_.out) return nullptr;
+    return job_.data + PackedNvfp4::offset(place.group * job_.out + row, 0, job_.in);
+  }
+  __device__ const char* inputs(const Place& place) const {
+    const int64_t token_groups = (job_.num_tokens + ArrangedInputs::kRows - 1) / ArrangedInputs::kRows;
+    return job_.arranged + (place.group * token_groups + place.first_token / ArrangedInputs::kRows) *
+                               ArrangedInputs::bytes(ArrangedInputs::kRows, job_.in);
+  }
+  __device__ int tokens(const Place& place) const {
+    return static_cast<int>(min(job_.num_tokens - place.first_token, int64_t{Wide::kTokens}));
+  }
+  __device__ PackedShare share(const Wide::Stage& stage, int block, int warp, int lane) const {
+    return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
+            {stage.scales_of(warp, block, lane), 0}};
+  }
+  template <int kTokens>
+  __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
+    const int64_t num_rows = job_.groups * job_.out;
+    const auto value = [&](int i) { return sums[i] * PackedShare::kFactor * job_.tensor_scale; };
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
+      const int64_t first_row = place.first_row + warp * PackedNvfp4::kRows + i % 4 / 2 * 8;
+      const int64_t first_token = place.first_token + i / 4 * 8;
+      if (job_.y.is_bf16) {
+        const uint32_t pair = ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
+        const int64_t row = first_row + lane % 4 * 2, token = first_token + lane / 4;
+        if (row >= job_.out || token >= job_.num_tokens) continue;
+        uint16_t* y = static_cast<uint16_t*>(job_.y.data) + token * num_rows + place.group * job_.out + row;
+        *reinterpret_cast<uint32_t*>(y) = pair;
+      } else {
+        const int64_t row = first_row + lane / 4, token = first_token + lane % 4 * 2;
+        float* y = static_cast<float*>(job_.y.data) + token * num_rows + place.group * job_.out + row;
+        if (row < job_.out && token < job_.num_tokens) y[0] = value(i);
+        if (row < job_.out && token + 1 < job_.num_tokens) y[num_rows] = value(i + 1);
+      }
+    }
+  }
+
+ private:
+  __device__ static int tiles_of(int64_t count, int tile) {
+    return static_cast<int>((count + tile - 1) / tile);
+  }
+
+  const LinearJob& job_;
+  const int row_tiles_, token_tiles_;
+};
+
+bool is_wide(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  return num_tokens > kFewTokens && desc.in % kChunk == 0 && desc.out % PackedNvfp4::kRows == 0;
+}
+
+}  // namespace
+
+bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
+  return cuda::linear_packed_supports(desc, why_not);
+}
+
+int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
+  return is_wide(desc, max_tokens) ? desc.groups * ArrangedInputs::bytes(max_tokens, desc.in) : 0;
+}
+
+void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (!is_wide(desc, args.num_tokens)) return cuda::linear_packed(desc, args, queue);
+  const LinearJob job{static_cast<const uint16_t*>(args.x.data),
+                      static_cast<char*>(args.workspace),
+                      static_cast<const char*>(args.weight.data),
+                      args.weight.tensor_scale,
+                      cuda_common::values_of(args.y),
+                      desc.in,
+                      desc.out,
+                      desc.groups,
+                      args.num_tokens};
+  const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ArrangedInputs::kRows)),
+                          static_cast<unsigned>(desc.groups));
+  cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);
+  const int64_t tiles =
+      desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, Wide::kTokens);
+  launch_wide<LinearTiles>("linear_wide", queue, tiles, job);
+}
+
+}  // namespace tessera::backends::sm90

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// moe_experts with packed NVFP4 weights. What bounds it: with many tokens to an expert the tensor cores' BF16 products
+// (wide_sums.cuh), with few the read of the experts' weights (few_sums.cuh). A handful of slots are too few tiles for
+// that, and the portable kernels share a tile among warps.
+#include <algorithm>
+
+#include "backends/cuda/kernels.h"
+#include "backends/sm90/few_sums.cuh"
+#include "backends/sm90/kernels.h"
+#include "backends/sm90/moe_tiles.cuh"
+#include "backends/sm90/wide_sums.cuh"
+
+namespace tessera::backends::sm90 {
+
+namespace {
+
+enum class Kernels { kPortable, kFew, kWide };
+
+Kernels kernels_for(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
+  constexpr int64_t kManySlots = 6, kFewestTeams = 2;  // to an expert; tiles to a team
+  const int64_t num_slots = num_tokens * desc.top_k;
+  if (desc.hidden % kChunk != 0 || desc.inner % kChunk != 0) return Kernels::kPortable;
+  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.num_local) return Kernels::kWide;
+  const int64_t tiles = num_slots * ceil_div<int64_t>(desc.inner, GateAndUpTiles<Few>::kRows);
+  const int64_t teams = int64_t{Few::kTeams} * cuda_common::multiprocessors();
+  return tiles >= kFewestTeams * teams ? Kernels::kFew : Kernels::kPortable;
+}
+
+template <class Shape>
+int64_t scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
+  MoeScratch scratch{};
+  return layout_moe_scratch(desc, num_slots, Shape::kTokens, nullptr, scratch);
+}
+
+template <class Shape>
+MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args) {
+  MoeJob job{};
+  job.num_slots = args.num_tokens * desc.top_k;
+  layout_moe_scratch(desc, job.num_slots, Shape::kTokens, static_cast<char*>(args.workspace), job.scratch);
+  job.experts = args.experts, job.routing = args.routing;
+  job.w1 = args.w1, job.w3 = args.w3, job.w2 = args.w2;
+  job.x = static_cast<const uint16_t*>(args.x.data), job.out = static_cast<uint16_t*>(args.out.data);
+  job.hidden = desc.hidden, job.inner = desc.inner;
+  job.first_expert = desc.first_expert, job.num_local = desc.num_local;
+  job.work_slots = Shape::kTokens;
+  job.limit = desc.swiglu_limit;
+  job.token_of = cuda_common::FastDivisor(static_cast<uint32_t>(desc.top_k));
+  return job;
+}
+
+// Tiles of a map at most.
+template <class Tiles>
+int64_t most_tiles(const ops::MoeExperts::Desc& desc, const MoeJob& job, int64_t rows) {
+  return most_work(desc, job.num_slots, job.work_slots) * ceil_div<int64_t>(rows, Tiles::kRows);
+}
+
+}  // namespace
+
+bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
+  return cuda::moe_experts_packed_supports(desc, why_not);
+}
+
+int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
+  const int64_t num_slots = max_tokens * desc.top_k;
+  return std::max({scratch_bytes<Wide>(desc, num_slots), scratch_bytes<Few>(desc, std::min(num_slots, kMostFewSlots)),
+                   cuda::moe_experts_workspace(desc, max_tokens)});
+}
+
+void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  switch (kernels_for(desc, args.num_tokens)) {
+    case Kernels::kPortable:
+      return cuda::moe_experts_packed(desc, args, queue);
+    case Kernels::kFew: {
+      const MoeJob job = job_of<Few>(desc, args);
+      group_few_slots(desc, job, queue);
+      using GateAndUp = GateAndUpTiles<Few>;
+      using Down = DownTiles<Few>;
+      launch_few<GateAndUp>("gate_and_up_few", queue, most_tiles<GateAndUp>(desc, job, desc.inner), job);
+      launch_few<Down>("down_few", queue, most_tiles<Down>(desc, job, desc.hidden), job);
+      return;
+    }
+    case Kernels::kWide: {
+      const MoeJob job = job_of<Wide>(desc, args);
+      group_slots(desc, job, queue);
+      using GateAndUp = GateAndUpTiles<Wide>;
+      using Down = DownTiles<Wide>;
+      launch_wide<GateAndUp>("gate_and_up_wide", queue, most_tiles<GateAndUp>(desc, job, desc.inner), job);
+      launch_wide<Down>("down_wide", queue, most_tiles<Down>(desc, job, desc.hidden), job);
+      return;
+    }
+  }
+}
+
+}  // namespace tessera::backends::sm90

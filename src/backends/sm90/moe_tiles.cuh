@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tiles of the experts' maps, for the kernels of wide_sums.cuh and few_sums.cuh (Shape: Wide or Few): an entry of work
+// by some of a matrix's rows.
+#include "backends/cuda_common/ptx/wgmma.cuh"
+#include "backends/cuda_common/values.cuh"
+#include "backends/cuda_common/weight_shares.cuh"
+#include "backends/sm90/arranged_inputs.cuh"
+#include "backends/sm90/moe_job.cuh"
+
+namespace tessera::backends::sm90 {
+
+class WorkTiles {
+ public:
+  struct Place {
+    const ExpertWork* work;
+    int first_row;
+  };
+  __device__ WorkTiles(const MoeJob& job, int64_t width, int64_t rows, int tile_rows, const char* inputs)
+      : job_(job),
+        width_(static_cast<int>(width)),
+        rows_(static_cast<int>(rows)),
+        tile_rows_(tile_rows),
+        row_tiles_(static_cast<int>((rows + tile_rows - 1) / tile_rows)),
+        count_(job.scratch.totals[1] * row_tiles_),
+        inputs_(inputs) {}
+
+  __device__ int width() const { return width_; }
+  __device__ int count() const { return count_; }
+  __device__ Place place(int tile) const {
+    const int entry = tile / row_tiles_;
+    return {job_.scratch.work + entry, (tile - entry * row_tiles_) * tile_rows_};
+  }
+  __device__ const char* inputs(const Place& place) const {
+    return inputs_ + ArrangedInputs::bytes(place.work->first, width_);
+  }
+  __device__ int tokens(const Place& place) const { return place.work->count; }
+
+ protected:
+  using Layout = cuda_common::PackedNvfp4;
+  using Share = cuda_common::PackedShare;
+
+  __device__ const char* unit_of(const Place& place, int matrix, int row) const {
+    if (row >= rows_) return nullptr;
+    return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, width_);
+  }
+
+  const MoeJob& job_;
+  const int width_, rows_, tile_rows_, row_tiles_, count_;
+
+ private:
+  const char* inputs_;
+};
+
+// As many rows of w1 as of w3: a warp has 8 of both, those of w1 as its rows g, of w3 as g + 8. So a lane holds a row's
+// gate and up, and writes h where the next map's copies find it.
+template <class Shape>
+class GateAndUpTiles final : public WorkTiles {
+ public:
+  static constexpr int kUnits = Shape::kSlots / 2, kRows = kUnits * Layout::kRows;  // of a matrix
+
+  __device__ explicit GateAndUpTiles(const MoeJob& job) : WorkTiles(job, job.hidden, job.inner, kRows, job.scratch.x) {}
+
+  __device__ const char* unit(const Place& place, int slot) const {
+    return unit_of(place, slot / kUnits, place.first_row + slot % kUnits * Layout::kRows);
+  }
+  __device__ Share share(const typename Shape::Stage& stage, int block, int warp, int lane) const {
+    const int gate = warp / 2, up = kUnits + gate, half = warp % 2;
+    const uint32_t scales =
+        __byte_perm(stage.scales_of(gate, block, lane), stage.scales_of(up, block, lane), half == 0 ? 0x5410 : 0x7632);
+    return {{stage.codes_of(gate, half, block, lane), stage.codes_of(up, half, block, lane)}, {scales, 0}};
+  }
+  template <int kTokens>
+  __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
+    const ExpertWork& work = *place.work;
+    const int row = place.first_row + warp * 8 + lane % 4 * 2;  // once transposed
+    const int32_t* slots = job_.scratch.slots + work.first;
+    const float gate_scale = work.tensor_scales[0], up_scale = work.tensor_scales[1];
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 4) {  // 8 tokens
+      const int first_token = i * 2;
+      if (first_token >= work.count) break;
+      float h[2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const int token = first_token + lane % 4 * 2 + n;
+        h[n] = 0;
+        if (token >= work.count) continue;
+        const float gate = cuda_common::round_to(true, sums[i + n] * Share::kFactor * gate_scale);
+        const float up = cuda_common::round_to(true, sums[i + 2 + n] * Share::kFactor * up_scale);
+        h[n] = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) *
+               job_.routing[slots[token]];
+      }
+      const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
+      if (row >= rows_) continue;
+      char* block = job_.scratch.h + ArrangedInputs::bytes(work.first + first_token, job_.inner) +
+                    row / ArrangedInputs::kColumns * ArrangedInputs::kBytes;
+      *reinterpret_cast<uint32_t*>(block + Shape::Inputs::offset_of_pair(lane / 4, row % ArrangedInputs::kColumns)) =
+          pair;
+    }
+  }
+};
+
+template <class Shape>
+class DownTiles final : public WorkTiles {
+ public:
+  static constexpr int kRows = Shape::kSlots * Layout::kRows;
+
+  __device__ explicit DownTiles(const MoeJob& job) : WorkTiles(job, job.inner, job.hidden, kRows, job.scratch.h) {}
+
+  __device__ const char* unit(const Place& place, int slot) const {
+    return unit_of(place, 2, place.first_row + slot * Layout::kRows);
+  }
+  __device__ Share share(const typename Shape::Stage& stage, int block, int warp, int lane) const {
+    return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
+            {stage.scales_of(warp, block, lane), 0}};
+  }
+  template <int kTokens>
+  __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
+    const ExpertWork& work = *place.work;
+    const float scale = work.tensor_scales[2];
+    const auto value = [&](int i) { return sums[i] * Share::kFactor * scale; };
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
+      const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
+      const int row = place.first_row + warp * Layout::kRows + i % 4 / 2 * 8 + lane % 4 * 2;
+      const int token = i / 4 * 8 + lane / 4;
+      if (row >= rows_ || token >= work.count) continue;
+      const int64_t slot = job_.scratch.slots[work.first + token];
+      *reinterpret_cast<uint32_t*>(job_.out + slot * job_.hidden + row) = pair;
+    }
+  }
+};
+
+}  // namespace tessera::backends::sm90

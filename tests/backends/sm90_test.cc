@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's kernels with packed weights, for few tokens to an expert and for many, give the portable backend's bits at
+// numbers of tokens, rows and experts that fill tiles, leave tails and leave experts without a token.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+#include "testing/op_harness.h"
+
+namespace tessera {
+namespace {
+
+using ops::WeightFormat;
+
+using Outputs = std::map<std::string, std::vector<float>>;  // by variant
+
+class HopperSumsTest : public testing::RandomTest {
+ protected:
+  void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens);
+  void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts);
+};
+
+void expect_same(const Outputs& outputs) {
+  if (!outputs.contains("wgmma")) return;
+  EXPECT_TRUE(testing::same_bits(outputs.at("wgmma"), outputs.at("packed")));
+}
+
+void HopperSumsTest::check_linear(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  SCOPED_TRACE(std::to_string(num_tokens) + " tokens");
+  const int64_t width = desc.groups * desc.in;
+  const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.groups * desc.out, desc.in);
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, num_tokens, width), DType::kBF16, {num_tokens, width});
+  Outputs outputs;
+  testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
+    if (!testing::is_on_gpu(variant)) return;
+    const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
+    if (std::string(variant.name) != "wgmma" && std::string(variant.name) != "packed") return;
+    outputs[variant.name] = testing::run_linear(variant, desc, x, packed.view, 0, num_tokens, 1);
+  });
+  expect_same(outputs);
+}
+
+TEST_F(HopperSumsTest, Linear) {
+  const auto some = [&](int64_t from, int64_t below) {
+    return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
+  };
+  for (const DType output : {DType::kBF16, DType::kF32}) {
+    const auto desc = [&](int64_t in, int64_t out, int64_t groups) {
+      return ops::Linear::Desc{
+          .in = in, .out = out, .groups = groups, .format = WeightFormat::kNvfp4, .output = output};
+    };
+    check_linear(desc(512, 16, 1), some(25, 8));
+    check_linear(desc(1024, 128, 1), some(33, 32));
+    check_linear(desc(512, 144, 2), some(65, 64));
+    check_linear(desc(512, 272, 1), some(128, 2));
+  }
+  if (testing::kGpuIsEmulated) return;
+  check_linear({.in = 4096, .out = 2048, .format = WeightFormat::kNvfp4}, some(500, 600));
+  check_linear({.in = 2048, .out = 4096 + 16, .groups = 3, .format = WeightFormat::kNvfp4}, some(200, 600));
+}
+
+void HopperSumsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts) {
+  SCOPED_TRACE(std::to_string(num_tokens) + " tokens");
+  std::vector<testing::RandomWeight> weights;
+  for (int64_t e = 0; e < desc.num_local; ++e) {
+    weights.push_back(testing::random_weight(rng_, desc.format, desc.inner, desc.hidden));
+    weights.push_back(testing::random_weight(rng_, desc.format, desc.inner, desc.hidden));
+    weights.push_back(testing::random_weight(rng_, desc.format, desc.hidden, desc.inner));
+  }
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, num_tokens, desc.hidden), DType::kBF16, {num_tokens, desc.hidden});
+  // Two of the experts, or of all but the second: that one has no token.
+  std::vector<int32_t> ids;
+  std::vector<float> routing;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    const auto other = 2 + rng_.below(static_cast<uint64_t>(num_experts - 2));
+    ids.insert(ids.end(), {0, static_cast<int32_t>(other)});
+    routing.insert(routing.end(), {rng_.uniform(), rng_.uniform()});
+  }
+  Outputs outputs;
+  testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
+    if (!testing::is_on_gpu(variant)) return;
+    if (std::string(variant.name) != "wgmma" && std::string(variant.name) != "packed") return;
+    std::vector<testing::VariantWeight> packed;
+    std::vector<ops::WeightView> views[3];
+    for (size_t i = 0; i < weights.size(); ++i) {
+      packed.push_back(testing::weight_for(variant, desc, weights[i].view));
+      views[i % 3].push_back(packed.back().view);
+    }
+    outputs[variant.name] = testing::run_experts(variant, desc, {x, ids, routing}, views, 0, num_tokens, 1);
+  });
+  expect_same(outputs);
+}
+
+TEST_F(HopperSumsTest, Experts) {
+  const auto desc = [](int64_t hidden, int64_t inner, int64_t first, int64_t local) {
+    return ops::MoeExperts::Desc{.hidden = hidden,
+                                 .inner = inner,
+                                 .first_expert = first,
+                                 .num_local = local,
+                                 .top_k = 2,
+                                 .format = WeightFormat::kNvfp4,
+                                 .swiglu_limit = 10};
+  };
+  check_experts(desc(512, 512, 0, 4), 37 + static_cast<int64_t>(rng_.below(4)), 4);
+  check_experts(desc(512, 1024, 0, 12), 9 + static_cast<int64_t>(rng_.below(20)), 12);  // few to an expert
+  check_experts(desc(1024, 512, 3, 9), 20 + static_cast<int64_t>(rng_.below(9)), 14);
+  check_experts(desc(512, 512, 2, 3), 131 + static_cast<int64_t>(rng_.below(9)), 6);  // ranks before and after
+  if (testing::kGpuIsEmulated) return;
+  check_experts(desc(2048, 1024, 0, 64), 1500 + static_cast<int64_t>(rng_.below(600)), 64);
+  check_experts(desc(4096, 2048, 0, 256), 4 + static_cast<int64_t>(rng_.below(100)), 256);
+  check_experts(desc(4096, 2048, 8, 16), 700 + static_cast<int64_t>(rng_.below(300)), 40);
+}
+
+}  // namespace
+}  // namespace tessera
