@@ -4,8 +4,9 @@
 // stretches that a bulk copy brings. Which column stands at which k of a product follows from the lanes' shares of the
 // weights (cuda_common/weight_shares.cuh): product s (0 to 7) of 128 columns takes columns 32 t + 4 s + [0, 4) of each
 // t.
-//   block   8 rows by 128 columns, 2 KiB
-//   matrix  [ceil(rows / 8)][width / 128] blocks; rows that aren't there are zero
+//   block   8 rows by 128 columns, 2 KiB; rows that aren't there are zero
+//   tile    [width / 128][ceil(rows / 8)] blocks, of the rows that are multiplied at once: one copy brings 128 columns
+//   matrix  tiles one after another, all but the last of a multiple of 8 rows
 // A layout says what a block is:
 //   offset_of_pair(row, column)   where an even column and the one after it lie
 //   row_of(place), load(values, place)   of the 16 bytes at `place`: their row, and they from that row's 128 values on
@@ -18,9 +19,12 @@ namespace tessera::backends::sm90 {
 struct ArrangedInputs {
   static constexpr int kRows = 8, kColumns = 128, kBytes = kRows * kColumns * 2, kPlaces = kBytes / 16;
 
+  // Of so many rows.
   TESSERA_HOST_DEVICE static constexpr int64_t bytes(int64_t rows, int64_t width) {
     return (rows + kRows - 1) / kRows * (width / kColumns) * kBytes;
   }
+  // Between a tile's blocks of 128 columns.
+  TESSERA_HOST_DEVICE static constexpr int stride(int tile_rows) { return (tile_rows + kRows - 1) / kRows * kBytes; }
 };
 
 // wgmma's B (ptx::SharedOperand): [2 halves, of four products each][8 rows][128 bytes], where the 16 bytes at place c
@@ -55,16 +59,17 @@ struct LaneInputs : ArrangedInputs {
   }
 };
 
-// Arranges 8 rows; `values_of(r)`: row r's values, null where there is none. All threads of the block take part.
+// Arranges 8 rows into blocks that begin at `to` and lie `stride` bytes apart; `values_of(r)`: row r's values, null
+// where there is none. All threads of the block take part.
 template <class Layout, class ValuesOf>
-__device__ void arrange_rows(char* blocks, int64_t width, const ValuesOf& values_of) {
+__device__ void arrange_rows(char* to, int stride, int64_t width, const ValuesOf& values_of) {
   constexpr int kPlaces = Layout::kPlaces;
   const int num_places = static_cast<int>(width / Layout::kColumns) * kPlaces;
   for (int at = static_cast<int>(threadIdx.x); at < num_places; at += static_cast<int>(blockDim.x)) {
     const uint16_t* values = values_of(Layout::row_of(at % kPlaces));
     const uint4 sixteen_bytes =
         values == nullptr ? uint4{0, 0, 0, 0} : Layout::load(values + at / kPlaces * Layout::kColumns, at % kPlaces);
-    reinterpret_cast<uint4*>(blocks)[at] = sixteen_bytes;
+    reinterpret_cast<uint4*>(to + static_cast<int64_t>(at / kPlaces) * stride)[at % kPlaces] = sixteen_bytes;
   }
 }
 

@@ -13,6 +13,7 @@
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
 #include "backends/sm90/ring_place.cuh"
+#include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
 
@@ -22,21 +23,16 @@ struct Few {
                        kThreads = kTeams * kTeamThreads + cuda_common::kWarp;
   using Inputs = LaneInputs;
 
+  using Weights = UnitStage<kSlots>;
+
   // 512 columns.
   struct Stage {
-    using Layout = cuda_common::PackedNvfp4;
     static constexpr int kInputBytes = cuda_common::kChunk / Inputs::kColumns * Inputs::kBytes;
     char inputs[kInputBytes];
-    char units[kSlots][Layout::kBytes];
+    Weights weights;
 
-    __device__ uint4 codes_of(int slot, int half, int block, int lane) const {
-      return reinterpret_cast<const uint4*>(units[slot])[(2 * block + half) * Layout::kLanes + lane];
-    }
-    __device__ uint32_t scales_of(int slot, int block, int lane) const {
-      return reinterpret_cast<const uint32_t*>(units[slot])[(Layout::kPieces * Layout::kLanes + lane) * 4 + block];
-    }
     __device__ uint4 inputs_of(int block, int i, int lane) const {
-      return reinterpret_cast<const uint4*>(inputs)[(block * 4 + i) * Layout::kLanes + lane];
+      return reinterpret_cast<const uint4*>(inputs)[(block * 4 + i) * cuda_common::kWarp + lane];
     }
   };
   struct Shared {
@@ -72,7 +68,8 @@ __device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
       if (lane == 0) full.arrive_and_expect(all_bytes);
       __syncwarp(team_mask);
       if (from == nullptr) continue;
-      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.units[lane], from + chunk * bytes, bytes, full);
+      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.weights.units[lane], from + chunk * bytes, bytes,
+                                  full);
     }
   }
 }
@@ -93,7 +90,7 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
       const Few::Stage& stage = s.stages[team][at.stage];
       cuda_common::PackedShare shares[kBlocks];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage, b, warp, lane);
+      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, warp, lane);
       const bool has_nan = cuda_common::any_e4m3_nan(
           {shares[0].scales[0], shares[1].scales[0], shares[2].scales[0], shares[3].scales[0]});
       cuda_common::Chains chains = {};

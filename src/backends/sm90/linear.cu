@@ -24,14 +24,27 @@ struct LinearJob {
   float tensor_scale;
   Values y;  // [tokens, groups * out]
   int64_t in, out, groups, num_tokens;
+  int32_t tile_tokens;
 };
+
+// A tile of tokens.
+__device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
+  return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
+}
+__device__ char* arranged_of(const LinearJob& job, int64_t group, int64_t first_token) {
+  const int64_t padded = (job.num_tokens + ArrangedInputs::kRows - 1) / ArrangedInputs::kRows * ArrangedInputs::kRows;
+  return job.arranged + ArrangedInputs::bytes(group * padded + first_token, job.in);
+}
 
 // Grid: 8 tokens by groups.
 __global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
   wait_for_previous();
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) * ArrangedInputs::kRows, group = blockIdx.y;
-  char* blocks = job.arranged + (group * gridDim.x + blockIdx.x) * ArrangedInputs::bytes(ArrangedInputs::kRows, job.in);
-  arrange_rows<Wide::Inputs>(blocks, job.in, [&](int row) {
+  const int64_t tile_token = first_token / job.tile_tokens * job.tile_tokens;
+  char* to =
+      arranged_of(job, group, tile_token) + (first_token - tile_token) / ArrangedInputs::kRows * ArrangedInputs::kBytes;
+  const int stride = ArrangedInputs::stride(tile_tokens_of(job, tile_token));
+  arrange_rows<Wide::Inputs>(to, stride, job.in, [&](int row) {
     const int64_t token = first_token + row;
     return token < job.num_tokens ? job.x + (token * job.groups + group) * job.in : nullptr;
   });
@@ -44,7 +57,7 @@ class LinearTiles {
     int64_t group, first_row, first_token;
   };
   __device__ explicit LinearTiles(const LinearJob& job)
-      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, Wide::kTokens)) {}
+      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
 
   __device__ int width() const { return static_cast<int>(job_.in); }
   __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
@@ -53,22 +66,16 @@ class LinearTiles {
     const int group = tile / (row_tiles_ * token_tiles_), in_group = tile - group * row_tiles_ * token_tiles_;
     const int band = in_group / (kBand * token_tiles_), in_band = in_group - band * kBand * token_tiles_;
     const int rows = min(kBand, row_tiles_ - band * kBand);
-    return {group, int64_t{band * kBand + in_band % rows} * kTileRows, int64_t{in_band / rows} * Wide::kTokens};
+    return {group, int64_t{band * kBand + in_band % rows} * kTileRows, int64_t{in_band / rows} * job_.tile_tokens};
   }
   __device__ const char* unit(const Place& place, int slot) const {
     const int64_t row = place.first_row + slot * PackedNvfp4::kRows;
     if (row >= job_.out) return nullptr;
     return job_.data + PackedNvfp4::offset(place.group * job_.out + row, 0, job_.in);
   }
-  __device__ const char* inputs(const Place& place) const {
-    const int64_t token_groups = (job_.num_tokens + ArrangedInputs::kRows - 1) / ArrangedInputs::kRows;
-    return job_.arranged + (place.group * token_groups + place.first_token / ArrangedInputs::kRows) *
-                               ArrangedInputs::bytes(ArrangedInputs::kRows, job_.in);
-  }
-  __device__ int tokens(const Place& place) const {
-    return static_cast<int>(min(job_.num_tokens - place.first_token, int64_t{Wide::kTokens}));
-  }
-  __device__ PackedShare share(const Wide::Stage& stage, int block, int warp, int lane) const {
+  __device__ const char* inputs(const Place& place) const { return arranged_of(job_, place.group, place.first_token); }
+  __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
+  __device__ PackedShare share(const Wide::Weights& stage, int block, int warp, int lane) const {
     return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
             {stage.scales_of(warp, block, lane), 0}};
   }
@@ -104,8 +111,26 @@ class LinearTiles {
   const int row_tiles_, token_tiles_;
 };
 
-bool is_wide(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  return num_tokens > kFewTokens && desc.in % kChunk == 0 && desc.out % PackedNvfp4::kRows == 0;
+// Tokens of a tile that take the least time, by what was measured on an H200; 0: the portable kernels do.
+int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  if (num_tokens <= kFewTokens || desc.in % kChunk != 0 || desc.out % PackedNvfp4::kRows != 0) return 0;
+  struct Tile {
+    int32_t tokens;
+    double block_us;  // 128 columns
+  };
+  constexpr Tile kTiles[] = {{32, 0.40}, {64, 0.45}, {128, 0.80}};
+  constexpr double kPortableFlopsPerUs = 70e6, kPortableLeast = 5, kBegin = 6;
+  const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
+  double least = kPortableLeast + flops / kPortableFlopsPerUs;
+  int32_t best = 0;
+  for (const Tile& tile : kTiles) {
+    const int64_t tiles =
+        desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
+    const int64_t rounds = ceil_div<int64_t>(tiles, cuda_common::multiprocessors());
+    const double time = kBegin + static_cast<double>(rounds * (desc.in / kShareBlock)) * tile.block_us;
+    if (time < least) least = time, best = tile.tokens;
+  }
+  return best;
 }
 
 }  // namespace
@@ -115,11 +140,14 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
-  return is_wide(desc, max_tokens) ? desc.groups * ArrangedInputs::bytes(max_tokens, desc.in) : 0;
+  return desc.in % kChunk != 0 || max_tokens <= kFewTokens
+             ? 0
+             : ArrangedInputs::bytes(desc.groups * round_up<int64_t>(max_tokens, ArrangedInputs::kRows), desc.in);
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  if (!is_wide(desc, args.num_tokens)) return cuda::linear_packed(desc, args, queue);
+  const int32_t tile_tokens = tile_tokens_for(desc, args.num_tokens);
+  if (tile_tokens == 0) return cuda::linear_packed(desc, args, queue);
   const LinearJob job{static_cast<const uint16_t*>(args.x.data),
                       static_cast<char*>(args.workspace),
                       static_cast<const char*>(args.weight.data),
@@ -128,12 +156,13 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
                       desc.in,
                       desc.out,
                       desc.groups,
-                      args.num_tokens};
+                      args.num_tokens,
+                      tile_tokens};
   const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ArrangedInputs::kRows)),
                           static_cast<unsigned>(desc.groups));
   cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);
   const int64_t tiles =
-      desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, Wide::kTokens);
+      desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
   launch_wide<LinearTiles>("linear_wide", queue, tiles, job);
 }
 

@@ -105,13 +105,17 @@ __global__ void __launch_bounds__(kThreads) list_slots(MoeJob job) {
   if (expert == job.num_local - 1 && lane == 0) s.totals[0] = begin + padded, s.totals[1] = first_entry + own_entries;
 }
 
-// Grid: 8 positions each.
+// Grid: entries of work by 8 slots of theirs.
 __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   wait_for_previous();
-  const int32_t first = static_cast<int32_t>(blockIdx.x) * kPositionGroup;
-  if (first >= job.scratch.totals[0]) return;
-  arrange_rows<ProductInputs>(arranged_of(job, first), job.hidden,
-                              [&](int row) { return input_of(job, job.scratch.slots[first + row]); });
+  const MoeScratch& s = job.scratch;
+  if (static_cast<int32_t>(blockIdx.x) >= s.totals[1]) return;
+  const ExpertWork& work = s.work[blockIdx.x];
+  const int32_t before = static_cast<int32_t>(blockIdx.y) * kPositionGroup;
+  if (before >= work.count) return;
+  arrange_rows<ProductInputs>(arranged_of(job, work.first) + blockIdx.y * ArrangedInputs::kBytes,
+                              ArrangedInputs::stride(work.count), job.hidden,
+                              [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
 }
 
 // All of that at once. Grid: 8 positions each, which are an entry of work; every block counts for itself.
@@ -157,7 +161,8 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
   }
   __syncthreads();
   if (thread < kPositionGroup) s.slots[first + thread] = s_slots[thread];
-  arrange_rows<LaneInputs>(arranged_of(job, first), job.hidden, [&](int row) { return input_of(job, s_slots[row]); });
+  arrange_rows<LaneInputs>(arranged_of(job, first), ArrangedInputs::kBytes, job.hidden,
+                           [&](int row) { return input_of(job, s_slots[row]); });
 }
 
 unsigned warps(int64_t items) {
@@ -193,11 +198,12 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
 }
 
 void group_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
-  const auto groups = static_cast<unsigned>(most_positions(desc, job.num_slots) / kPositionGroup);
+  const dim3 groups(static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots)),
+                    static_cast<unsigned>(ceil_div(job.work_slots, kPositionGroup)));
   cuda_common::launch("count_slots", queue, count_slots, dim3(warps(desc.num_local) + warps(job.num_slots)), kThreads,
                       0, job);
   cuda_common::launch("list_slots", queue, list_slots, dim3(warps(desc.num_local)), kThreads, 0, job);
-  cuda_common::launch("arrange_slots", queue, arrange_slots, dim3(groups), kThreads, 0, job);
+  cuda_common::launch("arrange_slots", queue, arrange_slots, groups, kThreads, 0, job);
 }
 
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {

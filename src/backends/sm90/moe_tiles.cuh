@@ -16,23 +16,18 @@ class WorkTiles {
     const ExpertWork* work;
     int first_row;
   };
-  __device__ WorkTiles(const MoeJob& job, int64_t width, int64_t rows, int tile_rows, const char* inputs)
-      : job_(job),
-        width_(static_cast<int>(width)),
-        rows_(static_cast<int>(rows)),
-        tile_rows_(tile_rows),
-        row_tiles_(static_cast<int>((rows + tile_rows - 1) / tile_rows)),
-        count_(job.scratch.totals[1] * row_tiles_),
-        inputs_(inputs) {}
+  // Of `matrix`: 0 for w1 and w3, 2 for w2.
+  __device__ WorkTiles(const MoeJob& job, int matrix, int tile_rows)
+      : job_(job), matrix_(matrix), tile_rows_(tile_rows), count_(job.scratch.totals[1] * row_tiles()) {}
 
-  __device__ int width() const { return width_; }
+  __device__ int width() const { return static_cast<int>(matrix_ == 2 ? job_.inner : job_.hidden); }
   __device__ int count() const { return count_; }
   __device__ Place place(int tile) const {
-    const int entry = tile / row_tiles_;
-    return {job_.scratch.work + entry, (tile - entry * row_tiles_) * tile_rows_};
+    const int entry = tile / row_tiles();
+    return {job_.scratch.work + entry, (tile - entry * row_tiles()) * tile_rows_};
   }
   __device__ const char* inputs(const Place& place) const {
-    return inputs_ + ArrangedInputs::bytes(place.work->first, width_);
+    return (matrix_ == 2 ? job_.scratch.h : job_.scratch.x) + ArrangedInputs::bytes(place.work->first, width());
   }
   __device__ int tokens(const Place& place) const { return place.work->count; }
 
@@ -40,16 +35,18 @@ class WorkTiles {
   using Layout = cuda_common::PackedNvfp4;
   using Share = cuda_common::PackedShare;
 
+  __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
-    if (row >= rows_) return nullptr;
-    return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, width_);
+    if (row >= rows()) return nullptr;
+    return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, width());
   }
 
   const MoeJob& job_;
-  const int width_, rows_, tile_rows_, row_tiles_, count_;
 
  private:
-  const char* inputs_;
+  __device__ int row_tiles() const { return (rows() + tile_rows_ - 1) / tile_rows_; }
+
+  const int matrix_, tile_rows_, count_;  // constants but for the last
 };
 
 // As many rows of w1 as of w3: a warp has 8 of both, those of w1 as its rows g, of w3 as g + 8. So a lane holds a row's
@@ -59,12 +56,12 @@ class GateAndUpTiles final : public WorkTiles {
  public:
   static constexpr int kUnits = Shape::kSlots / 2, kRows = kUnits * Layout::kRows;  // of a matrix
 
-  __device__ explicit GateAndUpTiles(const MoeJob& job) : WorkTiles(job, job.hidden, job.inner, kRows, job.scratch.x) {}
+  __device__ explicit GateAndUpTiles(const MoeJob& job) : WorkTiles(job, 0, kRows) {}
 
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, slot / kUnits, place.first_row + slot % kUnits * Layout::kRows);
   }
-  __device__ Share share(const typename Shape::Stage& stage, int block, int warp, int lane) const {
+  __device__ Share share(const typename Shape::Weights& stage, int block, int warp, int lane) const {
     const int gate = warp / 2, up = kUnits + gate, half = warp % 2;
     const uint32_t scales =
         __byte_perm(stage.scales_of(gate, block, lane), stage.scales_of(up, block, lane), half == 0 ? 0x5410 : 0x7632);
@@ -92,9 +89,10 @@ class GateAndUpTiles final : public WorkTiles {
                job_.routing[slots[token]];
       }
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
-      if (row >= rows_) continue;
-      char* block = job_.scratch.h + ArrangedInputs::bytes(work.first + first_token, job_.inner) +
-                    row / ArrangedInputs::kColumns * ArrangedInputs::kBytes;
+      if (row >= rows()) continue;
+      char* block = job_.scratch.h + ArrangedInputs::bytes(work.first, job_.inner) +
+                    row / ArrangedInputs::kColumns * ArrangedInputs::stride(work.count) +
+                    first_token / ArrangedInputs::kRows * ArrangedInputs::kBytes;
       *reinterpret_cast<uint32_t*>(block + Shape::Inputs::offset_of_pair(lane / 4, row % ArrangedInputs::kColumns)) =
           pair;
     }
@@ -106,12 +104,12 @@ class DownTiles final : public WorkTiles {
  public:
   static constexpr int kRows = Shape::kSlots * Layout::kRows;
 
-  __device__ explicit DownTiles(const MoeJob& job) : WorkTiles(job, job.inner, job.hidden, kRows, job.scratch.h) {}
+  __device__ explicit DownTiles(const MoeJob& job) : WorkTiles(job, 2, kRows) {}
 
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, 2, place.first_row + slot * Layout::kRows);
   }
-  __device__ Share share(const typename Shape::Stage& stage, int block, int warp, int lane) const {
+  __device__ Share share(const typename Shape::Weights& stage, int block, int warp, int lane) const {
     return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
             {stage.scales_of(warp, block, lane), 0}};
   }
@@ -125,7 +123,7 @@ class DownTiles final : public WorkTiles {
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
       const int row = place.first_row + warp * Layout::kRows + i % 4 / 2 * 8 + lane % 4 * 2;
       const int token = i / 4 * 8 + lane / 4;
-      if (row >= rows_ || token >= work.count) continue;
+      if (row >= rows() || token >= work.count) continue;
       const int64_t slot = job_.scratch.slots[work.first + token];
       *reinterpret_cast<uint32_t*>(job_.out + slot * job_.hidden + row) = pair;
     }

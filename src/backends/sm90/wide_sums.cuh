@@ -21,6 +21,7 @@
 #include "backends/cuda_common/ptx/wgmma.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
 #include "backends/sm90/ring_place.cuh"
+#include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
 
@@ -29,68 +30,57 @@ using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
 using cuda_common::PackedNvfp4, cuda_common::PackedShare;
 
 struct Wide {
-  static constexpr int kTokens = 128, kSlots = 8, kStages = 5, kTokenGroups = kTokens / ArrangedInputs::kRows;
+  static constexpr int kTokens = 128, kSlots = 8;
   static constexpr int kConsumerWarps = kSlots, kThreads = (kConsumerWarps + 4) * kWarp;
   // 240 hold two chains and the sums, 64 each, and two steps' weights.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   using Inputs = ProductInputs;
+  using Weights = UnitStage<kSlots>;  // 512 columns
 
-  // 128 columns.
-  struct Stage {
-    static constexpr int kCodeBytes = 2 * PackedNvfp4::kLanes * PackedNvfp4::kPieceBytes;
-    static constexpr int kScaleBytes = PackedNvfp4::kLanes * PackedNvfp4::kPieceBytes;  // of all 512
-    char inputs[kTokenGroups][ArrangedInputs::kBytes];
-    char codes[kSlots][kCodeBytes];
-    char scales[kSlots][kScaleBytes];
-
-    // `block`, of 128 columns, is the stage's own. Rows g (half 0) or g + 8.
-    __device__ uint4 codes_of(int slot, int half, int block, int lane) const {
-      return reinterpret_cast<const uint4*>(codes[slot])[half * PackedNvfp4::kLanes + lane];
-    }
-    // Rows g and g + 8, two scales each.
-    __device__ uint32_t scales_of(int slot, int block, int lane) const {
-      return reinterpret_cast<const uint32_t*>(scales[slot])[lane * 4 + block];
-    }
-  };
+  // Every bulk copy costs its issuer some 100 cycles, so there are few: one for a stage of inputs, eight for weights.
+  static constexpr int kInputStages = kChunk / kShareBlock, kWeightStages = 2;
   struct Shared {
-    Stage stages[kStages];
-    ptx::SharedBarrier full[kStages], free[kStages];
+    char inputs[kInputStages][kTokens / ArrangedInputs::kRows][ArrangedInputs::kBytes];  // 128 columns
+    Weights weights[kWeightStages];
+    ptx::SharedBarrier inputs_full[kInputStages], inputs_free[kInputStages];
+    ptx::SharedBarrier weights_full[kWeightStages], weights_free[kWeightStages];
   };
 };
 
-// The producer's warp. Lanes 0 to 7 bring codes, 8 to 15 scales, the others inputs of 8 tokens each.
+// A warp that brings inputs, one of its lanes.
 template <class Tiles>
-__device__ void produce_wide(const Tiles& tiles, Wide::Shared& s) {
-  constexpr int kSlots = Wide::kSlots;
-  using Stage = Wide::Stage;
-  static_assert(2 * kSlots + Wide::kTokenGroups == kWarp);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, num_blocks = tiles.width() / kShareBlock;
-  const bool is_codes = lane < kSlots, is_scales = !is_codes && lane < 2 * kSlots;
-  const int bytes = is_codes ? Stage::kCodeBytes : is_scales ? Stage::kScaleBytes : ArrangedInputs::kBytes;
-  RingPlace<Wide::kStages> at;
+__device__ void produce_inputs(const Tiles& tiles, Wide::Shared& s) {
+  if (threadIdx.x % kWarp != 0) return;
+  const int num_blocks = tiles.width() / kShareBlock;
+  RingPlace<Wide::kInputStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const auto place = tiles.place(tile);
-    const char* from = nullptr;
-    if (is_codes || is_scales) {
-      from = tiles.unit(place, lane % kSlots);
-    } else if ((lane - 2 * kSlots) * ArrangedInputs::kRows < tiles.tokens(place)) {
-      from = tiles.inputs(place) + (lane - 2 * kSlots) * ArrangedInputs::bytes(ArrangedInputs::kRows, tiles.width());
+    const char* from = tiles.inputs(place);
+    const int bytes = ArrangedInputs::stride(tiles.tokens(place));
+    for (int block = 0; block < num_blocks; ++block, at.advance(), from += bytes) {
+      ptx::SharedBarrier& full = s.inputs_full[at.stage];
+      s.inputs_free[at.stage].wait(at.parity ^ 1);
+      full.arrive_and_expect(bytes);
+      ptx::copy_bulk(s.inputs[at.stage], from, bytes, full);
     }
-    const int all_bytes = static_cast<int>(__reduce_add_sync(~0u, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
-    for (int block = 0; block < num_blocks; ++block, at.advance()) {
-      Stage& stage = s.stages[at.stage];
-      ptx::SharedBarrier& full = s.full[at.stage];
-      s.free[at.stage].wait(at.parity ^ 1);
-      if (lane == 0) full.arrive_and_expect(all_bytes);
+  }
+}
+
+// A warp that brings weights, a lane each unit.
+template <class Tiles>
+__device__ void produce_weights(const Tiles& tiles, Wide::Shared& s) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, num_chunks = tiles.width() / kChunk;
+  RingPlace<Wide::kWeightStages> at;
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
+    const char* from = lane < Wide::kSlots ? tiles.unit(tiles.place(tile), lane) : nullptr;
+    const int bytes = __popc(__ballot_sync(~0u, from != nullptr)) * PackedNvfp4::kBytes;
+    for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+      ptx::SharedBarrier& full = s.weights_full[at.stage];
+      s.weights_free[at.stage].wait(at.parity ^ 1);
+      if (lane == 0) full.arrive_and_expect(bytes);
       __syncwarp();
       if (from == nullptr) continue;
-      constexpr int kBlocks = kChunk / kShareBlock, kScalesBegin = kBlocks * Stage::kCodeBytes;
-      const int in_unit = is_codes ? block % kBlocks * Stage::kCodeBytes : kScalesBegin;
-      char* to = is_codes    ? stage.codes[lane]
-                 : is_scales ? stage.scales[lane % kSlots]
-                             : stage.inputs[lane - 2 * kSlots];
-      const int offset = lane < 2 * kSlots ? block / kBlocks * PackedNvfp4::kBytes + in_unit : block * bytes;
-      ptx::copy_bulk(to, from + offset, bytes, full);
+      ptx::copy_bulk(s.weights[at.stage].units[lane], from + chunk * PackedNvfp4::kBytes, PackedNvfp4::kBytes, full);
     }
   }
 }
@@ -105,46 +95,48 @@ class WideConsumer {
     int tile = static_cast<int>(blockIdx.x);
     if (tile < tiles_.count()) load(0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
-      const auto place = tiles_.place(tile);
-      const int tokens = tiles_.tokens(place);
-      const bool is_last = tile + static_cast<int>(gridDim.x) >= tiles_.count();
+      const int tokens = tiles_.tokens(tiles_.place(tile));
       if (tokens > 64) {
-        run_tile<Wide::kTokens>(place, is_last);
+        run_tile<Wide::kTokens>(tile);
       } else if (tokens > 32) {
-        run_tile<64>(place, is_last);
+        run_tile<64>(tile);
       } else {
-        run_tile<32>(place, is_last);
+        run_tile<32>(tile);
       }
     }
   }
 
  private:
-  // The share of the stage that at_ names.
+  static constexpr int kBlocks = kChunk / kShareBlock, kSteps = kShareBlock / 32;
+
+  __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
+
+  // The share of block 0 to 3 of a chunk, the chunk_-th of all tiles.
   __device__ void load(int block) {
-    s_.full[at_.stage].wait(at_.parity);
-    next_ = tiles_.share(s_.stages[at_.stage], block, warp_, lane_);
+    const int stage = chunk_ % Wide::kWeightStages;
+    if (block == 0) s_.weights_full[stage].wait(chunk_ / Wide::kWeightStages % 2);
+    next_ = tiles_.share(s_.weights[stage], block, warp(), lane());
   }
 
   // This warp needs the stage no more.
-  __device__ void release(int stage) {
-    if (lane_ == 0) s_.free[stage].arrive();
+  __device__ void release(ptx::SharedBarrier& free) const {
+    if (lane() == 0) free.arrive();
   }
 
-  template <int kTokens, class Place>
-  __device__ void run_tile(const Place& place, bool is_last) {
-    constexpr int kBlocks = kChunk / kShareBlock, kSteps = kShareBlock / 32;
+  template <int kTokens>
+  __device__ void run_tile(int tile) {
     constexpr int kSums = kTokens / 2;
-    const int num_blocks = tiles_.width() / kShareBlock;
     float sums[kSums] = {}, chains[2][kSums];
     uint32_t operands[2][2][4];  // of two steps, two products each
-    for (int begin = 0; begin < num_blocks; begin += kBlocks) {
-      int before = 0;
+    for (int chunks_left = tiles_.width() / kChunk; chunks_left > 0; --chunks_left) {
+      const int parity = chunk_ % 2;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         PackedShare share = next_;
         share.prepare(next_.scales[0], cuda_common::has_e4m3_nan(next_.scales[0]));
-        const int stage = at_.stage;
-        const auto inputs = ptx::SharedOperand::of(s_.stages[stage].inputs, ArrangedInputs::kBytes);
+        s_.inputs_full[b].wait(parity);
+        const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ArrangedInputs::kBytes);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           auto& a = operands[step % 2];
@@ -155,23 +147,28 @@ class WideConsumer {
           ptx::wgmma_bf16<kTokens>(chains[step % 2], a[1], columns + 32, true);
           ptx::commit_products();
           if (step == kSteps - 2) {
-            at_.advance();
-            if (begin + b + 1 < num_blocks || !is_last) load((b + 1) % kBlocks);
+            if (b == kBlocks - 1) {
+              __syncwarp();  // all lanes have the stage's last share
+              release(s_.weights_free[chunk_ % Wide::kWeightStages]);
+              ++chunk_;
+            }
+            if (b < kBlocks - 1 || chunks_left > 1 || tile + static_cast<int>(gridDim.x) < tiles_.count()) {
+              load((b + 1) % kBlocks);
+            }
           }
           if (b == kBlocks - 1 && step == kSteps - 1) {
             ptx::wait_for_products<0>();
           } else {
             ptx::wait_for_products<1>();
           }
-          if (step == 0 && b > 0) release(before);
+          if (step == 0 && b > 0) release(s_.inputs_free[b - 1]);
         }
-        before = stage;
       }
-      release(before);
+      release(s_.inputs_free[kBlocks - 1]);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] += chains[0][i] + chains[1][i];
     }
-    tiles_.template store<kTokens>(place, warp_, lane_, sums);
+    tiles_.template store<kTokens>(tiles_.place(tile), warp(), lane(), sums);  // nothing of it is held meanwhile
   }
 
   // Two products' A operands.
@@ -185,22 +182,23 @@ class WideConsumer {
 
   const Tiles& tiles_;
   Wide::Shared& s_;
-  const int warp_ = static_cast<int>(threadIdx.x) / kWarp, lane_ = static_cast<int>(threadIdx.x) % kWarp;
-  RingPlace<Wide::kStages> at_;
+  int chunk_ = 0;
   PackedShare next_;
 };
 
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
   Wide::Shared& s = *cuda_common::swizzled_shared<Wide::Shared>();
-  if (threadIdx.x < Wide::kStages) s.full[threadIdx.x].init(1), s.free[threadIdx.x].init(Wide::kConsumerWarps);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
+  if (thread < Wide::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Wide::kConsumerWarps);
+  if (thread < Wide::kWeightStages) s.weights_full[thread].init(1), s.weights_free[thread].init(Wide::kConsumerWarps);
   __syncthreads();
   cuda_common::wait_for_previous();
   const Tiles tiles(job);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
   if (warp >= Wide::kConsumerWarps) {
     ptx::give_registers_back<Wide::kProducerRegisters>();
-    if (warp == Wide::kConsumerWarps) produce_wide(tiles, s);
+    if (warp == Wide::kConsumerWarps) produce_inputs(tiles, s);
+    if (warp == Wide::kConsumerWarps + 1) produce_weights(tiles, s);
   } else {
     ptx::take_registers<Wide::kConsumerRegisters>();
     WideConsumer<Tiles>(tiles, s).run();
