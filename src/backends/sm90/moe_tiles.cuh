@@ -38,7 +38,7 @@ class WorkTiles {
 
  protected:
   using Layout = cuda_common::PackedNvfp4;
-  using Share = cuda_common::PackedShare;
+  using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
 
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
     if (row >= rows_) return nullptr;
