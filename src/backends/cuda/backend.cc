@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "backends/cuda/kernels.h"
-#include "backends/cuda_common/packed_nvfp4.h"
+#include "backends/cuda_common/packed_units.h"
 
 namespace tessera::backends {
 
@@ -40,8 +40,8 @@ constexpr Variant<MhcPre> kMhcPre[] = {simple<MhcPre>(cuda::mhc_pre, mhc_referen
 constexpr Variant<MhcPost> kMhcPost[] = {simple<MhcPost>(cuda::mhc_post)};
 constexpr Variant<MhcHead> kMhcHead[] = {simple<MhcHead>(cuda::mhc_head, mhc_reference_supports, cuda::mhc_workspace)};
 template <class Desc>
-const PackedLayout* packed_layout(const Desc&) {
-  return cuda_common::packed_nvfp4();
+const PackedLayout* packed_layout(const Desc& desc) {
+  return cuda_common::packed_units(desc.format);
 }
 constexpr Variant<Linear> kLinear[] = {
     {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr, cuda::linear_packed},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; up to 8 tokens
 // they stream through shared memory (weight_stream.cuh), more load them into registers tile by tile. The sums are the
-// same. NVFP4 weights are packed for it (linear_packed), others, and NVFP4 of odd widths, are as in the checkpoint.
+// same. Weights are packed for it (linear_packed), those of odd widths are as in the checkpoint.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/launch.cuh"
@@ -43,17 +43,17 @@ template <ops::WeightFormat kFormat>
 struct StreamFromCheckpoint : FromCheckpoint<kFormat> {
   template <int kStages, class Tiles>
   using Ring = WeightRing<kFormat, kStages, Tiles>;
-  static constexpr int kFew = kFewStages<kFormat>, kStageBytes = Stage<kFormat>::kBytes;
+  static constexpr int kFew = kFewStages<kFormat>;
 };
+template <ops::WeightFormat kFormat>
 struct FromPacked {
-  using Share = PackedShare;
-  __device__ static PackedRows rows(const Job& job, int64_t group, int64_t first_row) {
-    const int64_t at = PackedNvfp4::offset(group * job.out + first_row, 0, job.in);
-    return {static_cast<const char*>(job.data) + at, job.in};
+  using Share = PackedShare<kFormat>;
+  __device__ static PackedRows<kFormat> rows(const Job& job, int64_t group, int64_t first_row) {
+    return {job.data, job.scales, group * job.out + first_row, job.in};
   }
   template <int kStages, class Tiles>
-  using Ring = PackedRing<kStages, Tiles>;
-  static constexpr int kFew = 2, kStageBytes = PackedNvfp4::kBytes;
+  using Ring = PackedRing<kFormat, kStages, Tiles>;
+  static constexpr int kFew = kPackedStages;
 };
 
 // Grid: tiles of 16 rows, group by group; by tiles of 8 * kTiles tokens. A warp per chunk at a time.
@@ -135,7 +135,8 @@ bool launch_stream(const Job& job, unsigned row_tiles, device::Queue& queue) {
   if (!can_stream(job.in)) return false;
   const StreamShape shape = stream_shape(job.in, row_tiles, 1);
   const unsigned blocks = shape.blocks(row_tiles);
-  const auto bytes = [&](int stages) { return shape.shared_bytes(stages, Source::kStageBytes, 1); };
+  constexpr int kStageBytes = Source::template Ring<2, Tiles<typename Source::Share>>::kBytes;  // whatever their number
+  const auto bytes = [&](int stages) { return shape.shared_bytes(stages, kStageBytes, 1); };
   if (bytes(Source::kFew) > most_shared_bytes()) return false;
   const auto start = [&](auto kernel, int stages) {
     launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), bytes(stages), job, shape,
@@ -154,7 +155,7 @@ template <class Source>
 void launch_for(const Job& job, device::Queue& queue) {
   if (job.num_tokens == 0) return;
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
-  if constexpr (requires { Source::kStageBytes; }) {
+  if constexpr (requires { Source::kFew; }) {
     if (job.num_tokens <= kTileTokens && launch_stream<Source>(job, row_tiles, queue)) return;
   }
   const auto start = [&](auto kernel, int64_t tokens) {
@@ -213,9 +214,7 @@ void linear_mma(const ops::Linear::Desc& desc, const ops::Linear::Args& args, de
 }
 
 bool linear_packed_supports(const ops::Linear::Desc& desc, std::string& why_not) {
-  if (desc.format != ops::WeightFormat::kNvfp4) {
-    why_not = "weights are not NVFP4";
-  } else if (!can_stream(desc.in) || (desc.groups > 1 && desc.out % kTileRows != 0)) {
+  if (!can_stream(desc.in) || (desc.groups > 1 && desc.out % kTileRows != 0)) {
     why_not = "the input width is not a multiple of 128, or a group's outputs are none of 16";
   } else {
     return linear_mma_supports(desc, why_not);
@@ -224,7 +223,17 @@ bool linear_packed_supports(const ops::Linear::Desc& desc, std::string& why_not)
 }
 
 void linear_packed(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  launch_for<FromPacked>(job_of(desc, args), queue);
+  const Job job = job_of(desc, args);
+  switch (desc.format) {
+    case ops::WeightFormat::kNvfp4:
+      return launch_for<FromPacked<ops::WeightFormat::kNvfp4>>(job, queue);
+    case ops::WeightFormat::kFp8Block:
+      return launch_for<FromPacked<ops::WeightFormat::kFp8Block>>(job, queue);
+    case ops::WeightFormat::kBf16:
+      return launch_for<FromPacked<ops::WeightFormat::kBf16>>(job, queue);
+    case ops::WeightFormat::kF32:
+      break;  // declined
+  }
 }
 
 }  // namespace tessera::backends::cuda

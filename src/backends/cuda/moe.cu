@@ -384,8 +384,8 @@ bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& wh
 }
 
 bool moe_experts_packed_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
-  if (desc.format != ops::WeightFormat::kNvfp4) {
-    why_not = "weights are not NVFP4";
+  if (desc.format == ops::WeightFormat::kF32) {
+    why_not = "weights are FP32";
     return false;
   }
   ops::MoeExperts::Desc as_fp8 = desc;  // the rest is the same
@@ -429,7 +429,11 @@ struct Checkpoint {
   template <int kStages, class Tiles>
   using Ring = WeightRing<kFormat, kStages, Tiles>;
 };
-constexpr int kPackedStages = 2;
+template <ops::WeightFormat kFormat>
+struct Packed {
+  template <int kStages, class Tiles>
+  using Ring = PackedRing<kFormat, kStages, Tiles>;
+};
 
 }  // namespace
 
@@ -446,7 +450,20 @@ void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::A
 }
 
 void moe_experts_packed(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
-  run_experts<PackedShare, PackedRing, kPackedStages>(desc, args, queue);
+  const auto run = [&](auto format) {
+    constexpr ops::WeightFormat kFormat = format.value;
+    run_experts<PackedShare<kFormat>, Packed<kFormat>::template Ring, kPackedStages>(desc, args, queue);
+  };
+  switch (desc.format) {
+    case ops::WeightFormat::kNvfp4:
+      return run(FormatConstant<ops::WeightFormat::kNvfp4>());
+    case ops::WeightFormat::kFp8Block:
+      return run(FormatConstant<ops::WeightFormat::kFp8Block>());
+    case ops::WeightFormat::kBf16:
+      return run(FormatConstant<ops::WeightFormat::kBf16>());
+    case ops::WeightFormat::kF32:
+      break;  // declined
+  }
 }
 
 }  // namespace tessera::backends::cuda

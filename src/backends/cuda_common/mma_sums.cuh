@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/cuda_common/packed_nvfp4.h"
+#include "backends/cuda_common/packed_shares.cuh"
 #include "backends/cuda_common/weight_shares.cuh"
 #include "base/integer_math.h"
 
@@ -22,6 +22,7 @@ template <ops::WeightFormat kFormat>
 struct CheckpointRows {
   using Share = WeightShare<kFormat>;
   static constexpr int kUnitBlocks = Share::kInFlight;
+  static constexpr bool kEndsAtWidth = false;  // units behind it are zeros
   struct Unit {
     Share blocks[kUnitBlocks];
     __device__ void prepare() {
@@ -44,31 +45,49 @@ struct CheckpointRows {
   }
 };
 
-// The same packed (packed_nvfp4.h).
+// The same packed (packed_units.h).
+template <ops::WeightFormat kFormat>
 struct PackedRows {
-  using Share = PackedShare;
-  static constexpr int kUnitBlocks = 4;
+  using Share = PackedShare<kFormat>;
+  using Layout = PackedUnit<kFormat>;
+  static constexpr int kUnitBlocks = Layout::kBlocks;
+  static constexpr bool kEndsAtWidth = Layout::kColumns < kChunk;  // units behind it are other rows'
+  static constexpr bool kIsFp8 = kFormat == ops::WeightFormat::kFp8Block;
   struct Unit {
     Share blocks[kUnitBlocks];
-    uint4 scale_codes;
+    uint4 scale_codes;  // NVFP4
+    float2 scales;      // FP8
     __device__ void prepare() {
-      const bool has_nan = any_e4m3_nan(scale_codes);
-      blocks[0].prepare(scale_codes.x, has_nan);
-      blocks[1].prepare(scale_codes.y, has_nan);
-      blocks[2].prepare(scale_codes.z, has_nan);
-      blocks[3].prepare(scale_codes.w, has_nan);
+      if constexpr (Layout::kIsNvfp4) {
+        const bool has_nan = any_e4m3_nan(scale_codes);
+        blocks[0].prepare(scale_codes.x, has_nan);
+        blocks[1].prepare(scale_codes.y, has_nan);
+        blocks[2].prepare(scale_codes.z, has_nan);
+        blocks[3].prepare(scale_codes.w, has_nan);
+      } else if constexpr (kIsFp8) {
+        blocks[0].prepare(scales.x), blocks[1].prepare(scales.y);
+      }
     }
   };
-  const char* units;  // the first of these rows
+  const char* units;          // the first of these rows
+  const float* block_scales;  // FP8: theirs
   int64_t width;
+
+  // Row `first_row` (a multiple of 16) of a matrix and those behind it.
+  __device__ PackedRows(const void* data, const void* scales, int64_t first_row, int64_t cols)
+      : units(static_cast<const char*>(data) + Layout::offset(first_row, 0, cols)),
+        block_scales(static_cast<const float*>(scales) + (kIsFp8 ? packed_scale_at(first_row, 0, cols) : 0)),
+        width(cols) {}
 
   template <bool kIsWide>
   __device__ void load(Unit& unit, int64_t column) const {
-    using Layout = PackedNvfp4;
     const uint4* pieces = reinterpret_cast<const uint4*>(units + Layout::offset(0, column, width)) + threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < Layout::kPieces; ++i) unit.blocks[i / 2].codes[i % 2] = __ldcs(pieces + i * Layout::kLanes);
-    unit.scale_codes = __ldcs(pieces + Layout::kPieces * Layout::kLanes);
+    for (int i = 0; i < Layout::kPieces; ++i) {
+      unit.blocks[i / Layout::kBlockPieces].pieces[i % Layout::kBlockPieces] = __ldcs(pieces + i * Layout::kLanes);
+    }
+    if constexpr (Layout::kIsNvfp4) unit.scale_codes = __ldcs(pieces + Layout::kPieces * Layout::kLanes);
+    if constexpr (kIsFp8) unit.scales = __ldg(reinterpret_cast<const float2*>(block_scales + column / kShareBlock));
   }
 };
 
@@ -112,9 +131,28 @@ __device__ inline void add_chains(const Chains& chains, float (&sums)[4]) {
   for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];
 }
 
+// The same of the two sums of 128 columns, times their scale.
+template <class Share>
+__device__ void add_scaled(const Share& share, const Chains& parts, float (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sums[i] += (parts[0][i] + parts[1][i]) * share.scale(i / 2);
+}
+
+// Rows g and g + 8 of a chunk whose weights have a NaN (packed_shares.cuh) become NaN, for all tokens. All of the warp.
+template <class Share, int kTiles>
+__device__ void add_nans(const uint32_t (&carries)[2], float (&sums)[kTiles][4]) {
+  const bool is_nan[2] = {Share::has_nan(carries[0]), Share::has_nan(carries[1])};
+  if (__any_sync(~0u, is_nan[0] || is_nan[1]) == 0) return;
+  constexpr uint32_t kNan = 0x7FC0;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    ptx::mma_bf16(sums[tile], is_nan[0] ? kNan : 0, is_nan[1] ? kNan : 0, 0, 0, 0, 0);
+  }
+}
+
 // chains += the products of 128 columns with one token tile's inputs.
 template <class Share>
-__device__ void add_block(const Share& share, const uint4 (&inputs)[kShareColumns / 8], Chains& chains) {
+__device__ void add_block(Share& share, const uint4 (&inputs)[kShareColumns / 8], Chains& chains) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
     uint32_t w[2][4];
@@ -126,7 +164,7 @@ __device__ void add_block(const Share& share, const uint4 (&inputs)[kShareColumn
 
 // The same for several tiles, whose inputs are loaded as they are needed; k is the lane's own first column.
 template <class Share, int kTiles>
-__device__ void add_block(const Share& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
+__device__ void add_block(Share& share, const Operands<kTiles>& operands, int64_t width, int64_t k,
                           Chains (&chains)[kTiles]) {
 #pragma unroll
   for (int i = 0; i < kShareColumns / 8; ++i) {
@@ -147,25 +185,25 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
   using Share = typename Rows::Share;
   constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks;
   Chains chains[kTiles] = {};  // of FP8: of a block
+  uint32_t carries[2] = {};    // of FP8 that is packed
 #pragma unroll
   for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
 #pragma unroll
   for (int at = 0; at < kBlocks; at += kUnitBlocks) {
+    if (Rows::kEndsAtWidth && begin + at * kShareBlock >= weight.width) break;
     typename Rows::Unit unit;
     weight.template load<kIsWide>(unit, begin + at * kShareBlock);
     unit.prepare();
 #pragma unroll
     for (int n = 0; n < kUnitBlocks; ++n) {
-      const Share& share = unit.blocks[n];
+      Share& share = unit.blocks[n];
       const int64_t k = begin + (at + n) * kShareBlock + threadIdx.x % 4 * kShareColumns;
       if constexpr (Share::kScaledSum) {
         Chains parts[kTiles] = {};
         add_block(share, operands, weight.width, k, parts);
+        if constexpr (Share::kFindsNan) carries[0] |= share.carries[0], carries[1] |= share.carries[1];
 #pragma unroll
-        for (int i = 0; i < kTiles * 4; ++i) {
-          const float part = parts[i / 4][0][i % 4] + parts[i / 4][1][i % 4];
-          sums[i / 4][i % 4] += part * share.scale(i % 4 / 2);
-        }
+        for (int tile = 0; tile < kTiles; ++tile) add_scaled(share, parts[tile], sums[tile]);
       } else {
         add_block(share, operands, weight.width, k, chains);
       }
@@ -175,6 +213,7 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) add_chains(chains[tile], sums[tile]);
   }
+  if constexpr (Share::kFindsNan) add_nans<Share>(carries, sums);
 }
 
 // s_sums = x W for 16 rows by 8 * kTiles tokens, complete for the whole thread block: chunk sums in ascending order, a

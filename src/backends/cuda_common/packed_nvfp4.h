@@ -1,15 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NVFP4 weights in the order in which kernels multiply them. A unit is 16 rows by 512 columns, as mma.sync m16n8k16's A
-// operand takes them: lane (g, t) has columns [32 t, 32 t + 32) of rows g and g + 8 of each 128, and finds what it
-// needs as eight pieces of 16 bytes and one of scales, each at its own place of 32 neighbours. So a warp reads whole
-// lines, no lane needs another's bytes, and codes lie where few instructions reach them.
-//   unit    [8][32] pieces: rows g and g + 8 of the first 128 columns, of the second, third and fourth; word i of a
-//           piece is columns 8 i + [0, 8) of the lane's 32
-//           [32] scales: of each 128 columns rows g and g + 8, two blocks of 16 each
-//   matrix  [ceil(rows / 16)][ceil(cols / 512)] units; rows and columns that aren't there are zero
-// Codes 2 j and 2 j + 1 (j = 0 to 3) of a word become the lower and upper half of a pair of BF16. A code is a sign and
-// three bits, which BF16 wants at bits 15 and 8 to 6 of a half. They lie in both halves at
+// Where the bits of 16 E2M1 codes lie in two words of a packed unit (packed_units.h). Codes 2 j and 2 j + 1 (j = 0 to
+// 3) of a word become the lower and upper half of a pair of BF16. A code is a sign and three bits, which BF16 wants at
+// bits 15 and 8 to 6 of a half. They lie in both halves at
 //   j        three bits    sign                                       comes there by
 //   0        8 to 6        15
 //   1        14 to 12      5 of the other half                        rotating the word right by 6
@@ -21,26 +14,29 @@
 #include <cstdint>
 
 #include "base/host_device.h"
-#include "base/integer_math.h"
-#include "ops/packed_layout.h"
 
 namespace tessera::backends::cuda_common {
 
-struct PackedNvfp4 {
-  static constexpr int kRows = 16, kColumns = 512, kLanes = 32;
-  static constexpr int kPieces = 8, kPieceBytes = 16;  // scales are the last, ninth piece
-  static constexpr int kBytes = (kPieces + 1) * kLanes * kPieceBytes;
+// Bits of the even word, and of the odd one two lower, that the word of j = 3 is made of.
+constexpr uint32_t kNvfp4ThirdBits = 0x0C180C18;
 
-  TESSERA_HOST_DEVICE static constexpr int64_t units_of_row(int64_t cols) { return (cols + kColumns - 1) / kColumns; }
-  // Bits of the even word, and of the odd one two lower, that the word of j = 3 is made of.
-  static constexpr uint32_t kThirdBits = 0x0C180C18;
-  // Where the unit with this row and column begins.
-  TESSERA_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t column, int64_t cols) {
-    return (row / kRows * units_of_row(cols) + column / kColumns) * kBytes;
+// Where bit `bit` of the 64 of 16 codes lies; from 32 on in the second word.
+TESSERA_HOST_DEVICE constexpr int packed_nvfp4_bit(int bit) {
+  const int word = bit / 32, j = bit % 32 / 8, half = bit / 4 % 2 * 16, other = 16 - half, of_code = bit % 4;
+  const bool is_sign = of_code == 3;
+  switch (j) {
+    case 0:
+      return 32 * word + half + (is_sign ? 15 : 6 + of_code);
+    case 1:
+      return 32 * word + (is_sign ? other + 5 : half + 12 + of_code);
+    case 2:
+      return 32 * word + half + (is_sign ? 9 : of_code);
+    default:
+      break;
   }
-};
-
-// The lanes' bytes are permuted bits of the checkpoint's: nothing is converted. Columns in multiples of 16.
-const ops::PackedLayout* packed_nvfp4();
+  // In the word that both make; the odd word's bits stand two higher there.
+  const int at = word == 0 ? (is_sign ? half + 13 : half + 4 + of_code) : is_sign ? other + 3 : half + 10 + of_code;
+  return (kNvfp4ThirdBits >> at & 1) != 0 ? at : 32 + at - 2;
+}
 
 }  // namespace tessera::backends::cuda_common

@@ -25,11 +25,9 @@ struct Stage {
   }
 };
 
-// Stages of a ring: what any GPU's shared memory holds; or, of BF16, a whole chunk, where so few blocks are launched
-// that each may have a multiprocessor's.
+// Stages of a ring that any GPU's shared memory holds.
 template <ops::WeightFormat kFormat>
 constexpr int kFewStages = Stage<kFormat>::kIsBf16 ? 2 : 4;
-constexpr int kManyStages = 4;
 
 template <ops::WeightFormat kFormat, int kStages, class Tiles>
 class WeightRing {
@@ -84,8 +82,7 @@ class WeightRing {
         if constexpr (Share::kScaledSum) {
           Chains parts = {};
           add_block(share, inputs[n], parts);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sums[i] += (parts[0][i] + parts[1][i]) * share.scale(i / 2);
+          add_scaled(share, parts, sums);
         } else {
           add_block(share, inputs[n], chains);
         }

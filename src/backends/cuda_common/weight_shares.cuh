@@ -8,12 +8,11 @@
 //   kScaledSum  a sum over 128 columns times scale(r) is what counts; else the decoded weights hold all scales
 //   kFactor     decoded weights are smaller by this power of two
 //   kInFlight   blocks of 128 columns that are loaded before the first is used
-// Columns from `width` (a multiple of 16; kIsWide: of 32) on are zero. PackedShare is the same of packed weights.
+// Columns from `width` (a multiple of 16; kIsWide: of 32) on are zero. Of packed weights: packed_shares.cuh.
 #include <cstdint>
 
 #include "backends/cuda_common/e2m1_pairs.cuh"
 #include "backends/cuda_common/e4m3_pairs.cuh"
-#include "backends/cuda_common/packed_nvfp4.h"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "numeric/fp8_block.h"
 #include "numeric/nvfp4.h"
@@ -27,7 +26,7 @@ template <ops::WeightFormat kFormat>
 struct WeightShare;
 
 // Two blocks' scales, E4M3 codes in the upper bytes of both halves, times 2^118, which BF16 holds for E4M3's 448 too:
-// codes times 2^-126 (e2m1_pair_small and PackedShare) are then values times 2^-8.
+// codes times 2^-126 (e2m1_pair_small and packed NVFP4) are then values times 2^-8.
 __device__ inline uint32_t scale_pair(uint32_t spread, bool has_nan) {
   constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
   const uint32_t pair = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
@@ -38,7 +37,7 @@ constexpr float kScalePairFactor = 0x1p8f;
 // E2M1 codes times E4M3 block scale have at most 6 significant bits: exact in BF16.
 template <>
 struct WeightShare<ops::WeightFormat::kNvfp4> {
-  static constexpr bool kIsSplit = true, kScaledSum = false;
+  static constexpr bool kIsSplit = true, kScaledSum = false, kFindsNan = false;
   static constexpr float kFactor = kScalePairFactor;
   static constexpr int kInFlight = 4;
   uint4 codes[2];
@@ -85,36 +84,10 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   }
 };
 
-// NVFP4 in the layout of packed_nvfp4.h: 128 columns of a unit.
-struct PackedShare {
-  static constexpr bool kIsSplit = false, kScaledSum = false;
-  static constexpr float kFactor = kScalePairFactor;
-  uint4 codes[2];
-  uint32_t scales[2];
-
-  // Scales from their codes: rows g and g + 8, two blocks each.
-  __device__ void prepare(uint32_t scale_codes, bool has_nan) {
-    scales[0] = scale_pair(__byte_perm(scale_codes, 0, 0x1404), has_nan);
-    scales[1] = scale_pair(__byte_perm(scale_codes, 0, 0x3424), has_nan);
-  }
-  __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
-    constexpr uint32_t kBits = 0x81C081C0;
-    const uint32_t even = i < 2 ? codes[r].x : codes[r].z, odd = i < 2 ? codes[r].y : codes[r].w;
-    const uint32_t word = i % 2 == 0 ? even : odd, scale = __byte_perm(scales[r], 0, i < 2 ? 0x1010 : 0x3232);
-    const uint32_t third = (even & PackedNvfp4::kThirdBits) | (odd << 2 & ~PackedNvfp4::kThirdBits);
-    pairs[0] = word & kBits;
-    pairs[1] = (word >> 6 | word << 26) & kBits;
-    pairs[2] = word << 6 & kBits;
-    pairs[3] = (i % 2 == 0 ? third << 2 : third >> 4 | third << 28) & kBits;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(pairs[j], scale);
-  }
-};
-
 // E4M3 codes are exact in BF16; their scales are any FP32 numbers.
 template <>
 struct WeightShare<ops::WeightFormat::kFp8Block> {
-  static constexpr bool kIsSplit = false, kScaledSum = true;
+  static constexpr bool kIsSplit = false, kScaledSum = true, kFindsNan = false;
   static constexpr float kFactor = 1;
   static constexpr int kInFlight = 2;
   uint4 codes[2][2];
@@ -161,7 +134,7 @@ struct WeightShare<ops::WeightFormat::kFp8Block> {
 
 template <>
 struct WeightShare<ops::WeightFormat::kBf16> {
-  static constexpr bool kIsSplit = false, kScaledSum = false;
+  static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = false;
   static constexpr float kFactor = 1;
   static constexpr int kInFlight = 2;
   uint4 values[2][4];

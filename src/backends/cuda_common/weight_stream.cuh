@@ -54,6 +54,10 @@ struct StreamShape {
   static constexpr int kBlocksPerMultiprocessor = 2;
 };
 
+// Stages of a ring where so few blocks are launched that each may have a multiprocessor's shared memory, should rings
+// have fewer elsewhere.
+constexpr int kManyStages = 4;
+
 inline bool can_stream(int64_t width) {
   return width % kShareBlock == 0;
 }

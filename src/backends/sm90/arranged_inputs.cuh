@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// BF16 inputs in the order in which they are multiplied with packed NVFP4 weights (cuda_common/packed_nvfp4.h), in
+// BF16 inputs in the order in which they are multiplied with packed NVFP4 weights (cuda_common/packed_units.h), in
 // stretches that a bulk copy brings. Which column stands at which k of a product follows from the lanes' shares of the
 // weights (cuda_common/weight_shares.cuh): product s (0 to 7) of 128 columns takes columns 32 t + 4 s + [0, 4) of each
 // t.

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "backends/cuda_common/packed_nvfp4.h"
+#include "backends/cuda_common/packed_units.h"
 
 namespace tessera::backends {
 
@@ -21,7 +21,7 @@ bool available(const device::Machine& machine, std::string& why_not) {
 
 template <class Desc>
 const PackedLayout* packed_layout(const Desc&) {
-  return cuda_common::packed_nvfp4();
+  return cuda_common::packed_units(WeightFormat::kNvfp4);
 }
 
 constexpr Variant<Linear> kLinear[] = {

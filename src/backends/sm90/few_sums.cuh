@@ -88,7 +88,7 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
       s.full[team][at.stage].wait(at.parity);
       const Few::Stage& stage = s.stages[team][at.stage];
-      cuda_common::PackedShare shares[kBlocks];
+      cuda_common::PackedShare<ops::WeightFormat::kNvfp4> shares[kBlocks];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, warp, lane);
       const bool has_nan = cuda_common::any_e4m3_nan(

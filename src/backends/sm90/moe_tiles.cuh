@@ -33,7 +33,7 @@ class WorkTiles {
 
  protected:
   using Layout = cuda_common::PackedNvfp4;
-  using Share = cuda_common::PackedShare;
+  using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
 
   __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {

@@ -27,7 +27,8 @@ namespace tessera::backends::sm90 {
 
 namespace ptx = cuda_common::ptx;
 using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
-using cuda_common::PackedNvfp4, cuda_common::PackedShare;
+using cuda_common::PackedNvfp4;
+using PackedShare = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
 
 struct Wide {
   static constexpr int kTokens = 128, kSlots = 8;

@@ -11,10 +11,10 @@
 
 namespace tessera::backends::cuda_common::ptx {
 
-// kBytes 4 or 16, both addresses multiples of it. Sixteen bytes bypass L1.
+// kBytes 4, 8 or 16, both addresses multiples of it. Sixteen bytes bypass L1.
 template <int kBytes>
 __device__ inline void copy_async(void* shared, const void* global) {
-  static_assert(kBytes == 4 || kBytes == 16);
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #ifdef TESSERA_CUDA_EMULATED
   device::emulated::copy_async(shared, global, kBytes);
 #else
@@ -22,7 +22,7 @@ __device__ inline void copy_async(void* shared, const void* global) {
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
   }
 #endif
 }

@@ -227,6 +227,10 @@ inline unsigned __ballot_sync(
 inline int __popc(unsigned word) {
   return __builtin_popcount(word);
 }
+inline int __any_sync(unsigned mask, int predicate,
+                      const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
+  return __ballot_sync(mask, predicate != 0, site) != 0 ? 1 : 0;
+}
 inline void __syncwarp(unsigned mask = ~0u,
                        const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   tessera::device::emulated::collective(site, mask, &mask, [](void* const(&)[tessera::device::emulated::kWarp]) {});

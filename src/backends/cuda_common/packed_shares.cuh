@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a lane multiplies, from packed weights (packed_units.h): 16 rows by 128 columns, as weight_shares.cuh has them
+// from the checkpoint's layout, for the same sums bit for bit.
+//   pieces      the lane's of the block, in the unit's order
+//   kFindsNan   decode() takes NaN for 480, and notes in carries[r] that row r has one: what add_nans() (mma_sums.cuh)
+//               makes good, once for a chunk instead of once for a code
+#include <cstdint>
+
+#include "backends/cuda_common/packed_nvfp4.h"
+#include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/weight_shares.cuh"
+
+namespace tessera::backends::cuda_common {
+
+template <ops::WeightFormat kFormat>
+struct PackedShare;
+
+template <>
+struct PackedShare<ops::WeightFormat::kNvfp4> {
+  static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = false;
+  static constexpr float kFactor = kScalePairFactor;
+  uint4 pieces[2];
+  uint32_t scales[2];
+
+  // Scales from their codes: rows g and g + 8, two blocks each.
+  __device__ void prepare(uint32_t scale_codes, bool has_nan) {
+    scales[0] = scale_pair(__byte_perm(scale_codes, 0, 0x1404), has_nan);
+    scales[1] = scale_pair(__byte_perm(scale_codes, 0, 0x3424), has_nan);
+  }
+  __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
+    constexpr uint32_t kBits = 0x81C081C0;
+    const uint32_t even = i < 2 ? pieces[r].x : pieces[r].z, odd = i < 2 ? pieces[r].y : pieces[r].w;
+    const uint32_t word = i % 2 == 0 ? even : odd, scale = __byte_perm(scales[r], 0, i < 2 ? 0x1010 : 0x3232);
+    const uint32_t third = (even & kNvfp4ThirdBits) | (odd << 2 & ~kNvfp4ThirdBits);
+    pairs[0] = word & kBits;
+    pairs[1] = (word >> 6 | word << 26) & kBits;
+    pairs[2] = word << 6 & kBits;
+    pairs[3] = (i % 2 == 0 ? third << 2 : third >> 4 | third << 28) & kBits;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(pairs[j], scale);
+  }
+};
+
+template <>
+struct PackedShare<ops::WeightFormat::kFp8Block> {
+  static constexpr bool kIsSplit = false, kScaledSum = true, kFindsNan = true;
+  static constexpr float kFactor = 1;
+  uint4 pieces[4];
+  float factor;  // one for all of them
+  uint32_t carries[2];
+
+  __device__ void prepare(float block_scale) { factor = block_scale, carries[0] = carries[1] = 0; }
+  __device__ void decode(int r, int i, uint32_t (&pairs)[4]) {
+    const uint4& piece = pieces[2 * r + i / 2];
+    const uint32_t words[2] = {i % 2 == 0 ? piece.x : piece.z, i % 2 == 0 ? piece.y : piece.w};
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const uint32_t word = words[j];
+      pairs[2 * j] = word & 0x87F087F0;
+      pairs[2 * j + 1] = ((word >> 4 | word << 28) & 0x87808780) | (word << 4 & 0x00700070);
+    }
+    // One more carries where all seven bits are set.
+    constexpr uint32_t kOneMore = 0x00100010;
+    carries[r] |= (pairs[0] + kOneMore) | (pairs[1] + kOneMore);
+    carries[r] |= (pairs[2] + kOneMore) | (pairs[3] + kOneMore);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(pairs[j], kE4m3Unscale);
+  }
+  // By the carries of one or several blocks, OR-ed.
+  __device__ static bool has_nan(uint32_t carries) {
+    return (carries & 0x08000800) != 0;
+  }
+  __device__ float scale(int) const {
+    return factor;
+  }
+};
+
+template <>
+struct PackedShare<ops::WeightFormat::kBf16> {
+  static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = false;
+  static constexpr float kFactor = 1;
+  uint4 pieces[8];
+
+  __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
+    const uint4& v = pieces[4 * r + i];
+    pairs[0] = v.x, pairs[1] = v.y, pairs[2] = v.z, pairs[3] = v.w;
+  }
+};
+
+}  // namespace tessera::backends::cuda_common

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// FP8 and BF16 weights packed for a GPU's tensor cores give the same bits as in the checkpoint's layout (cuda.packed
+// and cuda.mma), for one and for many tokens, with codes of every kind.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <functional>
+
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+#include "testing/op_harness.h"
+
+namespace tessera {
+namespace {
+
+using ops::WeightFormat;
+
+class PackedVariantsTest : public testing::RandomTest {
+ protected:
+  // calls(variant) for cuda.packed and cuda.mma; false: there is no GPU.
+  template <class Op, class Call>
+  bool with_both(const typename Op::Desc& desc, const Call& call) {
+    int num_called = 0;
+    testing::for_each_variant<Op>(desc, [&](const ops::Variant<Op>& variant, bool) {
+      const std::string name = variant.name;
+      if (!testing::is_on_gpu(variant) || (name != "packed" && name != "mma")) return;
+      ++num_called;
+      call(variant);
+    });
+    std::string why_not;
+    if (!testing::find_test_gpu(why_not).has_value()) return false;
+    EXPECT_EQ(num_called, 2);
+    return true;
+  }
+
+  void check(WeightFormat format, int64_t in, int64_t out, int64_t groups, int64_t tokens,
+             const std::function<void(testing::RandomWeight&)>& edit = nullptr);
+};
+
+// Without `edit` outputs are finite, and the two are held against the reference too.
+void PackedVariantsTest::check(WeightFormat format, int64_t in, int64_t out, int64_t groups, int64_t tokens,
+                               const std::function<void(testing::RandomWeight&)>& edit) {
+  const ops::Linear::Desc desc{.in = in, .out = out, .groups = groups, .format = format, .output = DType::kF32};
+  SCOPED_TRACE(desc.to_string() + ", " + std::to_string(tokens) + " tokens");
+  testing::RandomWeight weight = testing::random_weight(rng_, format, groups * out, in);
+  if (edit) edit(weight);
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, tokens, groups * in), DType::kBF16, {tokens, groups * in});
+  std::vector<std::vector<float>> results;
+  const bool has_gpu = with_both<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant) {
+    const testing::VariantWeight given = testing::weight_for(variant, desc, weight.view);
+    results.push_back(testing::run_linear(variant, desc, x, given.view, 0, tokens, 1));
+  });
+  if (!has_gpu) return;
+  ASSERT_EQ(results.size(), 2u);
+  const std::vector<float> expected = testing::run_linear(testing::kScalarLinear, desc, x, weight.view, 0, tokens, 1);
+  int64_t num_nans = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(std::isnan(results[0][i]), std::isnan(expected[i])) << i;
+    ASSERT_EQ(std::isnan(results[1][i]), std::isnan(expected[i])) << i;
+    if (std::isnan(expected[i])) {
+      ++num_nans;
+    } else {
+      ASSERT_EQ(std::bit_cast<uint32_t>(results[0][i]), std::bit_cast<uint32_t>(results[1][i])) << i;
+    }
+  }
+  if (!edit) {
+    EXPECT_TRUE(testing::is_close(results[0], expected, testing::kF32Bound));
+  } else if (format == WeightFormat::kFp8Block) {
+    EXPECT_GT(num_nans, 0);
+    EXPECT_LT(num_nans, static_cast<int64_t>(expected.size()));
+  }
+}
+
+TEST_F(PackedVariantsTest, LinearHasTheBitsOfTheCheckpointsLayout) {
+  for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kBf16}) {
+    // One unit or less; a ragged chunk; several chunks, the last one unit long; two rounds of a block's warps.
+    for (const int64_t in : {128, 256, 384, 640, 1280, 4608}) {
+      for (const int64_t tokens : {1, 3, 8}) check(format, in, 1 + static_cast<int64_t>(rng_.below(50)), 1, tokens);
+    }
+    for (const int64_t tokens : {9, 17, 40}) check(format, 384, 33, 1, tokens);
+    check(format, 896, 150, 1, 2);  // more than one row of FP8 blocks
+    check(format, 896, 150, 1, 11);
+    for (const int64_t tokens : {4, 12}) check(format, 640, 48, 3, tokens);  // groups begin inside a row of FP8 blocks
+  }
+}
+
+// All 256 codes, among them NaN of either sign, in few rows: these are NaN, the others what they are without.
+TEST_F(PackedVariantsTest, EveryE4m3CodeCounts) {
+  for (const int64_t tokens : {1, 8, 20}) {
+    check(WeightFormat::kFp8Block, 640, 41, 1, tokens, [&](testing::RandomWeight& weight) {
+      uint8_t* codes = weight.data.as<uint8_t>();
+      const int64_t all = static_cast<int64_t>(rng_.below(41)), one = static_cast<int64_t>(rng_.below(41));
+      for (int64_t k = 0; k < 640; ++k) codes[all * 640 + k] = static_cast<uint8_t>(k);
+      codes[one * 640 + static_cast<int64_t>(rng_.below(640))] = rng_.below(2) == 0 ? 0x7F : 0xFF;
+    });
+  }
+}
+
+// One NaN is found in any row, in any half of any word of a piece; rows without one have none.
+TEST_F(PackedVariantsTest, ANanIsFoundAnywhere) {
+  constexpr int64_t kIn = 256, kOut = 16;
+  const ops::Linear::Desc desc{.in = kIn, .out = kOut, .format = WeightFormat::kFp8Block, .output = DType::kF32};
+  const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, 1, kIn), DType::kBF16, {1, kIn});
+  const testing::RandomWeight weight = testing::random_weight(rng_, WeightFormat::kFp8Block, kOut, kIn);
+  for (int64_t run = 0; run < kIn / kOut; ++run) {
+    // Every other row has one; over the runs, in each of 16 neighbouring columns.
+    testing::RandomWeight with = {weight.data.clone_into(device::host_memory()),
+                                  weight.scales.clone_into(device::host_memory()), weight.view};
+    with.view.data = with.data.data(), with.view.block_scales = with.scales.data();
+    for (int64_t r = run % 2; r < kOut; r += 2) {
+      with.data.as<uint8_t>()[r * kIn + run * kOut + (r + run / 2) % kOut] = rng_.below(2) == 0 ? 0x7F : 0xFF;
+    }
+    with_both<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant) {
+      const testing::VariantWeight given = testing::weight_for(variant, desc, with.view);
+      const std::vector<float> y = testing::run_linear(variant, desc, x, given.view, 0, 1, 1);
+      for (int64_t r = 0; r < kOut; ++r) {
+        EXPECT_EQ(std::isnan(y[static_cast<size_t>(r)]), r % 2 == run % 2) << "row " << r << ", run " << run;
+      }
+    });
+  }
+}
+
+TEST_F(PackedVariantsTest, ExpertsHaveTheBitsOfTheCheckpointsLayout) {
+  constexpr int64_t kExperts = 3, kTopK = 2, kTokens = 10;
+  for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kBf16}) {
+    for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{640, 128}, {256, 384}}) {
+      const ops::MoeExperts::Desc desc{.hidden = hidden,
+                                       .inner = inner,
+                                       .num_local = kExperts,
+                                       .top_k = kTopK,
+                                       .format = format,
+                                       .swiglu_limit = 10};
+      SCOPED_TRACE(desc.to_string());
+      std::vector<testing::RandomWeight> weights;
+      for (int64_t i = 0; i < 3 * kExperts; ++i) {
+        weights.push_back(
+            testing::random_weight(rng_, format, i % 3 == 2 ? hidden : inner, i % 3 == 2 ? inner : hidden));
+      }
+      const device::Tensor x =
+          testing::as_tensor(testing::adversarial(rng_, kTokens, hidden), DType::kBF16, {kTokens, hidden});
+      std::vector<int32_t> ids;
+      std::vector<float> routing;
+      for (int64_t t = 0; t < kTokens; ++t) {
+        const int32_t left_out = static_cast<int32_t>(rng_.below(kExperts));
+        for (int32_t e = 0; e < kExperts; ++e) {
+          if (e != left_out) ids.push_back(e), routing.push_back(rng_.uniform());
+        }
+      }
+      std::vector<std::vector<float>> results;
+      const bool has_gpu = with_both<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant) {
+        std::vector<testing::VariantWeight> given;
+        std::vector<ops::WeightView> views[3];
+        for (size_t i = 0; i < weights.size(); ++i) {
+          given.push_back(testing::weight_for(variant, desc, weights[i].view));
+          views[i % 3].push_back(given.back().view);
+        }
+        results.push_back(testing::run_experts(variant, desc, {x, ids, routing}, views, 0, kTokens, 1));
+      });
+      if (!has_gpu) return;
+      ASSERT_EQ(results.size(), 2u);
+      EXPECT_TRUE(testing::same_bits(results[0], results[1]));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
