@@ -136,7 +136,9 @@ int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
 }  // namespace
 
 bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
-  return cuda::linear_packed_supports(desc, why_not);
+  if (desc.format == ops::WeightFormat::kNvfp4) return cuda::linear_packed_supports(desc, why_not);
+  why_not = "weights are not NVFP4";
+  return false;
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {

@@ -57,7 +57,9 @@ int64_t most_tiles(const ops::MoeExperts::Desc& desc, const MoeJob& job, int64_t
 }  // namespace
 
 bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
-  return cuda::moe_experts_packed_supports(desc, why_not);
+  if (desc.format == ops::WeightFormat::kNvfp4) return cuda::moe_experts_packed_supports(desc, why_not);
+  why_not = "weights are not NVFP4";
+  return false;
 }
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {

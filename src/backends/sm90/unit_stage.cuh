@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Packed NVFP4 weights in shared memory: 512 columns of some rows, as they lie in the matrix
-// (cuda_common/packed_nvfp4.h).
+// (cuda_common/packed_units.h).
 #include <cstdint>
 
-#include "backends/cuda_common/packed_nvfp4.h"
+#include "backends/cuda_common/packed_units.h"
 
 namespace tessera::backends::sm90 {
 
