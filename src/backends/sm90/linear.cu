@@ -118,7 +118,7 @@ int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
     int32_t tokens;
     double block_us;  // 128 columns
   };
-  constexpr Tile kTiles[] = {{32, 0.40}, {64, 0.45}, {128, 0.80}};
+  constexpr Tile kTiles[] = {{32, 0.50}, {64, 0.52}, {128, 0.75}};
   constexpr double kPortableFlopsPerUs = 70e6, kPortableLeast = 5, kBegin = 6;
   const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
   double least = kPortableLeast + flops / kPortableFlopsPerUs;

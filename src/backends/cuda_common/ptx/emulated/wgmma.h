@@ -72,8 +72,10 @@ inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char
 inline void commit_products() {
   device::emulated::commit_late(device::emulated::LateKind::kProducts);
 }
+// A warp waits as one (.sync.aligned): no lane goes on before the others' parts are there.
 inline void wait_for_products(int newest) {
   device::emulated::wait_for_late(device::emulated::LateKind::kProducts, newest);
+  __syncwarp();
 }
 
 }  // namespace tessera::backends::cuda_common::ptx::emulated
