@@ -169,7 +169,7 @@ model::CacheSpec cache_spec_of(const model::Config& config, const ops::Precision
   for (const int64_t ratio : config.compress_ratios) {
     model::LayerCacheLayout layer;
     layer.ratio = ratio;
-    layer.window_slots = config.sliding_window;
+    layer.window = layer.window_slots = config.sliding_window;
     layer.kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim);
     layer.compressor = {.ratio = ratio, .width = config.head_dim, .activation = activation};
     layer.has_indexer = ratio == 4;

@@ -43,11 +43,19 @@ CacheSpec make_cache_spec(const CacheLayout& layout) {
     spec.kinds.push_back({name + "index_keys", layer.index.entry_bytes(), 0, layer.ratio});
     spec.kinds.push_back({name + "index_compressor", layer.index_compressor.state_floats() * 4, 1, 0});
   }
+  spec.page_bytes = page_bytes_of(spec);
+  for (const LayerCacheLayout& layer : layout.layers) {
+    spec.snapshot_bytes += (layer.window - 1) * layer.kv.entry_bytes();
+    for (const auto& [has, desc] :
+         {std::pair(layer.ratio != 0, layer.compressor), std::pair(layer.has_indexer, layer.index_compressor)}) {
+      if (has) spec.snapshot_bytes += round_up<int64_t>(desc.state_floats() * 4, device::kBufferAlignment);
+    }
+  }
   return spec;
 }
 
 CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory)
-    : layout_(std::move(layout)), memory_(memory), pages_(page_bytes_of(make_cache_spec(layout_)), memory) {
+    : layout_(std::move(layout)), memory_(memory), pages_(make_cache_spec(layout_).page_bytes, memory) {
   constexpr size_t kFirstCapacity = 16, kFirstStride = 16;
   lay_out();
   grow(kFirstCapacity, kFirstStride);
@@ -111,6 +119,10 @@ device::Buffer CachePool::make_block() const {
 std::span<uint8_t> CachePool::state(const device::Buffer& block, StateId id, size_t layer) const {
   const Part& part = block_parts_[row(id, layer)];
   return {block.as<uint8_t>() + part.offset, part.bytes};
+}
+
+std::span<uint8_t> CachePool::compressor_states(const device::Buffer& block) const {
+  return {block.as<uint8_t>() + states_begin_, block_bytes_ - states_begin_};
 }
 
 int64_t CachePool::pages_for(int64_t tokens) const {

@@ -19,6 +19,7 @@ namespace tessera::model {
 // What one layer keeps; the same for every sequence of a model.
 struct LayerCacheLayout {
   int64_t ratio = 0;         // 0: window only
+  int64_t window = 0;        // tokens that a token attends in the ring, itself included
   int64_t window_slots = 0;  // position p lies in slot p mod window_slots
   ops::EntryLayout kv;       // of window and compressed entries
   bool has_indexer = false;
@@ -54,6 +55,8 @@ class CachePool {
   // A block as it is at a sequence's start, and what of it is which cache; empty where a layer has no such cache.
   device::Buffer make_block() const;
   std::span<uint8_t> state(const device::Buffer& block, StateId id, size_t layer) const;
+  // All compressors' states of it.
+  std::span<uint8_t> compressor_states(const device::Buffer& block) const;
   // Pages that hold the entries of `tokens` tokens.
   int64_t pages_for(int64_t tokens) const;
 

@@ -21,6 +21,9 @@ constexpr int64_t kPageTokens = 256;
 struct CacheSpec {
   std::vector<CacheKind> kinds;
   int64_t page_tokens = 1;  // growing caches take memory for a multiple of so many tokens
+  int64_t page_bytes = 0;   // of page_tokens tokens; 0: nothing grows
+  // Most that a snapshot of a sequence takes besides the pages that it shares.
+  int64_t snapshot_bytes = 0;
 
   // Bytes of a sequence that has grown to `max_tokens`.
   int64_t bytes(int64_t max_tokens) const {

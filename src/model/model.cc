@@ -120,11 +120,15 @@ size_t Model::step_bytes(const Config& config, const ops::Precision& precision, 
          static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4));
 }
 
-std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
+void Model::check_capacity(int64_t capacity) const {
   if (capacity < 0 || capacity > config_.max_positions) {
     fail(ErrorCode::kInvalidArgument,
          fmt::format("a sequence of {} tokens: this model takes at most {}", capacity, config_.max_positions));
   }
+}
+
+std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
+  check_capacity(capacity);
   const device::InterleavedMemory interleaved = executor_->interleave();
   reserve_scores(capacity);
   return std::make_unique<SequenceCaches>(*pool_, capacity);
@@ -135,6 +139,13 @@ std::unique_ptr<SequenceState> Model::restore(std::span<const uint8_t> bytes) {
   auto state = SequenceCaches::restore(*pool_, config_.max_positions, bytes);
   reserve_scores(state->capacity());
   return state;
+}
+
+std::unique_ptr<SequenceState> Model::resume(const StateSnapshot& snapshot, int64_t capacity) {
+  check_capacity(capacity);
+  const device::InterleavedMemory interleaved = executor_->interleave();
+  reserve_scores(capacity);
+  return SequenceCaches::resume(*pool_, capacity, snapshot);
 }
 
 // The indexer's scratch grows with the longest sequence, here, so that no step allocates.
@@ -200,9 +211,18 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
 
 void Model::make_room() {
   int64_t missing = 0;
+  std::vector<int32_t>& shared = slices_.shared_pages;
+  shared.clear();
   const auto end_of = [](const SliceRows& slice) { return slice.first_position + slice.num_rows; };
   for (size_t i = 0; i < slices_.states.size(); ++i) {
-    missing += slices_.states[i]->pages_missing(slices_.rows[i].first_position, end_of(slices_.rows[i]));
+    missing += slices_.states[i]->pages_missing(slices_.rows[i].first_position, end_of(slices_.rows[i]), shared);
+  }
+  // Of the owners of a page that all write into it, the last one finds itself its only owner.
+  std::sort(shared.begin(), shared.end());
+  for (auto first = shared.begin(); first != shared.end();) {
+    const auto end = std::upper_bound(first, shared.end(), *first);
+    missing += std::min<int64_t>(end - first, pool_->pages().owners(*first) - 1);
+    first = end;
   }
   if (missing == 0) return;
   const device::InterleavedMemory interleaved = executor_->interleave();

@@ -28,6 +28,7 @@ class Model final : public Runner {
 
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
+  std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) override;
   TensorView step(std::span<const SequenceSlice> slices) override;
   TensorView draft(std::span<const SequenceSlice> slices) override;
   int32_t sample(const SampleRequest& request) override;
@@ -53,7 +54,8 @@ class Model final : public Runner {
     std::vector<int32_t> logit_rows;  // those that the host wants, then those that are only drawn from
     int64_t num_wanted = 0;           // of the host
     std::vector<ops::SampleRow> draws;
-    std::vector<Draw*> drawn;  // where their tokens go
+    std::vector<Draw*> drawn;           // where their tokens go
+    std::vector<int32_t> shared_pages;  // that are about to be written
   };
   // Work of a step that was recorded.
   struct Recorded {
@@ -75,6 +77,7 @@ class Model final : public Runner {
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
   // Waits for the step and hands out its tokens; its wanted rows, in host memory.
   TensorView read_outcome();
+  void check_capacity(int64_t capacity) const;
   void reserve_scores(int64_t capacity);
 
   const Config config_;

@@ -26,6 +26,7 @@ class PagePool {
   void share(int32_t page) noexcept;
   void release(int32_t page) noexcept;
 
+  int32_t owners(int32_t page) const;
   bool is_shared(int32_t page) const { return owners(page) > 1; }
   uint8_t* address(int32_t page) const;  // in the memory
   int64_t page_bytes() const { return page_bytes_; }
@@ -42,7 +43,6 @@ class PagePool {
   void add_slab();
   // All slabs that hold nothing, except for one.
   void give_back_whole() noexcept;
-  int32_t owners(int32_t page) const;
   Slab& slab_of(int32_t page) { return slabs_[static_cast<size_t>(page / num_in_slab_)]; }
 
   int64_t page_bytes_;

@@ -34,6 +34,20 @@ class StateMark {
   virtual int64_t position() const = 0;
 };
 
+// A point of a sequence from which others go on, of any capacity. It has a copy of what later tokens overwrite (of the
+// rings what the next token attends, compressor states), and shares the pages in which entries lie with whoever else
+// has them: none of these changes them. It must not outlive its runner.
+class StateSnapshot {
+ public:
+  virtual ~StateSnapshot() = default;
+  // Tokens seen.
+  virtual int64_t position() const = 0;
+  // Memory that it shares with nobody: at most CacheSpec::snapshot_bytes.
+  virtual int64_t own_bytes() const = 0;
+  // Its pages, CacheSpec::page_bytes each, by numbers that stand for the same page as long as somebody has it.
+  virtual std::span<const int32_t> pages() const = 0;
+};
+
 // All that a sequence is between steps: window rings, compressed entries, indexer keys, compressor states, position.
 class SequenceState {
  public:
@@ -44,6 +58,8 @@ class SequenceState {
   virtual int64_t capacity() const = 0;
   // An independent copy; both continue bitwise as one would have. They share what neither changes.
   virtual std::unique_ptr<SequenceState> fork() const = 0;
+  // This point, for Runner::resume. Throws as new_sequence where memory ends.
+  virtual std::unique_ptr<StateSnapshot> snapshot() const = 0;
   // Marks this point; rollback() returns to it and drops every token after it. Marks after the point become void.
   virtual std::unique_ptr<StateMark> mark() const = 0;
   virtual void rollback(const StateMark& mark) = 0;
@@ -93,6 +109,10 @@ class Runner {
   // The inverse of save(). Throws kDataLoss where the bytes are of another model, precision or version, or damaged,
   // kResourceExhausted where memory ends.
   virtual std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) = 0;
+
+  // A sequence that has seen what the snapshot, one of this runner's, has seen, and continues bitwise as the one it was
+  // taken of would have. Throws as new_sequence, kInvalidArgument also where the capacity is below its position.
+  virtual std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) = 0;
 
   // Runs the slices' tokens and their draws. Returns FP32 logits [rows, vocab] in host memory, the slices' requested
   // rows in order; valid until the next call. Throws, with the states as they were, kInvalidArgument for ids out of

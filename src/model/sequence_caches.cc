@@ -37,6 +37,25 @@ class Mark final : public StateMark {
   device::Buffer block;
 };
 
+class Snapshot final : public StateSnapshot {
+ public:
+  Snapshot(CachePool& from, int64_t position, int64_t draft_position, size_t bytes)
+      : pool(from), at(position), draft_at(draft_position), block(bytes, from.memory()) {}
+  ~Snapshot() override {
+    for (const int32_t page : held) pool.pages().release(page);
+  }
+  Snapshot(const Snapshot&) = delete;
+  Snapshot& operator=(const Snapshot&) = delete;
+  int64_t position() const override { return at; }
+  int64_t own_bytes() const override { return static_cast<int64_t>(block.size()); }
+  std::span<const int32_t> pages() const override { return held; }
+
+  CachePool& pool;
+  int64_t at, draft_at;
+  device::Buffer block;  // the compressors' states, then of each layer what is attended of its ring
+  std::vector<int32_t> held;
+};
+
 // Bytes of a layer's growing caches that hold entries of tokens before `position`.
 size_t entry_bytes_at(const LayerCacheLayout& layout, int64_t position) {
   return layout.ratio == 0 ? 0 : static_cast<size_t>(position / layout.ratio * layout.kv.entry_bytes());
@@ -77,18 +96,20 @@ SequenceCaches::~SequenceCaches() {
   pool_.remove(place_);
 }
 
-int64_t SequenceCaches::pages_missing(int64_t first_position, int64_t end_position) const {
+int64_t SequenceCaches::pages_missing(int64_t first_position, int64_t end_position,
+                                      std::vector<int32_t>& shared) const {
   if (end_position == first_position) return 0;
   const size_t end = static_cast<size_t>(pool_.pages_for(end_position));
-  int64_t missing = static_cast<int64_t>(end) - static_cast<int64_t>(std::min(end, pages_.size()));
   for (size_t n = static_cast<size_t>(first_position / kPageTokens); n < std::min(end, pages_.size()); ++n) {
-    if (pool_.pages().is_shared(pages_[n])) ++missing;
+    if (pool_.pages().is_shared(pages_[n])) shared.push_back(pages_[n]);
   }
-  return missing;
+  return static_cast<int64_t>(end) - static_cast<int64_t>(std::min(end, pages_.size()));
 }
 
 void SequenceCaches::make_room(int64_t first_position, int64_t end_position) {
-  const int64_t missing = pages_missing(first_position, end_position);
+  std::vector<int32_t> shared;
+  const int64_t num_new = pages_missing(first_position, end_position, shared);
+  const int64_t missing = num_new + static_cast<int64_t>(shared.size());
   if (missing == 0) return;
   TESSERA_CHECK(end_position <= capacity_, fmt::format("{} of {} tokens", end_position, capacity_));
   PagePool& pool = pool_.pages();
@@ -132,6 +153,75 @@ void SequenceCaches::rollback(const StateMark& state_mark) {
   for (const size_t kept = static_cast<size_t>(pool_.pages_for(position_)); pages_.size() > kept; pages_.pop_back()) {
     pool_.pages().release(pages_.back());
   }
+}
+
+std::pair<int64_t, int64_t> SequenceCaches::attended(size_t layer) const {
+  const std::vector<LayerCacheLayout>& layers = pool_.layout().layers;
+  const bool is_draft = layer + static_cast<size_t>(pool_.layout().num_draft_layers) >= layers.size();
+  const int64_t end = is_draft ? draft_position_ : position_;
+  return {std::max<int64_t>(0, end - (layers[layer].window - 1)), end};
+}
+
+template <class Visit>
+void SequenceCaches::for_each_attended(size_t layer, const Visit& visit) const {
+  const LayerCacheLayout& layout = pool_.layout().layers[layer];
+  const int64_t entry_bytes = layout.kv.entry_bytes(), slots = layout.window_slots;
+  uint8_t* const ring = state(StateId::kWindow, layer).data();
+  auto [position, end] = attended(layer);
+  while (position < end) {  // once more where the ring begins anew
+    const int64_t slot = position % slots, count = std::min(end - position, slots - slot);
+    visit(ring + slot * entry_bytes, static_cast<size_t>(count * entry_bytes));
+    position += count;
+  }
+}
+
+std::unique_ptr<StateSnapshot> SequenceCaches::snapshot() const {
+  const size_t num_layers = pool_.layout().layers.size();
+  const std::span<const uint8_t> compressors = pool_.compressor_states(block_);
+  size_t bytes = compressors.size();
+  for (size_t i = 0; i < num_layers; ++i) {
+    for_each_attended(i, [&](const uint8_t*, size_t part_bytes) { bytes += part_bytes; });
+  }
+  auto snapshot = std::make_unique<Snapshot>(pool_, position_, draft_position_, bytes);
+  const std::span<const int32_t> pages = std::span(pages_).first(static_cast<size_t>(pool_.pages_for(position_)));
+  snapshot->held.reserve(pages.size());
+  for (const int32_t page : pages) {
+    snapshot->held.push_back(page);
+    pool_.pages().share(page);
+  }
+  uint8_t* next = snapshot->block.as<uint8_t>();
+  const auto keep = [&](const uint8_t* data, size_t part_bytes) {
+    pool_.memory().copy(next, data, part_bytes);
+    next += part_bytes;
+  };
+  if (!compressors.empty()) keep(compressors.data(), compressors.size());
+  for (size_t i = 0; i < num_layers; ++i) for_each_attended(i, keep);
+  return snapshot;
+}
+
+std::unique_ptr<SequenceCaches> SequenceCaches::resume(CachePool& pool, int64_t capacity,
+                                                       const StateSnapshot& state_snapshot) {
+  const Snapshot* snapshot = dynamic_cast<const Snapshot*>(&state_snapshot);
+  TESSERA_CHECK(snapshot != nullptr && &snapshot->pool == &pool, "a snapshot belongs to the runner that made it");
+  if (capacity < snapshot->at) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("a sequence of {} tokens goes on from {} of them", capacity, snapshot->at));
+  }
+  auto state = std::make_unique<SequenceCaches>(pool, capacity);
+  state->position_ = snapshot->at;
+  state->draft_position_ = snapshot->draft_at;
+  state->pages_ = snapshot->held;
+  for (const int32_t page : state->pages_) pool.pages().share(page);
+  pool.set_pages(state->place_, 0, state->pages_);
+  const uint8_t* next = snapshot->block.as<uint8_t>();
+  const auto put_back = [&](uint8_t* data, size_t part_bytes) {
+    pool.memory().copy(data, next, part_bytes);
+    next += part_bytes;
+  };
+  const std::span<uint8_t> compressors = pool.compressor_states(state->block_);
+  if (!compressors.empty()) put_back(compressors.data(), compressors.size());
+  for (size_t i = 0; i < pool.layout().layers.size(); ++i) state->for_each_attended(i, put_back);
+  return state;
 }
 
 template <class Visit>

@@ -7,6 +7,7 @@
 // Copies of a sequence share its pages. Whoever is about to write into a page that has another owner takes a copy of it
 // first (make_room), so nobody sees another's entries.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "model/cache_pool.h"
@@ -27,6 +28,9 @@ class SequenceCaches final : public SequenceState {
   std::unique_ptr<SequenceState> fork() const override;
   std::unique_ptr<StateMark> mark() const override;
   void rollback(const StateMark& mark) override;
+  std::unique_ptr<StateSnapshot> snapshot() const override;
+  // See Runner::resume.
+  static std::unique_ptr<SequenceCaches> resume(CachePool& pool, int64_t capacity, const StateSnapshot& snapshot);
   std::vector<uint8_t> save() const override;
   // The inverse of save(); see Runner::restore.
   static std::unique_ptr<SequenceCaches> restore(CachePool& pool, int64_t max_positions,
@@ -38,8 +42,9 @@ class SequenceCaches final : public SequenceState {
   std::span<uint8_t> state(StateId id, size_t layer) const { return pool_.state(block_, id, layer); }
   ops::SequenceEntries<uint8_t> entries(EntriesId id, size_t layer) const { return pool_.entries(id, layer, place_); }
 
-  // Pages that make_room() would take.
-  int64_t pages_missing(int64_t first_position, int64_t end_position) const;
+  // What make_room() needs: pages that nobody has yet, their number, and copies of those that have other owners, which
+  // are added to `shared`. Of several sequences that are about to write into one page, the last owner needs no copy.
+  int64_t pages_missing(int64_t first_position, int64_t end_position, std::vector<int32_t>& shared) const;
   // Before entries of tokens [first_position, end_position) are written. Throws as PagePool::reserve; nothing has
   // changed then.
   void make_room(int64_t first_position, int64_t end_position);
@@ -49,6 +54,11 @@ class SequenceCaches final : public SequenceState {
   void advance_draft(int64_t num_tokens) { draft_position_ += num_tokens; }
 
  private:
+  // Positions of a layer whose ring entries the next token attends.
+  std::pair<int64_t, int64_t> attended(size_t layer) const;
+  // Calls visit(ring bytes, bytes) for those, in order of position.
+  template <class Visit>
+  void for_each_attended(size_t layer, const Visit& visit) const;
   // Calls visit(data, bytes) for each part of the caches that matters at the position, always in the same order.
   template <class Visit>
   void for_each_part(const Visit& visit) const;

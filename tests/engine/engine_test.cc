@@ -207,6 +207,9 @@ class GatedRunner final : public model::Runner {
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t> bytes) override {
     return inner_.restore(bytes);
   }
+  std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override {
+    return inner_.resume(snapshot, capacity);
+  }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     const std::lock_guard<std::mutex> hold(gate);
     return inner_.step(slices);

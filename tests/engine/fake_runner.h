@@ -31,6 +31,7 @@ class FakeState final : public model::SequenceState {
     EXPECT_LE(mark.position(), position());
     seen.resize(static_cast<size_t>(mark.position()));
   }
+  std::unique_ptr<model::StateSnapshot> snapshot() const override { return nullptr; }
   std::vector<uint8_t> save() const override { return {}; }
   std::vector<int32_t> seen;
 
@@ -54,6 +55,7 @@ class FakeRunner final : public model::Runner {
     return std::make_unique<FakeState>(capacity);
   }
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
+  std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot&, int64_t) override { return nullptr; }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     EXPECT_EQ(slices.size(), 1u);
     FakeState& state = dynamic_cast<FakeState&>(*slices[0].state);

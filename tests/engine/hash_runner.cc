@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/hash_runner.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <new>
 
 #include "base/error.h"
@@ -49,9 +51,10 @@ class HashRunner::State final : public model::SequenceState {
   std::unique_ptr<model::SequenceState> fork() const override {
     if (runner_.fails(runner_.faults_.fork, runner_.failed_.fork)) throw std::bad_alloc();
     auto copy = std::make_unique<State>(runner_, capacity_);
-    copy->at = at, copy->context = context;
+    copy->at = at, copy->context = context, copy->pages = pages;
     return copy;
   }
+  std::unique_ptr<model::StateSnapshot> snapshot() const override;
   std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
   void rollback(const model::StateMark&) override {}
   std::vector<uint8_t> save() const override {
@@ -65,15 +68,46 @@ class HashRunner::State final : public model::SequenceState {
 
   int64_t at = 0;
   uint64_t context = 0;
+  std::vector<Page> pages;
 
  private:
   HashRunner& runner_;
   int64_t capacity_;
 };
 
+class HashRunner::Snapshot final : public model::StateSnapshot {
+ public:
+  Snapshot(HashRunner& runner, const State& state)
+      : at(state.at), context(state.context), pages_(state.pages), runner_(runner) {
+    for (const Page& page : pages_) numbers_.push_back(*page);
+    ++runner.num_snapshots_;
+  }
+  ~Snapshot() override { --runner_.num_snapshots_; }
+  int64_t position() const override { return at; }
+  int64_t own_bytes() const override { return kSnapshotBytes; }
+  std::span<const int32_t> pages() const override { return numbers_; }
+  const std::vector<Page>& held() const { return pages_; }
+
+  const int64_t at;
+  const uint64_t context;
+
+ private:
+  const std::vector<Page> pages_;
+  std::vector<int32_t> numbers_;
+  HashRunner& runner_;
+};
+
+std::unique_ptr<model::StateSnapshot> HashRunner::State::snapshot() const {
+  if (runner_.fails(runner_.faults_.snapshot, runner_.failed_.snapshot)) throw std::bad_alloc();
+  return std::make_unique<Snapshot>(runner_, *this);
+}
+
 HashRunner::HashRunner(int64_t max_step_tokens, int64_t max_positions, const CacheBudget& budget, const Faults& faults,
-                       uint64_t seed)
-    : max_step_tokens_(max_step_tokens), budget_(budget), faults_(faults), rng_(seed) {
+                       uint64_t seed, const Pages& pages)
+    : max_step_tokens_(max_step_tokens), budget_(budget), faults_(faults), rng_(seed), pages_(pages) {
+  spec_.page_tokens = pages.page_tokens;
+  spec_.page_bytes = kTokenBytes * pages.page_tokens;
+  spec_.snapshot_bytes = kSnapshotBytes;
   facts_.vocab_size = kHashVocab;
   facts_.max_positions = max_positions;
   facts_.eos_ids = {kHashEnd};
@@ -93,6 +127,56 @@ int64_t HashRunner::held_bytes() const {
   return bytes;
 }
 
+int64_t HashRunner::num_pages() const {
+  return std::count_if(all_pages_.begin(), all_pages_.end(), [](const auto& page) { return !page.expired(); });
+}
+
+HashRunner::Page HashRunner::take_page() {
+  auto free = std::find_if(all_pages_.begin(), all_pages_.end(), [](const auto& page) { return page.expired(); });
+  if (free == all_pages_.end()) free = all_pages_.emplace(free);
+  Page page = std::make_shared<const int32_t>(static_cast<int32_t>(free - all_pages_.begin()));
+  *free = page;
+  return page;
+}
+
+// For all slices or for none, as a model does.
+void HashRunner::give_pages(std::span<const model::SequenceSlice> slices) {
+  std::map<int32_t, std::pair<int64_t, int64_t>> written;  // shared pages: who writes, and owners
+  int64_t missing = 0;
+  const auto visit = [&](State& state, size_t num_tokens, const auto& shared, const auto& fresh) {
+    const int64_t page = pages_.page_tokens;
+    const size_t end = static_cast<size_t>((state.at + static_cast<int64_t>(num_tokens) + page - 1) / page);
+    for (size_t n = static_cast<size_t>(state.at / page); n < std::min(end, state.pages.size()); ++n) {
+      if (state.pages[n].use_count() > 1) shared(state.pages[n]);
+    }
+    for (size_t n = state.pages.size(); n < end; ++n) fresh();
+  };
+  for (const model::SequenceSlice& slice : slices) {
+    const auto count = [&](const Page& page) { ++written.try_emplace(*page, 0, page.use_count()).first->second.first; };
+    visit(dynamic_cast<State&>(*slice.state), slice.ids.size(), count, [&] { ++missing; });
+  }
+  for (const auto& [number, uses] : written) missing += std::min(uses.first, uses.second - 1);
+  if (pages_.limit > 0 && num_pages() + missing > pages_.limit) {
+    ++failed_.no_pages;
+    fail(ErrorCode::kResourceExhausted, "no pages are left");
+  }
+  for (const model::SequenceSlice& slice : slices) {
+    State& state = dynamic_cast<State&>(*slice.state);
+    visit(
+        state, slice.ids.size(), [&](Page& page) { page = take_page(); }, [&] { state.pages.push_back(take_page()); });
+  }
+  TESSERA_CHECK(pages_.limit == 0 || num_pages() <= pages_.limit, "pages are counted before they are taken");
+}
+
+std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnapshot& snapshot, int64_t capacity) {
+  if (fails(faults_.resume, failed_.resume)) throw std::bad_alloc();
+  const Snapshot& from = dynamic_cast<const Snapshot&>(snapshot);
+  TESSERA_CHECK(from.at <= capacity && capacity <= facts_.max_positions, "capacity");
+  auto state = std::make_unique<State>(*this, capacity);
+  state->at = from.at, state->context = from.context, state->pages = from.held();
+  return state;
+}
+
 std::unique_ptr<model::SequenceState> HashRunner::new_sequence(int64_t capacity) {
   if (fails(faults_.new_sequence, failed_.new_sequence)) throw std::bad_alloc();
   TESSERA_CHECK(capacity <= facts_.max_positions, "capacity");
@@ -104,6 +188,9 @@ std::unique_ptr<model::SequenceState> HashRunner::restore(std::span<const uint8_
   uint64_t values[3];
   std::memcpy(values, bytes.data(), sizeof(values));
   auto state = std::make_unique<State>(*this, static_cast<int64_t>(values[0]));
+  const std::vector<int32_t> ids(values[1]);
+  const model::SequenceSlice all{.state = state.get(), .ids = ids};
+  give_pages({&all, 1});
   state->at = static_cast<int64_t>(values[1]), state->context = values[2];
   return state;
 }
@@ -114,6 +201,7 @@ TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
   const bool is_transient = is_bad;
   std::set<const model::SequenceState*> seen;
   logits_.clear();
+  give_pages(slices);
   for (const model::SequenceSlice& slice : slices) {
     State& state = dynamic_cast<State&>(*slice.state);
     TESSERA_CHECK(states_.count(&state) == 1 && seen.insert(&state).second && !slice.ids.empty(), "slices");

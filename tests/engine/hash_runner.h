@@ -5,6 +5,7 @@
 // many, too few, out of order or of another request changes everything after it. It throws, loses and damages on
 // demand.
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -43,15 +44,25 @@ class HashRunner final : public model::Runner {
   // One in so many calls fails; 0: none.
   struct Faults {
     uint64_t step = 0;  // of several slices; every state of it is damaged
-    uint64_t new_sequence = 0, fork = 0, save = 0, restore = 0, sample = 0;
+    uint64_t new_sequence = 0, fork = 0, save = 0, restore = 0, sample = 0, snapshot = 0, resume = 0;
     bool has_poison = false;
   };
   struct Failed {
-    int64_t step = 0, new_sequence = 0, fork = 0, save = 0, restore = 0, sample = 0, poison = 0;
+    int64_t step = 0, new_sequence = 0, fork = 0, save = 0, restore = 0, sample = 0, snapshot = 0, resume = 0;
+    int64_t poison = 0, no_pages = 0;
   };
+  // What of a sequence grows lies in pages that copies share; whoever writes into a shared one copies it first.
+  struct Pages {
+    int64_t page_tokens = 4;
+    int64_t limit = 0;  // pages that there are; 0: as many as are wanted
+  };
+  static constexpr int64_t kSnapshotBytes = 40, kTokenBytes = 8;  // of a page
 
   HashRunner(int64_t max_step_tokens, int64_t max_positions, const CacheBudget& budget, const Faults& faults,
-             uint64_t seed);
+             uint64_t seed)
+      : HashRunner(max_step_tokens, max_positions, budget, faults, seed, Pages{}) {}
+  HashRunner(int64_t max_step_tokens, int64_t max_positions, const CacheBudget& budget, const Faults& faults,
+             uint64_t seed, const Pages& pages);
   ~HashRunner() override;
 
   const model::ModelFacts& facts() const override { return facts_; }
@@ -59,17 +70,24 @@ class HashRunner final : public model::Runner {
   int64_t max_step_tokens() const override { return max_step_tokens_; }
   std::unique_ptr<model::SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t> bytes) override;
+  std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override;
   TensorView step(std::span<const model::SequenceSlice> slices) override;
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override;
   void set_tracer(model::Tracer*) override {}
 
   int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
-  int64_t held_bytes() const;  // by the budget
+  int64_t num_snapshots() const { return num_snapshots_; }
+  int64_t num_pages() const;   // that somebody has
+  int64_t held_bytes() const;  // by states, by the budget
   const Failed& failed() const { return failed_; }
 
  private:
   class State;
+  class Snapshot;
+  using Page = std::shared_ptr<const int32_t>;  // its number
+  Page take_page();
+  void give_pages(std::span<const model::SequenceSlice> slices);
   bool fails(uint64_t one_in, int64_t& count);
 
   const int64_t max_step_tokens_;
@@ -79,7 +97,10 @@ class HashRunner final : public model::Runner {
   Failed failed_;
   model::ModelFacts facts_;
   model::CacheSpec spec_;
+  const Pages pages_;
+  std::vector<std::weak_ptr<const int32_t>> all_pages_;
   std::set<const State*> states_;
+  int64_t num_snapshots_ = 0;
   std::vector<float> logits_;
 };
 

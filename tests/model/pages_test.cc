@@ -145,6 +145,52 @@ TEST_P(PagesTest, MemoryFollowsWhatIsUsed) {
   EXPECT_LE(pages.num_used() + pages.num_free(), PagePool::pages_per_slab(pages.page_bytes()));
 }
 
+// Snapshots hold what they were taken of: whoever goes on from one, with more room or just enough, has the bits of a
+// text run from its start, whatever became of the sequence, of other copies and of other snapshots.
+TEST_P(PagesTest, SnapshotsGoOnAsIfNothingHadHappened) {
+  const int64_t window_end = 32, page = kPageTokens;
+  const int64_t cuts[] = {1, 3, window_end - 1, window_end + 1, page - 1, page, page + 1, page + 130};
+  const std::vector<int32_t> ids = random_ids(page + 140);
+  const int64_t count = static_cast<int64_t>(ids.size());
+  const auto alone = runner_->new_sequence(count);
+  const std::vector<float> expected = testing::feed(*runner_, *alone, ids, LogitRows::kAll);
+  const size_t vocab = static_cast<size_t>(runner_->facts().vocab_size);
+  std::vector<std::unique_ptr<StateSnapshot>> snapshots;
+  {
+    auto state = runner_->new_sequence(count);
+    for (const int64_t cut : cuts) {
+      const std::span<const int32_t> next =
+          std::span(ids).subspan(static_cast<size_t>(state->position()), static_cast<size_t>(cut - state->position()));
+      testing::feed(*runner_, *state, next, LogitRows::kNone, 1 + static_cast<int64_t>(rng_.below(64)));
+      snapshots.push_back(state->snapshot());
+      EXPECT_EQ(snapshots.back()->position(), cut);
+      EXPECT_LE(snapshots.back()->own_bytes(), runner_->cache_spec().snapshot_bytes);
+      EXPECT_EQ(snapshots.back()->own_bytes() == runner_->cache_spec().snapshot_bytes, cut >= window_end - 1);
+      EXPECT_EQ(static_cast<int64_t>(snapshots.back()->pages().size()), (cut + page - 1) / page);
+      // The sequence goes on from its own snapshot now and then.
+      if (rng_.below(2) == 0) state = runner_->resume(*snapshots.back(), count);
+    }
+  }
+  // Two of each at once, one of which goes astray first.
+  for (size_t i = 0; i < snapshots.size(); ++i) {
+    const auto stray = runner_->resume(*snapshots[i], cuts[i] + 5);
+    feed(*stray, random_ids(5));
+    const auto state = runner_->resume(*snapshots[i], count);
+    EXPECT_EQ(state->capacity(), count);
+    const std::span<const int32_t> rest = std::span(ids).subspan(static_cast<size_t>(cuts[i]));
+    const std::vector<float> found =
+        testing::feed(*runner_, *state, rest, LogitRows::kAll, 1 + static_cast<int64_t>(rng_.below(64)));
+    const auto begin = expected.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(cuts[i]) * vocab);
+    EXPECT_TRUE(testing::same_bits(found, std::vector<float>(begin, expected.end()))) << "cut at " << cuts[i];
+    EXPECT_THROW(runner_->resume(*snapshots[i], cuts[i] - 1), Error);
+    EXPECT_THROW(runner_->resume(*snapshots[i], runner_->facts().max_positions + 1), Error);
+  }
+  const PagePool& pages = pages_of(*alone);
+  EXPECT_GT(pages.num_used(), 2);
+  snapshots.clear();
+  EXPECT_EQ(pages.num_used(), 2) << "those of the one that is left";
+}
+
 class ApartPagesTest : public PagesTest {};
 
 TEST_P(ApartPagesTest, WhereMemoryEndsAStepChangesNothing) {
@@ -180,6 +226,28 @@ TEST_P(ApartPagesTest, WhereMemoryEndsAStepChangesNothing) {
   const std::vector<float> found = testing::feed(*runner_, *b, next, LogitRows::kAll);
   const std::vector<float> expected = testing::feed(*runner_, *copy, next, LogitRows::kAll);
   EXPECT_TRUE(testing::same_bits(found, expected));
+}
+
+// Of the owners of a page who all write into it in one step, the last one needs no copy; a snapshot never writes.
+TEST_P(ApartPagesTest, ACommonStepTakesNoPageTooMany) {
+  const auto a = runner_->new_sequence(600);
+  feed(*a, random_ids(100));
+  const auto b = a->fork(), c = a->fork();
+  const PagePool& pages = pages_of(*a);
+  std::vector<std::unique_ptr<SequenceState>> takers;
+  while (pages.num_free() > 2) {
+    takers.push_back(runner_->new_sequence(kPageTokens));
+    dynamic_cast<SequenceCaches&>(*takers.back()).make_room(0, 1);
+  }
+  auto snapshot = a->snapshot();
+  executor_->memory().set_room(0);
+  const std::vector<int32_t> next = random_ids(1);
+  const SequenceSlice slices[] = {
+      {a.get(), next, LogitRows::kNone}, {b.get(), next, LogitRows::kNone}, {c.get(), next, LogitRows::kNone}};
+  EXPECT_THROW(runner_->step(slices), Error) << "it keeps the page, so all three need their own";
+  snapshot.reset();
+  EXPECT_NO_THROW(runner_->step(slices)) << "two take the free ones, the third has the first one to itself";
+  EXPECT_EQ(pages.num_free(), 0);
 }
 
 std::string name_of(const ::testing::TestParamInfo<Place>& one) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random schedules, bit for bit: sequences are fed in chunks of any size, alone and with strangers, one token of each
-// (a recorded step on a GPU) or traced (never recorded), mixed, and in between saved and restored, forked and rolled
-// back. Whatever the schedule, each logit is that of the same text fed alone, token by token, and each token that a
-// step draws is the one that is drawn from those logits. TESSERA_SCHEDULES sets how many are drawn,
-// TESSERA_SCHEDULES_SEED repeats a run; docs/testing.md.
+// (a recorded step on a GPU) or traced (never recorded), mixed, and in between saved and restored, forked,
+// resumed from snapshots and rolled back. Whatever the schedule, each logit is that of the same text fed alone, token
+// by token, and each token that a step draws is the one that is drawn from those logits. TESSERA_SCHEDULES sets how
+// many are drawn, TESSERA_SCHEDULES_SEED repeats a run; docs/testing.md.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -118,6 +118,12 @@ class Schedule {
         const auto mark = sequence.state->mark();
         feed_anything(*sequence.state);
         sequence.state->rollback(*mark);
+        return;
+      }
+      case 4: {  // goes on from a snapshot, after the one it was taken of went elsewhere
+        const auto snapshot = sequence.state->snapshot();
+        feed_anything(*sequence.state);
+        sequence.state = runner.resume(*snapshot, kCapacity + static_cast<int64_t>(rng_.below(40)) * 8);
         return;
       }
       default:

@@ -97,6 +97,7 @@ TEST_F(SequenceTest, CacheSpecCountsTheBytes) {
   EXPECT_EQ(spec.bytes(1280) - spec.bytes(1024), page);
   EXPECT_EQ(spec.bytes(1) - spec.bytes(0), page) << "taken as a whole";
   EXPECT_EQ(spec.bytes(256), spec.bytes(1));
+  EXPECT_EQ(spec.page_bytes, page);
 }
 
 TEST_F(SequenceTest, LogitRowsAreTheOnesAsked) {

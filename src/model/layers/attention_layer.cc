@@ -49,6 +49,7 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
 LayerCacheLayout AttentionLayer::cache_layout() const {
   LayerCacheLayout layout;
   layout.ratio = ratio_;
+  layout.window = attention_.desc.window;
   layout.window_slots = window_slots_;
   layout.kv = write_.desc.layout;
   if (ratio_ != 0) layout.compressor = compressor_.pool_desc();

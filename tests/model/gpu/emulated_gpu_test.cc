@@ -114,6 +114,35 @@ TEST(EmulatedGpu, StepsDrawWhatIsDrawnFromTheirLogits) {
   }
 }
 
+// Sequences go on from a snapshot as the one it was taken of did: from a few tokens, and from where the ring has begun
+// anew; in pages that all of them have.
+TEST(EmulatedGpu, GoesOnFromSnapshots) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  setenv("TESSERA_DEVICE", "cuda:0", 1);
+  constexpr int64_t kStepTokens = 4, kWindow = 32, kSlots = kWindow + kStepTokens - 1;
+  const auto loaded = testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, kStepTokens);
+  model::Runner& runner = *loaded.runner;
+  const std::vector<int32_t> ids = testing::random_ids(rng, kSlots + 4, runner.facts().vocab_size);
+  const auto state = runner.new_sequence(100);
+  std::vector<std::unique_ptr<model::StateSnapshot>> snapshots;
+  std::vector<std::vector<float>> expected;
+  const auto next = [&](int64_t position, int64_t count) {
+    return std::span(ids).subspan(static_cast<size_t>(position), static_cast<size_t>(count));
+  };
+  for (const int64_t cut : {int64_t{5}, kSlots + 2}) {
+    testing::feed(runner, *state, next(state->position(), cut - state->position()), LogitRows::kNone);
+    snapshots.push_back(state->snapshot());
+    expected.push_back(testing::feed(runner, *state, next(cut, 2), LogitRows::kAll));
+  }
+  for (size_t i = 0; i < snapshots.size(); ++i) {
+    const auto resumed = runner.resume(*snapshots[i], kSlots + 4);
+    const std::vector<float> found = testing::feed(runner, *resumed, next(resumed->position(), 2), LogitRows::kAll, 1);
+    EXPECT_TRUE(testing::same_bits(found, expected[i])) << "from " << snapshots[i]->position();
+  }
+}
+
 // A saved sequence goes on where it was, and memory is as it was when all is gone.
 TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
   const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);

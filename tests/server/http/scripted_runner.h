@@ -23,6 +23,7 @@ class ScriptedRunner final : public model::Runner {
     facts_.max_positions = 1 << 16;
     facts_.eos_ids = {end_id};
     facts_.precision = "scripted";
+    spec_.snapshot_bytes = 64;
     spec_.kinds.push_back({"layers.0.window", 64, 16, 0});
     spec_.kinds.push_back({"layers.0.entries", 8, 0, 1});
   }
@@ -34,6 +35,9 @@ class ScriptedRunner final : public model::Runner {
     return std::make_unique<State>(*this, capacity);
   }
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
+  std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override {
+    return std::make_unique<State>(*static_cast<const Snapshot&>(snapshot).state, capacity);
+  }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     if (step_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(step_microseconds));
     ++num_steps;
@@ -67,14 +71,16 @@ class ScriptedRunner final : public model::Runner {
   class State final : public model::SequenceState {
    public:
     State(ScriptedRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { ++runner_.num_states; }
-    State(const State& other)
-        : runner_(other.runner_), capacity_(other.capacity_), position_(other.position_), said_(other.said_) {
+    State(const State& other) : State(other, other.capacity_) {}
+    State(const State& other, int64_t capacity)
+        : runner_(other.runner_), capacity_(capacity), position_(other.position_), said_(other.said_) {
       ++runner_.num_states;
     }
     ~State() override { --runner_.num_states; }
     int64_t position() const override { return position_; }
     int64_t capacity() const override { return capacity_; }
     std::unique_ptr<model::SequenceState> fork() const override { return std::make_unique<State>(*this); }
+    std::unique_ptr<model::StateSnapshot> snapshot() const override { return std::make_unique<Snapshot>(*this); }
     std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
     void rollback(const model::StateMark&) override {}
     std::vector<uint8_t> save() const override { return {}; }
@@ -93,6 +99,14 @@ class ScriptedRunner final : public model::Runner {
     ScriptedRunner& runner_;
     int64_t capacity_, position_ = 0;
     size_t said_ = 0;
+  };
+  class Snapshot final : public model::StateSnapshot {
+   public:
+    explicit Snapshot(const State& of) : state(std::make_unique<State>(of)) {}
+    int64_t position() const override { return state->position(); }
+    int64_t own_bytes() const override { return 64; }
+    std::span<const int32_t> pages() const override { return {}; }
+    const std::unique_ptr<State> state;
   };
 
   const std::vector<int32_t> ids_;
