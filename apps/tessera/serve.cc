@@ -8,6 +8,7 @@
 #include <csignal>
 #include <ctime>
 #include <filesystem>
+#include <optional>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -15,6 +16,7 @@
 #include "console.h"
 #include "device/device_choice.h"
 #include "engine/engine.h"
+#include "engine/prefix_cache.h"
 #include "model/memory_fit.h"
 #include "model_flags.h"
 #include "server/http/api_keys.h"
@@ -31,8 +33,9 @@ namespace tessera::app {
 
 namespace {
 
-// Of what is free, that caches may take where --cache-memory does not say.
-constexpr double kCacheShare = 0.8;
+// Of what is free, that caches may take where --cache-memory does not say; of that, the least that is left for prefixes
+// where --prefix-cache-memory does not say.
+constexpr double kCacheShare = 0.8, kPrefixShare = 0.25;
 constexpr int64_t kDefaultModelLen = 131072;
 constexpr double kGiB = 1 << 30;
 
@@ -43,8 +46,15 @@ struct Flags {
   int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
   int64_t port = 8000;
   double cache_gib = 0;
+  std::optional<double> prefix_gib;
   int64_t max_body_mib = 64;
   bool thinks = false, logs_requests = false, is_quiet = false;
+};
+
+// Bytes.
+struct CacheMemory {
+  int64_t running = 0;   // of answers that are made
+  int64_t prefixes = 0;  // of snapshots for later ones
 };
 
 // Requests at --log-requests; warnings always.
@@ -75,9 +85,9 @@ class Serve final : public Verb {
 
  private:
   void check_flags();
-  int64_t cache_bytes(const ModelFolder& folder, const model::LoadOptions& load) const;
+  CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load) const;
   server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts) const;
-  void print_figures(const model::LoadedModel& loaded, int64_t num_cache_bytes) const;
+  void print_figures(const model::LoadedModel& loaded, const CacheMemory& memory) const;
   void print_address(uint16_t port, const std::string& name) const;
 
   CLI::App* command_;
@@ -137,6 +147,11 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
                "GiB for caches of running answers [room for --max-running whole ones, if there is so much]")
       ->type_name("GIB")
       ->group("Service");
+  c.add_option("--prefix-cache-memory", flags_.prefix_gib,
+               "GiB for states of prompts that later requests begin with; 0: off [as much as --cache-memory, if there "
+               "is so much]")
+      ->type_name("GIB")
+      ->group("Service");
   c.add_option("--max-waiting", flags_.max_waiting, "Requests that may wait; more get 429")
       ->type_name("N")
       ->capture_default_str()
@@ -177,6 +192,7 @@ void Serve::check_flags() {
   check("--max-waiting-tokens", number(flags_.max_waiting_tokens), 1, 1e12);
   check("--max-body", number(flags_.max_body_mib), 1, 1024);
   check("--cache-memory", flags_.cache_gib, 0, 1e6);
+  check("--prefix-cache-memory", flags_.prefix_gib.value_or(0), 0, 1e6);
   check("--request-timeout", flags_.http.request_seconds, 0, 1e7);
   check("--drain", flags_.http.drain_seconds, 0, 1e7);
   if (flags_.http.tls_cert.empty() != flags_.http.tls_key.empty()) {
@@ -194,12 +210,12 @@ void Serve::check_flags() {
   if (!flags_.key_file.empty()) flags_.http.api_keys = server::http::read_key_file(flags_.key_file);
 }
 
-// What running answers may take: as said, or room for all of them at their longest, or what the weights leave.
-int64_t Serve::cache_bytes(const ModelFolder& folder, const model::LoadOptions& load) const {
+// What running answers may take: as said, or room for all of them at their longest, or what the weights leave; and what
+// is kept of prompts: as said, or as much again, if that is left.
+CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOptions& load) const {
   const int64_t window_slots = folder.config.sliding_window + load.max_step_tokens - 1;
   const auto one =
       static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
-  if (flags_.cache_gib > 0) return static_cast<int64_t>(flags_.cache_gib * kGiB);
   double num_weight_bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder.directory)) {
     if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
@@ -208,7 +224,13 @@ int64_t Serve::cache_bytes(const ModelFolder& folder, const model::LoadOptions& 
   const auto available =
       static_cast<double>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
   const double left = kCacheShare * (available - num_weight_bytes);
-  return static_cast<int64_t>(std::max(one, std::min(one * static_cast<double>(flags_.max_running), left)));
+  const double for_prefixes = flags_.prefix_gib ? *flags_.prefix_gib * kGiB : kPrefixShare * left;
+  double running = flags_.cache_gib * kGiB;
+  if (running == 0) {
+    running = std::max(one, std::min(one * static_cast<double>(flags_.max_running), left - for_prefixes));
+  }
+  const double prefixes = flags_.prefix_gib ? for_prefixes : std::clamp(left - running, 0.0, running);
+  return {static_cast<int64_t>(running), static_cast<int64_t>(prefixes)};
 }
 
 server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFacts& facts) const {
@@ -231,7 +253,7 @@ server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFact
   return out;
 }
 
-void Serve::print_figures(const model::LoadedModel& loaded, int64_t num_cache_bytes) const {
+void Serve::print_figures(const model::LoadedModel& loaded, const CacheMemory& memory) const {
   const model::ModelFacts& facts = loaded.runner->facts();
   const model::CacheSpec& spec = loaded.runner->cache_spec();
   constexpr int64_t kMany = 1 << 20;
@@ -241,10 +263,16 @@ void Serve::print_figures(const model::LoadedModel& loaded, int64_t num_cache_by
   print_note(fmt::format(
       "caches {}: a token takes {:.0f} B, a sequence {} besides; {} answers of {} tokens fit, at most {} are made at "
       "once",
-      format_bytes(static_cast<uint64_t>(num_cache_bytes)),
+      format_bytes(static_cast<uint64_t>(memory.running)),
       static_cast<double>(spec.bytes(kMany) - fixed) / static_cast<double>(kMany),
-      format_bytes(static_cast<uint64_t>(fixed)), num_cache_bytes / std::max<int64_t>(one, 1), flags_.max_model_len,
+      format_bytes(static_cast<uint64_t>(fixed)), memory.running / std::max<int64_t>(one, 1), flags_.max_model_len,
       flags_.max_running));
+  if (memory.prefixes == 0) return print_note("prefix cache off");
+  print_note(fmt::format(
+      "prefix cache {}: a snapshot takes {} besides its pages of {}, which snapshots share, for {} "
+      "tokens each",
+      format_bytes(static_cast<uint64_t>(memory.prefixes)), format_bytes(static_cast<uint64_t>(spec.snapshot_bytes)),
+      format_bytes(static_cast<uint64_t>(spec.page_bytes)), spec.page_tokens));
 }
 
 void Serve::print_address(uint16_t port, const std::string& name) const {
@@ -273,21 +301,24 @@ int Serve::run() {
   if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
   load.max_step_tokens = flags_.max_step_tokens;
   load.sequence_tokens = 0;
-  load.extra_bytes = cache_bytes(folder, load);
+  const CacheMemory memory = cache_memory(folder, load);
+  load.extra_bytes = memory.running + memory.prefixes;
 
   std::signal(SIGPIPE, SIG_IGN);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   const model::CacheSpec& spec = loaded.runner->cache_spec();
-  if (spec.bytes(flags_.max_model_len) > load.extra_bytes) {
+  if (spec.bytes(flags_.max_model_len) > memory.running) {
     fail(ErrorCode::kResourceExhausted,
          fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; lower --max-model-len",
                      flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
-                     format_bytes(static_cast<uint64_t>(load.extra_bytes))));
+                     format_bytes(static_cast<uint64_t>(memory.running))));
   }
-  const engine::ReservedBudget budget(spec, load.extra_bytes);
+  const engine::ReservedBudget budget(spec, memory.running);
+  engine::PrefixCache prefixes(*loaded.runner, {.budget_bytes = memory.prefixes});
   engine::EngineOptions options;
   options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
   options.steps.max_running = flags_.max_running;
+  if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
   engine::Engine engine(*loaded.runner, budget, options);
   ServeLog log(flags_.logs_requests);
   ServeEvents events;
@@ -297,7 +328,7 @@ int Serve::run() {
   server::Service service(serving(folder, loaded.runner->facts()), engine, service_options, &log);
   flags_.http.handles_signals = true;
   server::http::HttpServer http(flags_.http, service, &events, &log);
-  if (!flags_.is_quiet) print_figures(loaded, load.extra_bytes);
+  if (!flags_.is_quiet) print_figures(loaded, memory);
   print_address(http.port(), service.serving().model.names.front());
   notify_service_manager("READY=1");
   http.run();

@@ -9,6 +9,14 @@
 
 namespace tessera::engine {
 
+struct PrefixStats {
+  int64_t num_snapshots = 0;           // kept now
+  int64_t bytes = 0, total_bytes = 0;  // that they take, and may take
+  // Since the beginning; never falling.
+  int64_t num_kept = 0;     // snapshots
+  int64_t num_evicted = 0;  // of those, given up for others, for memory, or after a fault
+};
+
 // Called by the engine's thread alone.
 class PrefixStore {
  public:
@@ -20,9 +28,14 @@ class PrefixStore {
   // The first position after `position` that it wants to be offered, though the prompt goes on: the chunk ends there.
   // Anything beyond the prompt: none.
   virtual int64_t next_offer(const Request& request, int64_t position) = 0;
-  // `state` has seen `ids`, and may be forked or saved now. Called there, when a prompt has been run, and when a choice
+  // `state` has seen `ids`, and may be copied or saved now. Called there, when a prompt has been run, and when a choice
   // ends.
   virtual void offer(const Request& request, std::span<const int32_t> ids, const model::SequenceState& state) = 0;
+  // A step failed that ran `ids`: nothing that has seen a beginning of them is to be trusted.
+  virtual void forget(const Request& request, std::span<const int32_t> ids) = 0;
+  // Memory is short: gives some up. False: it has nothing more to give.
+  virtual bool give_up() = 0;
+  virtual PrefixStats stats() const = 0;
 };
 
 }  // namespace tessera::engine

@@ -33,7 +33,8 @@ struct Request {
   // Positions, rising, where another prompt may depart from this one (ends of messages): a PrefixStore keeps states
   // there.
   std::vector<int64_t> boundaries{};
-  uint64_t client = 0;  // clients share the model evenly
+  std::string cache_salt{};  // what a PrefixStore has of another salt is not found
+  uint64_t client = 0;       // clients share the model evenly
   Priority priority = Priority::kNormal;
 };
 
@@ -81,6 +82,8 @@ class Sink {
   virtual ~Sink() = default;
   // Tokens that it takes now. Less than the request has open choices: the request pauses until Engine::wake() and room.
   virtual int64_t room() const { return std::numeric_limits<int64_t>::max(); }
+  // Its prompt is begun; so many of its tokens need not be run, since a beginning was known. Before all other calls.
+  virtual void begun(int64_t num_cached_tokens) { (void)num_cached_tokens; }
   // Of the prompt's tokens from `first_position` on. In order, each position once.
   virtual void prompt_logprobs(int64_t first_position, std::span<const Logprobs> logprobs) {
     (void)first_position, (void)logprobs;

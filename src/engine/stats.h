@@ -19,9 +19,11 @@ struct StepStats {
   int64_t num_paused = 0;                          // requests whose consumer has no room
   int64_t cache_bytes = 0, cache_total_bytes = 0;  // charged, and what there is
   int64_t swap_bytes = 0;
-  double model_seconds = 0;  // in Runner::step
-  double seconds = 0;        // of the whole step
-  bool has_failed = false;   // the runner threw
+  int64_t num_snapshots = 0;                             // of the prefix store
+  int64_t snapshot_bytes = 0, snapshot_total_bytes = 0;  // that they take, and may take
+  double model_seconds = 0;                              // in Runner::step
+  double seconds = 0;                                    // of the whole step
+  bool has_failed = false;                               // the runner threw
 };
 
 // Since the engine began; never falling.
@@ -31,7 +33,11 @@ struct Totals {
   int64_t num_requests = 0;  // accepted; each ends as one of:
   int64_t num_completed = 0, num_cancelled = 0, num_failed = 0;
   int64_t num_prompt_tokens = 0, num_cached_tokens = 0;  // of requests that were begun
-  int64_t num_swapped = 0, num_recomputed = 0;           // preemptions
+  // Of requests whose prompts were looked up in the prefix store: they, those of which a beginning was known, and their
+  // prompt tokens. num_cached_tokens were found.
+  int64_t num_lookups = 0, num_hits = 0, num_lookup_tokens = 0;
+  int64_t num_snapshots_kept = 0, num_snapshots_evicted = 0;
+  int64_t num_swapped = 0, num_recomputed = 0;  // preemptions
   double model_seconds = 0, step_seconds = 0;
 };
 

@@ -67,6 +67,9 @@ class StepLoop {
   void make_state(SequenceKey key);
   void make_state(Live& live, Choice& choice);
   bool restore(Choice& choice);
+  bool give_up_prefix();
+  template <class Make>
+  std::unique_ptr<model::SequenceState> make_with_room(const Make& make);
   void drop_saved(Choice& choice);
   void prepare(const Scheduler::Slice& slice);
   void prepare(Live& live, Choice& choice, const Scheduler::Slice& slice);

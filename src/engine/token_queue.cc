@@ -41,6 +41,10 @@ std::optional<TokenQueue::Event> TokenQueue::try_pop() {
   return take();
 }
 
+void TokenQueue::begun(int64_t num_cached_tokens) {
+  push(Begun{num_cached_tokens});
+}
+
 void TokenQueue::prompt_logprobs(int64_t first_position, std::span<const Logprobs> logprobs) {
   push(PromptLogprobs{first_position, {logprobs.begin(), logprobs.end()}});
 }

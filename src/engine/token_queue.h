@@ -14,6 +14,9 @@ namespace tessera::engine {
 
 class TokenQueue final : public Sink {
  public:
+  struct Begun {
+    int64_t num_cached_tokens = 0;
+  };
   struct PromptLogprobs {
     int64_t first_position = 0;
     std::vector<Logprobs> logprobs;
@@ -22,7 +25,7 @@ class TokenQueue final : public Sink {
     int choice = 0;
     FinishReason reason = FinishReason::kNone;
   };
-  using Event = std::variant<Token, PromptLogprobs, ChoiceEnd, Outcome>;
+  using Event = std::variant<Begun, Token, PromptLogprobs, ChoiceEnd, Outcome>;
 
   // `capacity` tokens: at least the request's choices, else it could never go on. `engine` must outlive the request;
   // null: nobody is woken.
@@ -34,6 +37,7 @@ class TokenQueue final : public Sink {
   std::optional<Event> try_pop();
 
   int64_t room() const override;
+  void begun(int64_t num_cached_tokens) override;
   void prompt_logprobs(int64_t first_position, std::span<const Logprobs> logprobs) override;
   bool token(const Token& token) override;
   void choice_finished(int choice, FinishReason reason) override;

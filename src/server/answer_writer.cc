@@ -91,6 +91,7 @@ class MessageWriter final : public AnswerWriter {
     return anthropic::render_message(id_, model_, choices.front(), usage);
   }
   std::string begin(int, const Usage& usage) override { return stream_.begin(usage); }
+  bool begins_with_usage() const override { return true; }
   std::string delta(int, const AnswerDelta& delta) override { return stream_.delta(delta); }
   std::string end(int, const AnswerDelta& last, const FinishedAnswer& answer) override {
     last_ = last;

@@ -26,6 +26,8 @@ class AnswerWriter {
   // Lines of a stream, in order: begin, deltas and an end of each choice, done; or an error, which nothing follows.
   // `usage` as far as it is known.
   virtual std::string begin(int num_choices, const Usage& usage) = 0;
+  // Whether begin() tells the usage, and so waits until it is known how much of the prompt need not be run.
+  virtual bool begins_with_usage() const { return false; }
   // "" for an empty delta.
   virtual std::string delta(int choice_idx, const AnswerDelta& delta) = 0;
   // `last` is what finish() of the assembler gave, `answer` what it then holds.

@@ -29,6 +29,9 @@ class Exchange::PromptSink final : public engine::Sink {
   PromptSink(std::shared_ptr<Exchange> exchange, size_t sink_idx)
       : exchange_(std::move(exchange)), sink_idx_(sink_idx) {}
   int64_t room() const override { return exchange_->room(sink_idx_); }
+  void begun(int64_t num_cached_tokens) override {
+    exchange_->push(sink_idx_, engine::TokenQueue::Begun{num_cached_tokens});
+  }
   void prompt_logprobs(int64_t first_position, std::span<const engine::Logprobs> logprobs) override {
     exchange_->push(sink_idx_, engine::TokenQueue::PromptLogprobs{first_position, {logprobs.begin(), logprobs.end()}});
   }
@@ -241,9 +244,17 @@ ReplyPart Exchange::take() {
   if (!has_head_ && answer_.is_stream) {
     has_head_ = true;
     part.head = {200, "text/event-stream", true, 0};
-    part.text = answer_.writer->begin(static_cast<int>(choices_.size()), usage_);
   }
-  if (answer_.echoes) {
+  for (const Event& event : events) {
+    const auto* begun = std::get_if<engine::TokenQueue::Begun>(&event.what);
+    if (begun != nullptr && sinks_[event.sink_idx].is_first) usage_.num_cached_tokens += begun->num_cached_tokens;
+  }
+  const bool is_begun = !events.empty() || error_ || num_open_sinks_ == 0;
+  if (!has_begun_ && (is_begun || !answer_.writer->begins_with_usage())) {
+    has_begun_ = true;
+    if (answer_.is_stream) part.text = answer_.writer->begin(static_cast<int>(choices_.size()), usage_);
+  }
+  if (answer_.echoes && has_begun_) {
     echo_beginnings(part.text);
     answer_.echoes = false;
   }
@@ -260,7 +271,8 @@ ReplyPart Exchange::take() {
 
 void Exchange::take_event(const Event& event, std::string& out) {
   if (const auto* token = std::get_if<engine::Token>(&event.what)) return take_token(event, *token, out);
-  if (const auto* outcome = std::get_if<engine::Outcome>(&event.what)) return take_outcome(event, *outcome);
+  if (const auto* outcome = std::get_if<engine::Outcome>(&event.what)) return take_outcome(*outcome);
+  if (std::holds_alternative<engine::TokenQueue::Begun>(event.what)) return;
   if (const auto* prompt = std::get_if<engine::TokenQueue::PromptLogprobs>(&event.what)) {
     return take_prompt(sinks_[event.sink_idx].prompt_idx, prompt->first_position, prompt->logprobs, out);
   }
@@ -358,10 +370,9 @@ void Exchange::take_prompt(size_t prompt_idx, int64_t first_position, std::span<
   }
 }
 
-void Exchange::take_outcome(const Event& event, const engine::Outcome& outcome) {
+void Exchange::take_outcome(const engine::Outcome& outcome) {
   --num_open_sinks_;
   context_.figures.add_outcome(outcome);
-  if (sinks_[event.sink_idx].is_first) usage_.num_cached_tokens += outcome.num_cached_tokens;
   const bool is_cut = std::any_of(outcome.reasons.begin(), outcome.reasons.end(), [](engine::FinishReason reason) {
     return reason == engine::FinishReason::kCancelled || reason == engine::FinishReason::kFailed;
   });

@@ -107,7 +107,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   void take_token(const Event& event, const engine::Token& token, std::string& out);
   void take_prompt(size_t prompt_idx, int64_t first_position, std::span<const engine::Logprobs> logprobs,
                    std::string& out);
-  void take_outcome(const Event& event, const engine::Outcome& outcome);
+  void take_outcome(const engine::Outcome& outcome);
   void echo_beginnings(std::string& out);
   void end_choice(size_t choice_idx, Ending ending, std::string& out);
   void stop_choice(size_t choice_idx);
@@ -135,7 +135,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   Usage usage_;
   std::optional<ApiError> error_;
   size_t num_open_sinks_ = 0, num_ended_ = 0;
-  bool has_head_ = false, is_done_ = false;
+  bool has_head_ = false, has_begun_ = false, is_done_ = false;
   std::vector<double> gaps_;
 };
 

@@ -51,7 +51,16 @@ ServerStats Figures::snapshot(const engine::Engine::Status& status) const {
   out.num_generated_tokens = count(status.totals.num_drawn);
   out.num_steps = count(status.totals.num_steps);
   out.num_preemptions = count(status.totals.num_swapped + status.totals.num_recomputed);
-  out.num_prefix_queries = count(status.totals.num_prompt_tokens);
+  out.num_snapshots = count(step.num_snapshots);
+  out.snapshot_bytes = count(step.snapshot_bytes);
+  if (step.snapshot_total_bytes > 0) {
+    out.snapshot_usage = static_cast<double>(step.snapshot_bytes) / static_cast<double>(step.snapshot_total_bytes);
+  }
+  out.num_prefix_queries = count(status.totals.num_lookup_tokens);
+  out.num_prefix_lookups = count(status.totals.num_lookups);
+  out.num_prefix_found = count(status.totals.num_hits);
+  out.num_snapshots_kept = count(status.totals.num_snapshots_kept);
+  out.num_snapshots_evicted = count(status.totals.num_snapshots_evicted);
   out.num_prefix_hits = count(status.totals.num_cached_tokens);
   for (const auto& [reason, number] : finished_) out.finished.push_back({reason, number});
   for (const auto& [key, number] : answered_) out.answered.push_back({key.first, key.second, number});

@@ -34,6 +34,27 @@ uint64_t random_seed() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
+// Where another prompt may depart from this one: after the system's message, where users' messages begin, and after
+// the last mark of an answer, which other reasoning may follow. Every one costs a step that ends there, so those of a
+// long conversation are some way apart.
+std::vector<int64_t> find_boundaries(const std::vector<int32_t>& prompt, const text::Tokenizer& tokenizer) {
+  constexpr int64_t kApart = 1024;  // tokens
+  const auto user = tokenizer.added_token(text::kUserToken), assistant = tokenizer.added_token(text::kAssistantToken);
+  std::vector<int64_t> boundaries;
+  int64_t last_user = 0, last_answer = 0;
+  for (size_t i = 1; i < prompt.size(); ++i) {
+    const int64_t position = static_cast<int64_t>(i);
+    if (prompt[i - 1] == assistant) last_answer = position;
+    if (prompt[i] != user) continue;
+    last_user = position;
+    if (boundaries.empty() || position - boundaries.back() >= kApart) boundaries.push_back(position);
+  }
+  for (const int64_t last : {last_user, last_answer}) {
+    if (last > 0 && (boundaries.empty() || last > boundaries.back())) boundaries.push_back(last);
+  }
+  return boundaries;
+}
+
 engine::Priority priority_of(int priority) {
   if (priority == 0) return engine::Priority::kNormal;
   return priority < 0 ? engine::Priority::kHigh : engine::Priority::kLow;
@@ -60,11 +81,8 @@ engine::Request Preparer::engine_request(const GenerationOptions& options, std::
   if (options.num_logprobs >= 0) request.logprobs = options.num_logprobs;
   request.client = caller.client;
   request.priority = priority_of(options.priority);
-  // Where messages begin, another prompt may go on differently.
-  const auto user = serving_.tokenizer->added_token(text::kUserToken);
-  for (size_t i = 1; user && i < request.prompt.size(); ++i) {
-    if (request.prompt[i] == *user) request.boundaries.push_back(static_cast<int64_t>(i));
-  }
+  request.cache_salt = options.cache_salt;
+  request.boundaries = find_boundaries(request.prompt, *serving_.tokenizer);
   return request;
 }
 

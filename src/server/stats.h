@@ -36,10 +36,14 @@ struct ServerStats {
   uint64_t num_running = 0, num_waiting = 0, num_waiting_prompt_tokens = 0, num_connections = 0, num_streams = 0;
   double cache_usage = 0;  // share of cache pages in use, 0 to 1
   uint64_t cache_bytes = 0, resident_bytes = 0;
+  uint64_t num_snapshots = 0, snapshot_bytes = 0;  // of the prefix cache
+  double snapshot_usage = 0;                       // share of its budget, 0 to 1
   // Since the start.
   uint64_t num_prompt_tokens = 0, num_generated_tokens = 0, num_steps = 0, num_preemptions = 0;
-  uint64_t num_prefix_queries = 0, num_prefix_hits = 0;  // tokens that were looked up in the prefix cache, and found
-  uint64_t num_cache_faults = 0;                         // cache entries that could not be written, read or verified
+  uint64_t num_prefix_queries = 0, num_prefix_hits = 0;   // tokens that were looked up in the prefix cache, and found
+  uint64_t num_prefix_lookups = 0, num_prefix_found = 0;  // requests, and those of which a beginning was found
+  uint64_t num_snapshots_kept = 0, num_snapshots_evicted = 0;
+  uint64_t num_cache_faults = 0;  // cache entries that could not be written, read or verified
   uint64_t num_replay_hits = 0, num_replay_misses = 0;
   struct Finished {
     std::string reason;  // stop, length, tool_calls, cancelled, error

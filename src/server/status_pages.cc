@@ -158,6 +158,20 @@ std::string render_metrics(const ServerStats& stats) {
              "Prompt tokens looked up in the prefix cache.", number(stats.num_prefix_queries));
   text.value("tessera_prefix_cache_hits_total", "vllm:prefix_cache_hits_total", "counter",
              "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hits));
+  text.family("tessera_prefix_cache_lookups_total", "counter", "Requests looked up in the prefix cache, by result.");
+  text.sample("tessera_prefix_cache_lookups_total", number(stats.num_prefix_found), "result=\"hit\"");
+  text.sample("tessera_prefix_cache_lookups_total", number(stats.num_prefix_lookups - stats.num_prefix_found),
+              "result=\"miss\"");
+  text.value("tessera_prefix_cache_snapshots", "", "gauge", "Snapshots in the prefix cache.",
+             number(stats.num_snapshots));
+  text.value("tessera_prefix_cache_bytes", "", "gauge", "Bytes that snapshots take, with the pages that they share.",
+             number(stats.snapshot_bytes));
+  text.value("tessera_prefix_cache_usage_ratio", "", "gauge", "Share of the prefix cache's budget in use, 0 to 1.",
+             stats.snapshot_usage);
+  text.value("tessera_prefix_cache_insertions_total", "", "counter", "Snapshots that were kept.",
+             number(stats.num_snapshots_kept));
+  text.value("tessera_prefix_cache_evictions_total", "", "counter", "Snapshots that were given up.",
+             number(stats.num_snapshots_evicted));
   text.value("tessera_cache_faults_total", "", "counter", "Cache entries that failed to be written, read or verified.",
              number(stats.num_cache_faults));
   text.value("tessera_replay_hits_total", "", "counter", "Past tool calls put back as they were sampled.",

@@ -84,6 +84,12 @@ def chat(question, **more):
     return {'model': MODEL.name, 'messages': [{'role': 'user', 'content': question}], **more}
 
 
+def without_cache(usage):
+    """What does not depend on what was asked before."""
+    kept = {key: value for key, value in usage.items() if 'cache' not in key and key != 'prompt_tokens_details'}
+    return {**kept, 'prompt_tokens': usage['prompt_tokens']}
+
+
 def stream_text(body):
     text, usage = '', None
     for line in body.decode().split('\n\n'):
@@ -150,7 +156,7 @@ class Serve(ProgramTest):
                         question, temperature=0, stream=True, stream_options={'include_usage': True}))
                     text, usage = stream_text(stream)
                     self.assertEqual(text, expected['text'])
-                    self.assertEqual(usage, answer['usage'])
+                    self.assertEqual(without_cache(usage), without_cache(answer['usage']))
             finally:
                 ends.set()
             for one in running:
@@ -248,6 +254,56 @@ class Lives(ProgramTest):
                     self.assertEqual(json.loads(body)['error']['type'], 'rate_limit_error')
             self.assertEqual(server.end(), 0)
 
+    def test_prompts_that_begin_alike_share_their_beginning(self):
+        system = 'You compute. ' + ' '.join(str(number * 7919 % 1000) for number in range(300))
+        messages = [{'role': 'system', 'content': system}]
+        with Server() as server, Server('--prefix-cache-memory', '0') as plain:
+            num_seen = 0
+            for question in ['Compute 257-7.', 'Spell mire.', 'Compute 12+30.']:
+                messages.append({'role': 'user', 'content': question})
+                body = {'model': MODEL.name, 'messages': messages, 'temperature': 1, 'seed': 5, 'max_tokens': 20}
+                answer, expected = (json.loads(one.post('/v1/chat/completions', body)[2]) for one in (server, plain))
+                message = answer['choices'][0]['message']
+                self.assertEqual(message, expected['choices'][0]['message'])
+                self.assertEqual(without_cache(answer['usage']), without_cache(expected['usage']))
+                self.assertEqual(expected['usage']['prompt_tokens_details']['cached_tokens'], 0)
+                num_cached = answer['usage']['prompt_tokens_details']['cached_tokens']
+                self.assertEqual(num_cached == 0, num_seen == 0)
+                self.assertGreaterEqual(num_cached, 0.95 * num_seen)
+                self.assertLess(num_cached, answer['usage']['prompt_tokens'])
+                num_seen = answer['usage']['prompt_tokens']
+                messages.append({'role': 'assistant', 'content': message['content'] or ''})
+            # Once more the last question: by another tenant, and through the other API, whole and streamed.
+            _, _, other = server.post('/v1/chat/completions', {**body, 'messages': messages[:-1], 'cache_salt': 'theirs'})
+            self.assertEqual(json.loads(other)['usage']['prompt_tokens_details']['cached_tokens'], 0)
+            body = {'model': MODEL.name, 'system': system, 'messages': messages[1:-1], 'max_tokens': 20, 'temperature': 0}
+            whole = json.loads(server.post('/v1/messages', body)[2])['usage']
+            self.assertGreaterEqual(whole['cache_read_input_tokens'], 0.95 * num_seen)
+            self.assertEqual(whole['cache_read_input_tokens'] + whole['input_tokens'], num_seen)
+            events = [json.loads(line[6:]) for line in server.post('/v1/messages', {**body, 'stream': True})[2].decode().splitlines()
+                      if line.startswith('data: ')]
+            for usage in (events[0]['message']['usage'], events[-2]['usage']):
+                self.assertEqual(usage['cache_read_input_tokens'], whole['cache_read_input_tokens'])
+                self.assertEqual(usage['input_tokens'], whole['input_tokens'])
+            metrics = server.get('/metrics')[1]
+            self.assertIn('tessera_prefix_cache_lookups_total{model_name="%s",result="hit"} 4' % MODEL.name, metrics)
+            self.assertEqual(server.metric('vllm:prefix_cache_hits_total'), server.metric('tessera_prefix_cache_hits_total'))
+            self.assertGreater(server.metric('tessera_prefix_cache_hits_total'), 3 * len(system) / 8)
+            self.assertGreater(server.metric('tessera_prefix_cache_snapshots'), 0)
+            self.assertEqual(server.metric('tessera_prefix_cache_evictions_total'), 0)
+            self.assertEqual(plain.metric('tessera_prefix_cache_queries_total'), 0)
+            self.assertEqual((server.end(), plain.end()), (0, 0))
+
+    def test_the_start_says_what_caches_take(self):
+        process = subprocess.Popen([PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--prefix-cache-memory', '0.5'],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, notes = process.communicate(timeout=30)
+        self.assertRegex(notes, r'caches .*: a token takes \d+ B, a sequence [\d.]+ \S+ besides')
+        self.assertRegex(notes, r'prefix cache 512\S* MiB: a snapshot takes [\d.]+ \S+ besides its pages of [\d.]+ \S+, '
+                                r'which snapshots share, for 256 tokens each')
+
     def test_the_end_lets_streams_finish(self):
         with Server() as server:
             body = chat('Tell me.', temperature=1.5, seed=3, max_tokens=400, ignore_eos=True, stream=True)
@@ -319,6 +375,7 @@ class Lives(ProgramTest):
         model = ('serve', '--model', str(MODEL))
         self.check_error(run(*model, '--cache-memory', '0.0000001'), 4, '--cache-memory', '4096 tokens')
         self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', 'GiB', 'missing')
+        self.check_error(run(*model, '--prefix-cache-memory', '-1'), 2, '--prefix-cache-memory')
         self.check_error(run(*model, '--max-model-len', '99999'), 2, '--max-model-len', '4096')
         self.check_error(run(*model, '--tls-cert', 'x'), 2, '--tls-key')
         self.check_error(run(*model, '--host', 'no such host', '--quiet'), 2, '--host')

@@ -11,7 +11,9 @@
 #include "engine/generate.h"
 #include "engine/hash_runner.h"
 #include "engine/logprobs.h"
+#include "engine/prefix_cache.h"
 #include "model/model_helpers.h"
+#include "model/sequence_caches.h"
 #include "testing/goldens.h"
 
 namespace tessera::engine {
@@ -52,9 +54,14 @@ Expected alone(model::Runner& runner, const Request& request, uint64_t choice) {
   return expected;
 }
 
-Request draw_request(Rng& rng, int32_t vocab) {
+// Begins with some of what others begin with.
+Request draw_request(Rng& rng, int32_t vocab, std::span<const int32_t> common) {
   Request request;
+  const std::span<const int32_t> beginning = common.first(rng.below(common.size() + 1));
   request.prompt = testing::random_ids(rng, 1 + static_cast<int64_t>(rng.below(40)), vocab);
+  request.prompt.insert(request.prompt.begin(), beginning.begin(), beginning.end());
+  for (size_t at = rng.below(60); at < request.prompt.size(); at += 1 + rng.below(100))
+    request.boundaries.push_back(static_cast<int64_t>(at));
   request.max_tokens = static_cast<int64_t>(rng.below(40));
   request.stop_at_end_token = rng.below(3) == 0;
   model::SamplingParams& params = request.sampling.params;
@@ -83,8 +90,8 @@ void expect_same(const std::vector<Logprobs>& found, const std::vector<Logprobs>
 }
 
 // Bytes per token as the scheduler is told: so few that sequences are preempted while they run.
-Totals run_everything(const CacheBudget& budget, int64_t swap_bytes, model::Runner& runner, int requests_per_thread,
-                      uint64_t seed) {
+Totals run_everything(const CacheBudget& budget, const StepLoopOptions& options, model::Runner& runner,
+                      int requests_per_thread, uint64_t seed, int64_t num_common = 0) {
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
   struct Case {
     Request request;
@@ -94,9 +101,10 @@ Totals run_everything(const CacheBudget& budget, int64_t swap_bytes, model::Runn
   };
   std::vector<std::vector<Case>> cases(kThreads);
   Rng rng(seed);
+  const std::vector<int32_t> common = testing::random_ids(rng, num_common, runner.facts().vocab_size);
   for (std::vector<Case>& own : cases) {
     for (int i = 0; i < requests_per_thread; ++i) {
-      Case one{.request = draw_request(rng, runner.facts().vocab_size), .expected = {}, .sink = {}};
+      Case one{.request = draw_request(rng, runner.facts().vocab_size, common), .expected = {}, .sink = {}};
       for (int c = 0; c < one.request.num_choices; ++c)
         one.expected.push_back(alone(runner, one.request, static_cast<uint64_t>(c)));
       one.sink = std::make_shared<Collector>(one.request.num_choices);
@@ -106,7 +114,7 @@ Totals run_everything(const CacheBudget& budget, int64_t swap_bytes, model::Runn
   }
   Engine::Status status;
   {
-    Engine engine(runner, budget, {.steps = {.swap_bytes = swap_bytes}});
+    Engine engine(runner, budget, {.steps = options});
     std::vector<std::thread> clients;
     for (std::vector<Case>& own : cases) {
       clients.emplace_back([&] {
@@ -157,9 +165,57 @@ TEST(SlowEngineModel, EqualsGenerateWhateverTheBudget) {
   model::Runner& runner = *loaded.runner;
   const uint64_t seed = std::random_device{}();
   const ReservedBudget reserved(runner.cache_spec(), 5 * runner.cache_spec().bytes(80));
-  EXPECT_GT(run_everything(reserved, 0, runner, 12, seed).num_decode_tokens, 0);
-  EXPECT_GT(run_everything(kTight, 0, runner, 12, seed + 1).num_recomputed, 0);
-  EXPECT_GT(run_everything(kTight, int64_t{1} << 30, runner, 12, seed + 2).num_swapped, 0);
+  EXPECT_GT(run_everything(reserved, {}, runner, 12, seed).num_decode_tokens, 0);
+  EXPECT_GT(run_everything(kTight, {}, runner, 12, seed + 1).num_recomputed, 0);
+  EXPECT_GT(run_everything(kTight, {.swap_bytes = int64_t{1} << 30}, runner, 12, seed + 2).num_swapped, 0);
+}
+
+// Prompts of which a beginning was known, cut anywhere, beside others, with several choices and cancels: their tokens
+// and log-probabilities are those of generate(). `num_snapshots`: about as many have room.
+Totals run_with_prefixes(int64_t step_tokens, int64_t num_snapshots, int requests_per_thread) {
+  constexpr int64_t kCommon = 290;  // more than a page
+  const model::LoadedModel loaded =
+      testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, step_tokens);
+  model::Runner& runner = *loaded.runner;
+  const model::CacheSpec& spec = runner.cache_spec();
+  const ReservedBudget reserved(spec, 6 * spec.bytes(400));
+  const int64_t one = spec.snapshot_bytes + 2 * spec.page_bytes;
+  PrefixCache prefixes(runner, {.budget_bytes = num_snapshots * one, .interval_tokens = 64});
+  const Totals totals =
+      run_everything(reserved, {.prefixes = &prefixes}, runner, requests_per_thread, std::random_device{}(), kCommon);
+  prefixes.audit();
+  EXPECT_GT(totals.num_hits, 0);
+  while (prefixes.give_up()) {
+  }
+  const auto state = runner.new_sequence(1);
+  EXPECT_EQ(dynamic_cast<model::SequenceCaches&>(*state).pool().pages().num_used(), 0);
+  return totals;
+}
+
+TEST(EngineModel, AnswersAreTheSameAfterAHit) {
+  EXPECT_EQ(run_with_prefixes(64, 200, 3).num_snapshots_evicted, 0);
+}
+
+TEST(SlowEngineModel, AnswersAreTheSameAfterAHitInChunksOfAnySize) {
+  EXPECT_EQ(run_with_prefixes(7, 400, 8).num_snapshots_evicted, 0);
+  EXPECT_GT(run_with_prefixes(64, 3, 8).num_snapshots_evicted, 0);
+}
+
+// With memory for a sequence or two beside the snapshots, whatever the ledger says: prefixes and preemptions at once.
+TEST(SlowEngineModel, AnswersAreTheSameAfterAHitInLittleMemory) {
+  const model::LoadedModel loaded =
+      testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, kStepTokens);
+  model::Runner& runner = *loaded.runner;
+  const uint64_t seed = std::random_device{}();
+  const PagedBudget tight(4, 3 * PagedBudget(4, 0).bytes(300, 300));
+  for (const int64_t swap_bytes : {int64_t{0}, int64_t{1} << 30}) {
+    PrefixCache prefixes(runner, {.budget_bytes = int64_t{1} << 26, .interval_tokens = 50});
+    const Totals totals =
+        run_everything(tight, {.swap_bytes = swap_bytes, .prefixes = &prefixes}, runner, 10, seed, 200);
+    EXPECT_GT(totals.num_hits, 0);
+    EXPECT_GT(totals.num_swapped + totals.num_recomputed, 0);
+    prefixes.audit();
+  }
 }
 
 }  // namespace

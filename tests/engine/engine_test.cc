@@ -375,6 +375,9 @@ class FailingStore final : public PrefixStore {
     return position + 1000;
   }
   void offer(const Request&, std::span<const int32_t>, const model::SequenceState&) override {}
+  void forget(const Request&, std::span<const int32_t>) override {}
+  bool give_up() override { return false; }
+  PrefixStats stats() const override { return {}; }
 };
 
 TEST_F(EngineTest, FailingStoreEndsTheRequestThatAskedIt) {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "engine/hash_runner.h"
+#include "engine/prefix_cache.h"
 #include "engine/step_loop.h"
 
 namespace tessera::engine {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kMaxPositions = 120;
 constexpr double kSlowSeconds = 0.5;
+constexpr size_t kTexts = 16;
 
 class SimulatedClock final : public Clock {
  public:
@@ -51,6 +53,12 @@ class Consumer final : public Sink {
     if (!is_right && fault.empty()) fault = what;
   }
   int64_t room() const override { return held_limit_ - num_held_; }
+  void begun(int64_t num_cached_tokens) override {
+    expect(num_cached_ < 0 && num_scored_ == 0, "a request begins once, first of all");
+    expect(num_cached_tokens < length() && (num_cached_tokens == 0 || !request_.prompt_logprobs),
+           "what need not be run");
+    num_cached_ = num_cached_tokens;
+  }
   void prompt_logprobs(int64_t first_position, std::span<const Logprobs> logprobs) override {
     expect(request_.prompt_logprobs.has_value() && !is_over_, "nobody asked");
     expect(first_position == num_scored_ + 1, "prompt logprobs come in order, once");
@@ -61,6 +69,8 @@ class Consumer final : public Sink {
   bool token(const Token& token) override {
     Choice& choice = choices_.at(static_cast<size_t>(token.choice));
     expect(!is_over_ && choice.reason == FinishReason::kNone && !is_lost_, "no token after the end");
+    expect(num_cached_ >= 0, "a request begins before its first token");
+    if (token.choice == 0) said_.push_back(token.id);
     expect(num_held_ < held_limit_, "a token for which there is no room");
     expect(token.logprobs.has_value() == request_.logprobs.has_value(), "logprobs as asked");
     expect(!request_.prompt_logprobs || num_scored_ == length() - 1, "the prompt's logprobs come first");
@@ -101,6 +111,7 @@ class Consumer final : public Sink {
       num_tokens += choices_[i].num_tokens;
     }
     expect(num_tokens == how.num_generated_tokens, "tokens are counted");
+    expect(how.num_cached_tokens == std::max<int64_t>(num_cached_, 0), "the outcome says what was known");
   }
 
   // A place where a step must throw: nothing of the request can be after it.
@@ -113,6 +124,12 @@ class Consumer final : public Sink {
   void take(int64_t count) { num_held_ = std::max<int64_t>(0, num_held_ - count); }
   bool is_over() const { return is_over_; }
   int64_t length() const { return static_cast<int64_t>(request_.prompt.size()); }
+  // The prompt and what its first choice was told.
+  std::vector<int32_t> text() const {
+    std::vector<int32_t> ids = request_.prompt;
+    ids.insert(ids.end(), said_.begin(), said_.end());
+    return ids;
+  }
 
   int64_t stops_at = -1;    // answers "stop" to its n-th token
   int64_t taken_every = 0;  // of a slow one: a token every so many steps; 0: never
@@ -137,6 +154,8 @@ class Consumer final : public Sink {
   int64_t num_new_;
   bool has_poison_, has_penalties_ = false, is_lost_ = false, is_over_ = false;
   std::vector<Choice> choices_;
+  std::vector<int32_t> said_;
+  int64_t num_cached_ = -1;  // before it has begun
   int64_t num_scored_ = 0, num_held_ = 0, held_limit_ = std::numeric_limits<int64_t>::max();
 };
 
@@ -151,15 +170,21 @@ class World {
   World(uint64_t seed, uint64_t number, int64_t num_requests)
       : rng_(seed, number),
         num_requests_(num_requests),
+        page_tokens_(1 + static_cast<int64_t>(rng_.below(16))),
         budget_(make_budget()),
         runner_(rng_.below(8) == 0 ? 1 + static_cast<int64_t>(rng_.below(8)) : 8 + static_cast<int64_t>(rng_.below(60)),
-                kMaxPositions, *budget_, make_faults(), rng_.next_u64()),
+                kMaxPositions, *budget_, make_faults(), rng_.next_u64(), {.page_tokens = page_tokens_}),
+        prefixes_(runner_, {.budget_bytes = static_cast<int64_t>(rng_.below(100000)),
+                            .interval_tokens = 8 + static_cast<int64_t>(rng_.below(40)),
+                            .least_gain_tokens = 1 + static_cast<int64_t>(rng_.below(8))}),
+        has_prefixes_(rng_.below(4) != 0),
         room_({.max_requests = 4 + static_cast<int64_t>(rng_.below(60)),
                .max_tokens = 100 + static_cast<int64_t>(rng_.below(2000))}),
         loop_(runner_, *budget_, room_, clock_,
               {.max_running = 1 + static_cast<int64_t>(rng_.below(40)),
                .swap_bytes = rng_.below(3) == 0 ? 0 : static_cast<int64_t>(rng_.below(20000)),
-               .slow_consumer_seconds = kSlowSeconds}),
+               .slow_consumer_seconds = kSlowSeconds,
+               .prefixes = has_prefixes_ ? &prefixes_ : nullptr}),
         burst_(1 + rng_.below(12)),
         cancel_one_in_(20 + rng_.below(500)),
         slow_one_in_(rng_.below(3) == 0 ? 0 : 5 + rng_.below(100)) {}
@@ -177,6 +202,12 @@ class World {
     }
     TESSERA_CHECK(loop_.scheduler().used_bytes() == 0 && loop_.swap_bytes() == 0, "the ledger is back at zero");
     TESSERA_CHECK(runner_.num_states() == 0 && runner_.held_bytes() == 0, "no state is left");
+    report_.num_hits = loop_.totals().num_hits, report_.num_cached_tokens = loop_.totals().num_cached_tokens;
+    report_.num_evicted = loop_.totals().num_snapshots_evicted;
+    while (prefixes_.give_up()) {
+    }
+    TESSERA_CHECK(runner_.num_snapshots() == 0 && runner_.num_pages() == 0 && prefixes_.stats().bytes == 0,
+                  "pages and snapshots are back at zero");
     TESSERA_CHECK(room_.num_requests() == 0 && room_.num_tokens() == 0, "nobody waits");
     const Totals& totals = loop_.totals();
     TESSERA_CHECK(totals.num_requests == report_.num_requests &&
@@ -184,8 +215,9 @@ class World {
                   "requests are counted");
     // Requests fail through their own fault, a call that failed for them, or a slow consumer: no others.
     const HashRunner::Failed& failed = runner_.failed();
-    TESSERA_CHECK(num_out_of_memory_ == failed.new_sequence + failed.fork,
-                  "one request fails for each call that failed for it");
+    const int64_t num_refused_memory = failed.new_sequence + failed.fork;
+    TESSERA_CHECK(has_prefixes_ ? num_out_of_memory_ <= num_refused_memory : num_out_of_memory_ == num_refused_memory,
+                  "one request fails for each call that failed for it, unless prefixes made room");
     // A draw may also fail for a request that ends in the same step, before its turn.
     TESSERA_CHECK(num_unsampled_ <= failed.sample, "no request fails for a draw that did not");
     report_.num_completed = totals.num_completed, report_.num_cancelled = totals.num_cancelled;
@@ -198,20 +230,28 @@ class World {
 
  private:
   std::unique_ptr<CacheBudget> make_budget() {
-    const int64_t page = 1 + static_cast<int64_t>(rng_.below(16));
+    const int64_t page = page_tokens_;
     const int64_t one = PagedBudget(page, 0).bytes(kMaxPositions, kMaxPositions);
     const int64_t total = one + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(one) * 20));
     if (rng_.below(3) != 0) return std::make_unique<PagedBudget>(page, total);
     return std::make_unique<ReservedBudget>(
         model::CacheSpec{{{.name = "fixed", .entry_bytes = 40, .fixed_entries = 1},
-                          {.name = "growing", .entry_bytes = 8 * page, .ratio = page}}},
+                          {.name = "growing", .entry_bytes = 8 * page, .ratio = page}},
+                         page},
         total);
   }
 
   HashRunner::Faults make_faults() {
     HashRunner::Faults faults;
     if (rng_.below(2) == 0)
-      faults = {.step = 300, .new_sequence = 1000, .fork = 300, .save = 10, .restore = 10, .sample = 20000};
+      faults = {.step = 300,
+                .new_sequence = 1000,
+                .fork = 300,
+                .save = 10,
+                .restore = 10,
+                .sample = 20000,
+                .snapshot = 20,
+                .resume = 20};
     runner_has_poison_ = faults.has_poison = rng_.below(2) == 0;
     return faults;
   }
@@ -219,8 +259,16 @@ class World {
   Request draw_request() {
     Request request;
     const uint64_t longest = rng_.below(10) == 0 ? kMaxPositions : 30;
-    for (uint64_t i = 1 + rng_.below(longest); i > 0; --i)
+    if (!texts_.empty() && rng_.below(2) == 0) {  // what was said, up to some place, and more
+      request.prompt = texts_[rng_.below(texts_.size())];
+      if (rng_.below(2) == 0) request.prompt.resize(1 + rng_.below(request.prompt.size()));
+    }
+    const size_t room = static_cast<size_t>(kMaxPositions) - request.prompt.size();
+    for (uint64_t i = std::min(room, 1 + rng_.below(longest)); i > 0; --i)
       request.prompt.push_back(static_cast<int32_t>(rng_.below(kHashVocab)));
+    for (size_t at = rng_.below(20); at < request.prompt.size() && rng_.below(5) != 0; at += 1 + rng_.below(20))
+      request.boundaries.push_back(static_cast<int64_t>(at));
+    if (rng_.below(8) == 0) request.cache_salt = "another";
     request.max_tokens = static_cast<int64_t>(rng_.below(rng_.below(10) == 0 ? 200 : 25));
     request.sampling.params.seed = rng_.next_u64();
     if (rng_.below(6) == 0) request.sampling.params.frequency_penalty = 1;
@@ -279,6 +327,11 @@ class World {
     clock_.time += 0.001 + 0.0001 * static_cast<double>(stats.num_prefill_tokens + stats.num_decode_tokens);
     loop_.audit();
     TESSERA_CHECK(runner_.held_bytes() <= loop_.scheduler().used_bytes(), "what is held is charged");
+    prefixes_.audit();
+    TESSERA_CHECK(runner_.num_snapshots() == prefixes_.stats().num_snapshots, "snapshots that exist can be found");
+    const int64_t own = HashRunner::kSnapshotBytes * (runner_.num_states() + runner_.num_snapshots());
+    const int64_t memory = runner_.num_pages() * page_tokens_ * HashRunner::kTokenBytes + own;
+    TESSERA_CHECK(memory <= loop_.scheduler().used_bytes() + prefixes_.stats().bytes, "all memory is in a budget");
     TESSERA_CHECK(stats.num_prefill_tokens + stats.num_decode_tokens <= runner_.max_step_tokens(), "tokens of a step");
     compare(failed_before != loop_.totals().num_failed_steps + runner_.failed().restore);
     int64_t num_waiting = 0, waiting_tokens = 0;
@@ -361,6 +414,11 @@ class World {
       return std::find(outcome.reasons.begin(), outcome.reasons.end(), reason) != outcome.reasons.end();
     };
     report_.digest = mixed(mixed(report_.digest, id), consumer.digest);
+    if (texts_.size() < kTexts) {
+      texts_.push_back(consumer.text());
+    } else {
+      texts_[rng_.below(kTexts)] = consumer.text();
+    }
     if (!has(FinishReason::kFailed)) {
       TESSERA_CHECK(has(FinishReason::kCancelled) || outcome.error.empty(), "no error without a failure");
       return;
@@ -380,13 +438,17 @@ class World {
   Rng rng_;
   const int64_t num_requests_;
   SimulatedClock clock_;
+  int64_t page_tokens_;
   std::unique_ptr<CacheBudget> budget_;
   bool runner_has_poison_ = false;
   HashRunner runner_;
+  PrefixCache prefixes_;
+  const bool has_prefixes_;
   WaitingRoom room_;
   StepLoop loop_;
   uint64_t burst_, cancel_one_in_, slow_one_in_;
   bool is_busy_time_ = true;
+  std::vector<std::vector<int32_t>> texts_;  // some of what was asked and told, for later prompts
   RequestId last_id_ = 0;
   std::map<RequestId, std::shared_ptr<Consumer>> consumers_;
   std::map<SequenceKey, Scheduler::Entry> before_;
@@ -402,15 +464,19 @@ void WorldReport::add(const WorldReport& other) {
   num_cancelled += other.num_cancelled, num_failed += other.num_failed, num_too_slow += other.num_too_slow;
   num_steps += other.num_steps, num_tokens += other.num_tokens, num_swapped += other.num_swapped;
   num_recomputed += other.num_recomputed, num_failed_steps += other.num_failed_steps, num_pauses += other.num_pauses;
+  num_hits += other.num_hits, num_cached_tokens += other.num_cached_tokens, num_evicted += other.num_evicted;
   most_of_wait_bound = std::max(most_of_wait_bound, other.most_of_wait_bound);
 }
 
 std::string WorldReport::to_string() const {
   return fmt::format(
       "{} requests ({} completed, {} cancelled, {} failed, of them {} too slow; {} refused), {} tokens in {} steps ({} "
-      "failed), {} preemptions by swap and {} by recompute, {} pauses; the longest wait took {:.0f} % of its bound",
+      "failed), {} preemptions by swap and {} by recompute, {} pauses, {} prompts of which {} tokens were known, {} "
+      "snapshots given up; the "
+      "longest wait took {:.0f} % of its bound",
       num_requests, num_completed, num_cancelled, num_failed, num_too_slow, num_refused, num_tokens, num_steps,
-      num_failed_steps, num_swapped, num_recomputed, num_pauses, 100 * most_of_wait_bound);
+      num_failed_steps, num_swapped, num_recomputed, num_pauses, num_hits, num_cached_tokens, num_evicted,
+      100 * most_of_wait_bound);
 }
 
 WorldReport run_world(uint64_t seed, uint64_t number, int64_t num_requests) {

@@ -10,6 +10,7 @@
 #include "engine/collector.h"
 #include "engine/hash_runner.h"
 #include "engine/logprobs.h"
+#include "engine/prefix_cache.h"
 
 namespace tessera::engine {
 namespace {
@@ -18,33 +19,6 @@ class StillClock final : public Clock {
  public:
   double now() const override { return time; }
   double time = 10;
-};
-
-// Keeps a fork of whatever it is offered.
-class ForkingStore final : public PrefixStore {
- public:
-  std::unique_ptr<model::SequenceState> find(const Request&, std::span<const int32_t> ids, int64_t capacity) override {
-    const Kept* best = nullptr;
-    for (const Kept& one : kept) {
-      const bool is_prefix = one.state->capacity() >= capacity && one.ids.size() < ids.size() &&
-                             std::equal(one.ids.begin(), one.ids.end(), ids.begin());
-      if (is_prefix && (best == nullptr || one.ids.size() > best->ids.size())) best = &one;
-    }
-    return best == nullptr ? nullptr : best->state->fork();
-  }
-  int64_t next_offer(const Request& request, int64_t position) override {
-    const auto next = std::upper_bound(request.boundaries.begin(), request.boundaries.end(), position);
-    return next == request.boundaries.end() ? std::numeric_limits<int64_t>::max() : *next;
-  }
-  void offer(const Request&, std::span<const int32_t> ids, const model::SequenceState& state) override {
-    EXPECT_EQ(state.position(), static_cast<int64_t>(ids.size()));
-    kept.push_back({{ids.begin(), ids.end()}, state.fork()});
-  }
-  struct Kept {
-    std::vector<int32_t> ids;
-    std::unique_ptr<model::SequenceState> state;
-  };
-  std::vector<Kept> kept;
 };
 
 class StepLoopTest : public testing::Test {
@@ -79,7 +53,7 @@ class StepLoopTest : public testing::Test {
 };
 
 TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
-  ForkingStore store;
+  PrefixCache store(runner_, {.budget_bytes = 100000, .least_gain_tokens = 1});
   std::vector<int32_t> prompt(20);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i);
   Request first = request(prompt, 30);
@@ -90,9 +64,7 @@ TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
   const int64_t end = 20 + static_cast<int64_t>(expected[0]->ids[0].size()) - 1;  // the last token drawn is not run
   const auto sinks = run(caching, {first});
   EXPECT_EQ(sinks[0]->ids, expected[0]->ids);
-  std::vector<size_t> offered;
-  for (const ForkingStore::Kept& one : store.kept) offered.push_back(one.ids.size());
-  EXPECT_EQ(offered, (std::vector<size_t>{3, 12, 20, static_cast<size_t>(end)}));
+  EXPECT_EQ(store.stats().num_kept, 4) << "at both boundaries, at the prompt's end and the answer's";
 
   // The same again, one that departs after a boundary, one that goes on after the answer.
   Request departing = first, continued = first;
@@ -109,6 +81,8 @@ TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
     EXPECT_EQ(cached[0]->outcome.num_cached_tokens, num_cached);
   }
   EXPECT_EQ(caching.totals().num_cached_tokens - before.num_cached_tokens, 24 + end);
+  EXPECT_EQ(caching.totals().num_hits - before.num_hits, 3);
+  EXPECT_EQ(caching.totals().num_lookups, 4);
   EXPECT_EQ(caching.totals().num_prefill_tokens - before.num_prefill_tokens, 8 + 8 + 2);
 
   // Whoever wants the prompt's logprobs needs all of its rows.
@@ -118,6 +92,56 @@ TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
   EXPECT_EQ(all[0]->outcome.num_cached_tokens, 0);
   EXPECT_EQ(all[0]->prompt.size(), 19u);
   EXPECT_EQ(all[0]->ids, expected[0]->ids);
+  EXPECT_EQ(caching.totals().num_lookups, 4) << "nothing was looked up";
+
+  // Another salt finds nothing of all that.
+  Request apart = first;
+  apart.cache_salt = "other";
+  EXPECT_EQ(run(caching, {apart})[0]->outcome.num_cached_tokens, 0);
+  EXPECT_EQ(run(caching, {apart})[0]->outcome.num_cached_tokens, 12);
+}
+
+// Where memory ends, what is only kept for later goes first, and nobody who runs notices.
+TEST_F(StepLoopTest, PrefixesMakeRoomForWhoRuns) {
+  HashRunner tight(8, 100, budget_, {}, 1, {.page_tokens = 4, .limit = 16});
+  PrefixCache store(tight, {.budget_bytes = 100000});
+  StepLoop plain(runner_, budget_, room_, clock_, {}), caching(tight, budget_, room_, clock_, {.prefixes = &store});
+  std::vector<Request> requests;
+  for (int32_t i = 0; i < 6; ++i) requests.push_back(request(std::vector<int32_t>(30, i + 1), 20));
+  for (const Request& one : requests) EXPECT_EQ(run(caching, {one})[0]->ids, run(plain, {one})[0]->ids);
+  EXPECT_GT(tight.failed().no_pages, 0) << "13 of 16 pages hold a sequence";
+  EXPECT_GT(store.stats().num_evicted, 0);
+  EXPECT_EQ(caching.totals().num_failed_steps, 0);
+  EXPECT_EQ(caching.totals().num_recomputed, 0);
+  while (store.give_up()) {
+  }
+  EXPECT_EQ(tight.num_pages(), 0);
+}
+
+// What a fault may have damaged is not begun with again.
+TEST_F(StepLoopTest, AFaultForgetsWhatLedToIt) {
+  HashRunner poisonous(8, 100, budget_, {.has_poison = true}, 1);
+  PrefixCache store(poisonous, {.budget_bytes = 100000, .least_gain_tokens = 1});
+  StepLoop loop(poisonous, budget_, room_, clock_, {.prefixes = &store});
+  // A prompt whose last token, and no other, is one at which a step throws.
+  std::vector<int32_t> prompt;
+  for (int32_t next = 0; prompt.empty(); ++next) {
+    std::vector<int32_t> ids = {next % 24, next / 24 % 24, next / 576 % 24, next / 13824, 1, 2, 3, 4, 5};
+    uint64_t context = 0;
+    size_t first_bad = 0;
+    while (first_bad < ids.size()) {
+      context = hash_token(context, static_cast<int64_t>(first_bad), ids[first_bad]);
+      if (is_poisoned(context)) break;
+      ++first_bad;
+    }
+    if (first_bad + 1 == ids.size()) prompt = ids;
+  }
+  Request sound = request({prompt.begin(), prompt.end() - 1}, 0), bad = request(prompt, 2);
+  run(loop, {sound});
+  EXPECT_EQ(store.stats().num_snapshots, 1);
+  EXPECT_EQ(run(loop, {bad})[0]->outcome.error, "a fault that stays");
+  EXPECT_EQ(store.stats().num_snapshots, 0);
+  EXPECT_EQ(poisonous.num_snapshots(), 0);
 }
 
 // Of several in one step only the one at fault ends; the others were dropped, run again, and say the same.
