@@ -41,7 +41,7 @@ int64_t Scheduler::most_running(const Limits& limits) {
 }
 
 Scheduler::Scheduler(const Limits& limits, const CacheBudget& budget)
-    : limits_{limits.max_step_tokens, most_running(limits)}, budget_(budget) {
+    : limits_{limits.max_step_tokens, most_running(limits)}, budget_(budget), granted_bytes_(budget.total_bytes()) {
   TESSERA_CHECK(limits.max_step_tokens > 0, "a step takes tokens");
 }
 
@@ -128,6 +128,7 @@ void Scheduler::remove(SequenceKey key) {
     used_bytes_ -= entry.charge;
     num_running_ -= entry.job.num_copies;
     running_.erase(std::find(running_.begin(), running_.end(), &entry));
+    granted_bytes_ = budget_.total_bytes();
   } else {
     dequeue(entry);
   }
@@ -139,6 +140,7 @@ void Scheduler::remove(SequenceKey key) {
 void Scheduler::clear() {
   entries_.clear(), flows_.clear(), eligible_.clear(), running_.clear();
   used_bytes_ = num_running_ = 0;
+  granted_bytes_ = budget_.total_bytes();
 }
 
 void Scheduler::set_paused(SequenceKey key, bool is_paused) {
@@ -173,7 +175,20 @@ void Scheduler::isolate(SequenceKey key, int64_t position) {
   at(key).alone_until = position;
 }
 
+std::optional<SequenceKey> Scheduler::give_way() {
+  if (running_.size() < 2) return std::nullopt;
+  Entry& last = **std::max_element(running_.begin(), running_.end(), is_kept_before);
+  put_back(last);
+  granted_bytes_ = used_bytes_;
+  return last.job.key;
+}
+
 void Scheduler::preempt(Entry& entry) {
+  put_back(entry);
+  plan_.preempted.push_back(entry.job.key);
+}
+
+void Scheduler::put_back(Entry& entry) {
   running_.erase(std::find(running_.begin(), running_.end(), &entry));
   used_bytes_ -= entry.charge;
   num_running_ -= entry.job.num_copies;
@@ -181,7 +196,6 @@ void Scheduler::preempt(Entry& entry) {
   entry.phase = Phase::kWaiting;
   ++entry.num_preempted;
   if (!entry.is_paused) enqueue(entry);
-  plan_.preempted.push_back(entry.job.key);
 }
 
 // Everything that runs has the bytes for all of its tokens, or is preempted.
@@ -190,7 +204,11 @@ void Scheduler::grow() {
     Entry& entry = *running_[i];
     if (entry.is_paused || entry.job.num_tokens <= entry.num_reserved) continue;
     const int64_t more = cost(entry, entry.job.num_tokens) - entry.charge;
-    while (running_.size() > i && used_bytes_ + more > budget_.total_bytes()) preempt(*running_.back());
+    // One alone may have all that there is.
+    const auto is_too_much = [&] {
+      return used_bytes_ + more > (running_.size() > 1 ? granted_bytes_ : budget_.total_bytes());
+    };
+    while (running_.size() > i && is_too_much()) preempt(*running_.back());
     if (running_.size() > i) charge(entry, entry.job.num_tokens);
   }
 }
@@ -226,17 +244,18 @@ bool Scheduler::make_room(const Entry& head, int64_t missing_bytes) {
 
 void Scheduler::admit() {
   while (!eligible_.empty()) {
-    int64_t lanes = 0, kept_free = 0, left = limits_.max_step_tokens;
+    int64_t num_prompts = 0, kept_free = 0, left = limits_.max_step_tokens;
     for (const Entry* entry : running_) {
       kept_free += headroom(*entry);
       if (entry->is_paused) continue;
-      is_decoding(*entry) ? --left : ++lanes;
+      is_decoding(*entry) ? --left : ++num_prompts;
     }
-    if (lanes >= std::min(kPrefillLanes, left)) return;
+    if (num_prompts >= left) return;
     Entry& head = next_to_admit();
     if (is_in(plan_.preempted, head.job.key)) return;
     // Nothing is kept free where nothing runs: a head fits then.
-    const int64_t missing = used_bytes_ + cost(head, head.job.num_tokens) + kept_free - budget_.total_bytes();
+    const int64_t total = running_.empty() ? budget_.total_bytes() : granted_bytes_;
+    const int64_t missing = used_bytes_ + cost(head, head.job.num_tokens) + kept_free - total;
     const bool has_place = num_running_ + head.job.num_copies <= limits_.max_running;
     if ((missing > 0 || !has_place) && !make_room(head, missing)) return;
     dequeue(head);
@@ -260,31 +279,47 @@ bool Scheduler::plan_alone() {
   return false;
 }
 
+// Evenly, in this order where there are too few; what a short rest leaves goes to the others. What nobody takes is
+// left.
+int64_t Scheduler::share_out(std::span<Slice* const> slices, int64_t num_tokens) {
+  for (bool is_full = slices.empty(); num_tokens > 0 && !is_full;) {
+    is_full = true;
+    const int64_t share = std::max<int64_t>(1, num_tokens / static_cast<int64_t>(slices.size()));
+    for (Slice* slice : slices) {
+      const int64_t more = std::min({share, num_tokens, pending(at(slice->key)) - slice->num_tokens});
+      slice->num_tokens += more;
+      num_tokens -= more;
+      if (more > 0) is_full = false;
+    }
+  }
+  return num_tokens;
+}
+
 void Scheduler::plan_slices() {
   int64_t left = limits_.max_step_tokens;
-  std::vector<Slice> lanes;
+  std::vector<Slice> prompts;
   for (const Entry* entry : running_) {
     if (entry->is_paused) continue;
     if (is_decoding(*entry)) {
       plan_.slices.push_back({entry->job.key, 1});
       --left;
-    } else if (static_cast<int64_t>(lanes.size()) < kPrefillLanes) {
-      lanes.push_back({entry->job.key, 0});
+    } else {
+      prompts.push_back({entry->job.key, 0});
     }
   }
-  // Even shares; what a short rest leaves goes to the others.
-  for (bool is_full = false; left > 0 && !is_full;) {
-    is_full = true;
-    const int64_t share = std::max<int64_t>(1, left / std::max<int64_t>(1, static_cast<int64_t>(lanes.size())));
-    for (Slice& lane : lanes) {
-      const int64_t more = std::min({share, left, pending(at(lane.key)) - lane.num_tokens});
-      lane.num_tokens += more;
-      left -= more;
-      if (more > 0) is_full = false;
-    }
-  }
-  for (const Slice& lane : lanes) {
-    if (lane.num_tokens > 0) plan_.slices.push_back(lane);
+  // Half for all, those first that have the least left, so that no short prompt waits for long ones, however many there
+  // are. Half for the first few, so that those end one after the other, not all at the end.
+  std::vector<Slice*> shortest_first;
+  for (Slice& prompt : prompts) shortest_first.push_back(&prompt);
+  const std::vector<Slice*> in_order = shortest_first;
+  std::stable_sort(shortest_first.begin(), shortest_first.end(),
+                   [this](const Slice* a, const Slice* b) { return pending(at(a->key)) < pending(at(b->key)); });
+  const int64_t for_all = left / 2, for_first = left - for_all;
+  const int64_t not_taken = share_out(shortest_first, for_all);
+  const std::span<Slice* const> first = std::span(in_order).first(std::min(kPrefillLanes, in_order.size()));
+  share_out(shortest_first, share_out(first, for_first + not_taken));
+  for (const Slice& prompt : prompts) {
+    if (prompt.num_tokens > 0) plan_.slices.push_back(prompt);
   }
 }
 

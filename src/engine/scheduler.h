@@ -4,6 +4,7 @@
 // only, has no thread and no clock, and given the same calls decides the same. Rules: docs/contracts/engine_loop.md.
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -21,8 +22,8 @@ class Scheduler {
  public:
   // Every so many admissions one goes to whoever waits and came first.
   static constexpr int64_t kOldestEvery = 4;
-  // Prompts that share what decoding leaves of a step.
-  static constexpr int64_t kPrefillLanes = 4;
+  // Prompts that share the half of what decoding leaves of a step which is not shared by all.
+  static constexpr size_t kPrefillLanes = 4;
   // Preempted so often, a sequence comes before those that were not, whatever their priority.
   static constexpr int kMaxPreemptions = 2;
   // An admission leaves what runs room for so many tokens more, each.
@@ -95,6 +96,9 @@ class Scheduler {
   void set_done(SequenceKey key, int64_t num_done);
   // a step failed, and the state is lost: until `position` the sequence runs alone.
   void isolate(SequenceKey key, int64_t position);
+  // A step found less memory than was granted: the last of the keeping order is preempted, this one, and no more is
+  // granted than was charged without it, until one that runs has ended. None: only one runs.
+  std::optional<SequenceKey> give_way();
 
   int64_t used_bytes() const { return used_bytes_; }
   int64_t num_running() const { return num_running_; }  // copies to come included
@@ -123,12 +127,14 @@ class Scheduler {
   void enqueue(Entry& entry);
   void dequeue(Entry& entry);
   void start(Entry& entry);
+  void put_back(Entry& entry);
   void preempt(Entry& entry);
   void grow();
   void admit();
   Entry& next_to_admit();
   bool make_room(const Entry& head, int64_t missing_bytes);
   bool plan_alone();
+  int64_t share_out(std::span<Slice* const> slices, int64_t num_tokens);
   void plan_slices();
 
   const Limits limits_;
@@ -138,6 +144,7 @@ class Scheduler {
   std::set<SequenceKey> eligible_;  // all flows' waiting
   std::vector<Entry*> running_;     // plan() brings them into keeping order
   int64_t used_bytes_ = 0, num_running_ = 0, num_admissions_ = 0;
+  int64_t granted_bytes_;  // at most so many are charged while several run
   Plan plan_;
 };
 

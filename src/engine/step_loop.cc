@@ -175,7 +175,7 @@ void StepLoop::begin(SequenceKey key, double now) {
 bool StepLoop::restore(Choice& choice) {
   if (choice.saved.empty()) return false;
   try {
-    choice.state = runner_.restore(choice.saved);
+    choice.state = make_with_room([&] { return runner_.restore(choice.saved); });
   } catch (const std::exception&) {
     scheduler_.set_done(choice.key, 0);  // the tokens are all there: they are run again
   }
@@ -266,7 +266,8 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
     draw = &draws_.emplace_back(*one);
   }
   const bool needs_row = is_drawn && (draw == nullptr || live.request.logprobs);
-  running_.push_back({slice.key, first, count, end == known,
+  const bool is_decode = end == known && count == 1 && known > live.num_prompt();
+  running_.push_back({slice.key, first, count, end == known, is_decode,
                       is_scored   ? model::LogitRows::kAll
                       : needs_row ? model::LogitRows::kLast
                                   : model::LogitRows::kNone,
@@ -274,8 +275,28 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
   const std::span<const int32_t> ids(choice.ids);
   slices_.push_back({choice.state.get(), ids.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
                      running_.back().rows, draw});
-  const bool is_decode = end == known && count == 1 && known > live.num_prompt();
   (is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) += count;
+}
+
+// Of one that gives way to the others of the step.
+void StepLoop::drop_slice(SequenceKey key) {
+  const auto found =
+      std::find_if(running_.begin(), running_.end(), [&](const Running& slice) { return slice.key == key; });
+  if (found == running_.end()) return;
+  (found->is_decode ? stats_.num_decode_tokens : stats_.num_prefill_tokens) -= found->count;
+  --stats_.num_slices;
+  slices_.erase(slices_.begin() + (found - running_.begin()));
+  running_.erase(found);
+}
+
+// Memory is short, and nothing is kept that could go: who is to be kept last gives way. False: one alone runs.
+bool StepLoop::give_way() {
+  const std::optional<SequenceKey> last = scheduler_.give_way();
+  if (!last) return false;
+  preempt(*last);
+  ++stats_.num_preempted;
+  drop_slice(*last);
+  return true;
 }
 
 // The step threw: no state that took part can be trusted.
@@ -303,9 +324,13 @@ void StepLoop::run() {
       logits = runner_.step(slices_);
       has_run = true;
     } catch (const std::exception& error) {
-      // Where memory ends a step has done nothing, and may be tried again.
+      // Where memory ends a step has done nothing, and may be tried again with less of it.
       const auto* ours = dynamic_cast<const Error*>(&error);
-      if (ours != nullptr && ours->code() == ErrorCode::kResourceExhausted && give_up_prefix()) continue;
+      const bool is_short = ours != nullptr && ours->code() == ErrorCode::kResourceExhausted;
+      if (is_short && (give_up_prefix() || give_way())) {
+        if (slices_.empty()) return;
+        continue;
+      }
       stats_.model_seconds = clock_.now() - start;
       return take_apart(error.what(), code_of(error));
     }

@@ -68,12 +68,14 @@ class StepLoop {
   void make_state(Live& live, Choice& choice);
   bool restore(Choice& choice);
   bool give_up_prefix();
+  bool give_way();
   template <class Make>
   std::unique_ptr<model::SequenceState> make_with_room(const Make& make);
   void drop_saved(Choice& choice);
   void prepare(const Scheduler::Slice& slice);
   void prepare(Live& live, Choice& choice, const Scheduler::Slice& slice);
   void drop_slices(RequestId id);
+  void drop_slice(SequenceKey key);
   void run();
   void take_apart(const std::string& error, ErrorCode code);
   void deliver(const TensorView& logits);

@@ -48,6 +48,7 @@ struct StepLoop::Running {
   SequenceKey key;
   int64_t first, count;  // positions
   bool is_last;          // all of its tokens have run after the slice
+  bool is_decode;        // a token that was drawn
   model::LogitRows rows;
   const model::Draw* draw;  // null: none, or the step can't make it
   int64_t num_rows() const { return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0; }

@@ -190,7 +190,12 @@ std::unique_ptr<model::SequenceState> HashRunner::restore(std::span<const uint8_
   auto state = std::make_unique<State>(*this, static_cast<int64_t>(values[0]));
   const std::vector<int32_t> ids(values[1]);
   const model::SequenceSlice all{.state = state.get(), .ids = ids};
-  give_pages({&all, 1});
+  try {
+    give_pages({&all, 1});
+  } catch (const Error&) {
+    ++failed_.restore;
+    throw;
+  }
   state->at = static_cast<int64_t>(values[1]), state->context = values[2];
   return state;
 }

@@ -55,11 +55,51 @@ TEST(Scheduler, DecodesFirstAndSharesTheRestAmongPrompts) {
   for (Key key = 1; key <= 3; ++key) scheduler.add(job(key, 4));
   EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 4}, {2, 4}, {3, 4}}));
   for (Key key = 4; key <= 9; ++key) scheduler.add(job(key, key == 4 ? 2 : 100));
-  // 29 tokens for four prompts; what the short one leaves goes to the others; the fifth and sixth wait.
-  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {5, 9}, {6, 9}, {7, 9}}));
-  EXPECT_EQ(scheduler.num_waiting(), 2);
+  // Of 29 tokens 14 go to all six prompts, two and a bit each, and 15 to the first four, of which the short one is
+  // done.
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 1}, {2, 1}, {3, 1}, {4, 2}, {5, 8}, {6, 8}, {7, 7}, {8, 2}, {9, 2}}));
+  EXPECT_EQ(scheduler.num_waiting(), 0);
   EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 32, .max_running = 100}), 28) << "an eighth is left to prompts";
   EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 1, .max_running = 100}), 1);
+}
+
+// Long prompts, however many, do not make a short one wait for their ends.
+TEST(Scheduler, ShortPromptsPassBesideLongOnes) {
+  const TokenBudget budget(1 << 20);
+  for (const int64_t step_tokens : {8, 64, 512}) {
+    Scheduler scheduler({.max_step_tokens = step_tokens, .max_running = 100}, budget);
+    const Key num_long = static_cast<Key>(std::min<int64_t>(step_tokens - 2, 40));
+    for (Key key = 1; key <= num_long; ++key) scheduler.add(job(key, 10000));
+    run(scheduler);
+    const Key last = num_long + 1;
+    scheduler.add(job(last, 12));
+    int num_steps = 0;
+    while (scheduler.entries().at(last).num_done < 12) run(scheduler), ++num_steps;
+    EXPECT_LE(num_steps, 12) << "at least a token in each of " << step_tokens;
+    // And the first of the long ones go on: half of each step is theirs.
+    EXPECT_GE(scheduler.entries().at(1).num_done, num_steps * std::max<int64_t>(1, step_tokens / 2 / 4));
+  }
+}
+
+TEST(Scheduler, GivesWayInKeepingOrderAndGrantsNoMoreUntilSomebodyEnds) {
+  const TokenBudget budget(1000);
+  Scheduler scheduler({.max_step_tokens = 64, .max_running = 10}, budget);
+  scheduler.add(job(1, 20, 0, Priority::kLow));
+  scheduler.add(job(2, 20));
+  scheduler.add(job(3, 20, 0, Priority::kHigh));
+  EXPECT_EQ(run(scheduler).admitted, (Keys{3, 2, 1}));
+  EXPECT_EQ(scheduler.give_way(), 1u) << "the lowest priority";
+  EXPECT_EQ(scheduler.give_way(), 2u);
+  EXPECT_EQ(scheduler.give_way(), std::nullopt) << "one alone";
+  scheduler.set_done(1, 0), scheduler.set_done(2, 0);
+  scheduler.audit();
+  for (int i = 0; i < 5; ++i) {
+    const Scheduler::Plan plan = run(scheduler);
+    EXPECT_TRUE(plan.admitted.empty());
+    EXPECT_EQ(slices(plan), (Slices{{3, 1}})) << "which may grow";
+  }
+  scheduler.remove(3);
+  EXPECT_EQ(run(scheduler).admitted, (Keys{1, 2})) << "the fourth admission is the oldest one's";
 }
 
 TEST(Scheduler, ClientsShareWhateverTheyAsk) {

@@ -173,7 +173,8 @@ class World {
         page_tokens_(1 + static_cast<int64_t>(rng_.below(16))),
         budget_(make_budget()),
         runner_(rng_.below(8) == 0 ? 1 + static_cast<int64_t>(rng_.below(8)) : 8 + static_cast<int64_t>(rng_.below(60)),
-                kMaxPositions, *budget_, make_faults(), rng_.next_u64(), {.page_tokens = page_tokens_}),
+                kMaxPositions, *budget_, make_faults(), rng_.next_u64(),
+                {.page_tokens = page_tokens_, .limit = page_limit()}),
         prefixes_(runner_, {.budget_bytes = static_cast<int64_t>(rng_.below(100000)),
                             .interval_tokens = 8 + static_cast<int64_t>(rng_.below(40)),
                             .least_gain_tokens = 1 + static_cast<int64_t>(rng_.below(8))}),
@@ -204,6 +205,7 @@ class World {
     TESSERA_CHECK(runner_.num_states() == 0 && runner_.held_bytes() == 0, "no state is left");
     report_.num_hits = loop_.totals().num_hits, report_.num_cached_tokens = loop_.totals().num_cached_tokens;
     report_.num_evicted = loop_.totals().num_snapshots_evicted;
+    report_.num_short_steps = runner_.failed().no_pages;
     while (prefixes_.give_up()) {
     }
     TESSERA_CHECK(runner_.num_snapshots() == 0 && runner_.num_pages() == 0 && prefixes_.stats().bytes == 0,
@@ -239,6 +241,12 @@ class World {
                           {.name = "growing", .entry_bytes = 8 * page, .ratio = page}},
                          page},
         total);
+  }
+
+  // In some worlds there is less than the ledger says, but enough for the longest sequence.
+  int64_t page_limit() {
+    const int64_t needed = (kMaxPositions + page_tokens_ - 1) / page_tokens_;
+    return rng_.below(3) == 0 ? needed + static_cast<int64_t>(rng_.below(4 * static_cast<uint64_t>(needed))) : 0;
   }
 
   HashRunner::Faults make_faults() {
@@ -360,6 +368,7 @@ class World {
       const Scheduler::Entry& now = found->second;
       const bool is_preempted = now.num_preempted != old.num_preempted;
       if (is_preempted) {
+        waits_.erase(key);  // it may have been admitted in this very step
         for (auto it = waits_.upper_bound(key); it != waits_.end(); ++it) ++it->second.num_older_preempted;
         continue;
       }
@@ -464,6 +473,7 @@ void WorldReport::add(const WorldReport& other) {
   num_cancelled += other.num_cancelled, num_failed += other.num_failed, num_too_slow += other.num_too_slow;
   num_steps += other.num_steps, num_tokens += other.num_tokens, num_swapped += other.num_swapped;
   num_recomputed += other.num_recomputed, num_failed_steps += other.num_failed_steps, num_pauses += other.num_pauses;
+  num_short_steps += other.num_short_steps;
   num_hits += other.num_hits, num_cached_tokens += other.num_cached_tokens, num_evicted += other.num_evicted;
   most_of_wait_bound = std::max(most_of_wait_bound, other.most_of_wait_bound);
 }
@@ -471,12 +481,11 @@ void WorldReport::add(const WorldReport& other) {
 std::string WorldReport::to_string() const {
   return fmt::format(
       "{} requests ({} completed, {} cancelled, {} failed, of them {} too slow; {} refused), {} tokens in {} steps ({} "
-      "failed), {} preemptions by swap and {} by recompute, {} pauses, {} prompts of which {} tokens were known, {} "
-      "snapshots given up; the "
-      "longest wait took {:.0f} % of its bound",
+      "failed, {} found too little memory), {} preemptions by swap and {} by recompute, {} pauses, {} prompts of which "
+      "{} tokens were known, {} snapshots given up; the longest wait took {:.0f} % of its bound",
       num_requests, num_completed, num_cancelled, num_failed, num_too_slow, num_refused, num_tokens, num_steps,
-      num_failed_steps, num_swapped, num_recomputed, num_pauses, num_hits, num_cached_tokens, num_evicted,
-      100 * most_of_wait_bound);
+      num_failed_steps, num_short_steps, num_swapped, num_recomputed, num_pauses, num_hits, num_cached_tokens,
+      num_evicted, 100 * most_of_wait_bound);
 }
 
 WorldReport run_world(uint64_t seed, uint64_t number, int64_t num_requests) {

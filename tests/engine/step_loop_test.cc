@@ -118,6 +118,34 @@ TEST_F(StepLoopTest, PrefixesMakeRoomForWhoRuns) {
   EXPECT_EQ(tight.num_pages(), 0);
 }
 
+// A step that lacks nothing but pages costs nobody anything but the one who is to be kept last.
+TEST_F(StepLoopTest, WhoCameLastGivesWayWherePagesEnd) {
+  HashRunner tight(8, 100, budget_, {}, 1, {.page_tokens = 4, .limit = 20});
+  for (const int64_t swap_bytes : {0, 100000}) {
+    StepLoop plain(runner_, budget_, room_, clock_, {}),
+        loop(tight, budget_, room_, clock_, {.swap_bytes = swap_bytes});
+    std::vector<Request> requests;
+    for (int32_t i = 0; i < 5; ++i) requests.push_back(request({i, 2, 3, 4, 5, 6}, 60));
+    requests[1].num_choices = 3;
+    const auto expected = run(plain, requests), sinks = run(loop, requests);
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      EXPECT_EQ(sinks[i]->ids, expected[i]->ids);
+      EXPECT_EQ(sinks[i]->outcome.error, "");
+    }
+    EXPECT_EQ(sinks[0]->outcome.num_preemptions, 0) << "who came first";
+    EXPECT_GT(sinks[4]->outcome.num_preemptions, 0);
+    EXPECT_EQ(loop.totals().num_failed_steps, 0);
+    EXPECT_GT(swap_bytes == 0 ? loop.totals().num_recomputed : loop.totals().num_swapped, 0);
+    EXPECT_EQ(tight.num_pages(), 0);
+  }
+  // One that does not fit even alone ends, and says why.
+  HashRunner tiny(8, 100, budget_, {}, 1, {.page_tokens = 4, .limit = 5});
+  StepLoop loop(tiny, budget_, room_, clock_, {});
+  const auto sinks = run(loop, {request({1, 2, 3}, 10), request({1, 2, 3}, 60)});
+  EXPECT_EQ(sinks[0]->outcome.error, "");
+  EXPECT_EQ(sinks[1]->outcome.error_code, ErrorCode::kResourceExhausted);
+}
+
 // What a fault may have damaged is not begun with again.
 TEST_F(StepLoopTest, AFaultForgetsWhatLedToIt) {
   HashRunner poisonous(8, 100, budget_, {.has_poison = true}, 1);
