@@ -285,8 +285,14 @@ class Lives(ProgramTest):
             for usage in (events[0]['message']['usage'], events[-2]['usage']):
                 self.assertEqual(usage['cache_read_input_tokens'], whole['cache_read_input_tokens'])
                 self.assertEqual(usage['input_tokens'], whole['input_tokens'])
+            # Reasoning is left out of what follows: the prompt departs where the answer began.
+            thinks = {'model': MODEL.name, 'max_tokens': 5, 'chat_template_kwargs': {'thinking': True}}
+            more = [*messages, {'role': 'user', 'content': 'Spell mire.'}]
+            first = json.loads(server.post('/v1/chat/completions', {**thinks, 'messages': messages[:-1]})[2])['usage']
+            second = json.loads(server.post('/v1/chat/completions', {**thinks, 'messages': more})[2])['usage']
+            self.assertGreater(second['prompt_tokens_details']['cached_tokens'], first['prompt_tokens'] - 20)
             metrics = server.get('/metrics')[1]
-            self.assertIn('tessera_prefix_cache_lookups_total{model_name="%s",result="hit"} 4' % MODEL.name, metrics)
+            self.assertIn('tessera_prefix_cache_lookups_total{model_name="%s",result="hit"} 6' % MODEL.name, metrics)
             self.assertEqual(server.metric('vllm:prefix_cache_hits_total'), server.metric('tessera_prefix_cache_hits_total'))
             self.assertGreater(server.metric('tessera_prefix_cache_hits_total'), 3 * len(system) / 8)
             self.assertGreater(server.metric('tessera_prefix_cache_snapshots'), 0)

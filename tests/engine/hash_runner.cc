@@ -127,16 +127,16 @@ int64_t HashRunner::held_bytes() const {
   return bytes;
 }
 
-int64_t HashRunner::num_pages() const {
-  return std::count_if(all_pages_.begin(), all_pages_.end(), [](const auto& page) { return !page.expired(); });
-}
-
 HashRunner::Page HashRunner::take_page() {
-  auto free = std::find_if(all_pages_.begin(), all_pages_.end(), [](const auto& page) { return page.expired(); });
-  if (free == all_pages_.end()) free = all_pages_.emplace(free);
-  Page page = std::make_shared<const int32_t>(static_cast<int32_t>(free - all_pages_.begin()));
-  *free = page;
-  return page;
+  if (free_pages_.empty()) free_pages_.push_back(static_cast<int32_t>(num_pages_));
+  const int32_t number = free_pages_.back();
+  free_pages_.pop_back();
+  ++num_pages_;
+  return {new int32_t(number), [this](const int32_t* page) {
+            free_pages_.push_back(*page);
+            --num_pages_;
+            delete page;
+          }};
 }
 
 // For all slices or for none, as a model does.

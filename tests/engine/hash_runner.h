@@ -78,8 +78,8 @@ class HashRunner final : public model::Runner {
 
   int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
   int64_t num_snapshots() const { return num_snapshots_; }
-  int64_t num_pages() const;   // that somebody has
-  int64_t held_bytes() const;  // by states, by the budget
+  int64_t num_pages() const { return num_pages_; }  // that somebody has
+  int64_t held_bytes() const;                       // by states, by the budget
   const Failed& failed() const { return failed_; }
 
  private:
@@ -98,7 +98,8 @@ class HashRunner final : public model::Runner {
   model::ModelFacts facts_;
   model::CacheSpec spec_;
   const Pages pages_;
-  std::vector<std::weak_ptr<const int32_t>> all_pages_;
+  std::vector<int32_t> free_pages_;
+  int64_t num_pages_ = 0;
   std::set<const State*> states_;
   int64_t num_snapshots_ = 0;
   std::vector<float> logits_;

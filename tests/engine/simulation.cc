@@ -335,7 +335,9 @@ class World {
     clock_.time += 0.001 + 0.0001 * static_cast<double>(stats.num_prefill_tokens + stats.num_decode_tokens);
     loop_.audit();
     TESSERA_CHECK(runner_.held_bytes() <= loop_.scheduler().used_bytes(), "what is held is charged");
-    prefixes_.audit();
+    const PrefixStats kept = prefixes_.stats();
+    if (num_changes_ != kept.num_kept + kept.num_evicted) prefixes_.audit();
+    num_changes_ = kept.num_kept + kept.num_evicted;
     TESSERA_CHECK(runner_.num_snapshots() == prefixes_.stats().num_snapshots, "snapshots that exist can be found");
     const int64_t own = HashRunner::kSnapshotBytes * (runner_.num_states() + runner_.num_snapshots());
     const int64_t memory = runner_.num_pages() * page_tokens_ * HashRunner::kTokenBytes + own;
@@ -462,6 +464,7 @@ class World {
   std::map<RequestId, std::shared_ptr<Consumer>> consumers_;
   std::map<SequenceKey, Scheduler::Entry> before_;
   std::map<SequenceKey, Wait> waits_;
+  int64_t num_changes_ = 0;  // of the prefix cache
   int64_t num_out_of_memory_ = 0, num_unsampled_ = 0;
   WorldReport report_;
 };
