@@ -226,6 +226,10 @@ TEST(HttpRequests, OverloadIsRefusedWithATimeToComeAgain) {
   const RawClient running(server.port()), waiting(server.port());
   running.send(post("/v1/chat/completions", chat("\"stream\":true,")));
   running.receive_until("delta");
+  // A stream begins before its request does: until then it is the one that waits.
+  for (int i = 0; i < 10000 && server.engine().status().totals.num_drawn == 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   waiting.send(post("/v1/chat/completions", chat("\"stream\":true,")));
   waiting.receive_until("delta");
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
