@@ -34,7 +34,7 @@ constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_suppo
 extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
-    .verification = Verification::kEmulated,
+    .verification = Verification::kRunOnHardware,
     .variants = make_variants(kLinear, kMoeExperts),
     .is_on_gpu = true,
 };
