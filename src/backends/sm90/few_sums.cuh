@@ -102,8 +102,7 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
         shares[b].prepare(shares[b].scales[0], has_nan);
         cuda_common::add_block(shares[b], inputs, chains);
       }
-      __syncwarp();
-      if (lane == 0) s.free[team][at.stage].arrive();
+      s.free[team][at.stage].arrive();
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[i] += chains[0][i] + chains[1][i];
     }
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(Few::kThreads, 1) few_sums(Job job) {
   Few::Shared& s = *cuda_common::swizzled_shared<Few::Shared>();
   if (threadIdx.x < Few::kTeams * Few::kStages) {
     (&s.full[0][0] + threadIdx.x)->init(1);
-    (&s.free[0][0] + threadIdx.x)->init(Few::kSlots);
+    (&s.free[0][0] + threadIdx.x)->init(Few::kTeamThreads);
   }
   __syncthreads();
   cuda_common::wait_for_previous();

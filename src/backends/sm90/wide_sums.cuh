@@ -120,8 +120,8 @@ class WideConsumer {
     next_ = tiles_.share(s_.weights[stage], block, warp(), lane());
   }
 
-  // This warp needs the stage no more.
-  __device__ void release(ptx::SharedBarrier& free) const {
+  // This warp's products need the stage no more; a warp waits for them as one.
+  __device__ static void release_inputs(ptx::SharedBarrier& free) {
     if (lane() == 0) free.arrive();
   }
 
@@ -149,8 +149,7 @@ class WideConsumer {
           ptx::commit_products();
           if (step == kSteps - 2) {
             if (b == kBlocks - 1) {
-              __syncwarp();  // all lanes have the stage's last share
-              release(s_.weights_free[chunk_ % Wide::kWeightStages]);
+              s_.weights_free[chunk_ % Wide::kWeightStages].arrive();  // each lane has its last share of the stage
               ++chunk_;
             }
             if (b < kBlocks - 1 || chunks_left > 1 || tile + static_cast<int>(gridDim.x) < tiles_.count()) {
@@ -162,10 +161,10 @@ class WideConsumer {
           } else {
             ptx::wait_for_products<1>();
           }
-          if (step == 0 && b > 0) release(s_.inputs_free[b - 1]);
+          if (step == 0 && b > 0) release_inputs(s_.inputs_free[b - 1]);
         }
       }
-      release(s_.inputs_free[kBlocks - 1]);
+      release_inputs(s_.inputs_free[kBlocks - 1]);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] += chains[0][i] + chains[1][i];
     }
@@ -192,7 +191,8 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
   Wide::Shared& s = *cuda_common::swizzled_shared<Wide::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   if (thread < Wide::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Wide::kConsumerWarps);
-  if (thread < Wide::kWeightStages) s.weights_full[thread].init(1), s.weights_free[thread].init(Wide::kConsumerWarps);
+  if (thread < Wide::kWeightStages)
+    s.weights_full[thread].init(1), s.weights_free[thread].init(Wide::kConsumerWarps * kWarp);
   __syncthreads();
   cuda_common::wait_for_previous();
   const Tiles tiles(job);

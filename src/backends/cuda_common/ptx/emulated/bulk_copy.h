@@ -11,8 +11,7 @@
 namespace tessera::backends::cuda_common::ptx::emulated {
 
 struct BarrierState {
-  uint8_t count, pending;
-  uint16_t phase;
+  uint32_t count : 11, pending : 11, phase : 10;
   int32_t bytes;
 };
 static_assert(sizeof(BarrierState) == sizeof(uint64_t));
@@ -24,22 +23,22 @@ inline BarrierState load_barrier(const uint64_t* bits) {
 }
 
 inline void store_barrier(uint64_t* bits, BarrierState state) {
-  if (state.pending == 0 && state.bytes == 0) state.pending = state.count, ++state.phase;
+  if (state.pending == 0 && state.bytes == 0) state.pending = state.count, state.phase = (state.phase + 1) & 1023;
   std::memcpy(bits, &state, sizeof state);
 }
 
 inline void init_barrier(uint64_t* bits, int count) {
-  if (count < 1 || count > 255)
-    device::emulated::fail("a barrier for no thread, or for more than the emulation counts");
-  const auto arrivals = static_cast<uint8_t>(count);
-  store_barrier(bits, {arrivals, arrivals, 0, 0});
+  if (count < 1 || count > 1024) device::emulated::fail("a barrier for no thread, or for more than a block has");
+  BarrierState state{};
+  state.count = state.pending = static_cast<uint32_t>(count) & 2047;
+  store_barrier(bits, state);
 }
 
 inline void arrive(uint64_t* bits, int bytes) {
   BarrierState state = load_barrier(bits);
   if (state.pending == 0) device::emulated::fail("more threads arrive at a barrier than it counts");
   state.bytes += bytes;
-  --state.pending;
+  state.pending = (state.pending - 1) & 2047;
   store_barrier(bits, state);
 }
 
