@@ -10,8 +10,7 @@
 //           NVFP4: then [32] pieces of scales: of each 128 columns rows g and g + 8, two blocks of 16 each
 //   matrix  [ceil(rows / 16)][ceil(cols / columns of a unit)] units; rows and columns that aren't there are zero
 //   scales  FP8: as in the checkpoint, one FP32 per 128 x 128 block, but rows of them padded with zeros to a multiple
-//   of
-//           4, so that those of a unit or a chunk of 512 columns are one aligned load
+//           of 4, so that those of a unit or a chunk of 512 columns are one aligned load
 #include <cstdint>
 
 #include "base/host_device.h"

@@ -119,14 +119,15 @@ int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
     double block_us;  // 128 columns
   };
   constexpr Tile kTiles[] = {{32, 0.50}, {64, 0.52}, {128, 0.75}};
-  constexpr double kPortableFlopsPerUs = 70e6, kPortableLeast = 5, kBegin = 6;
+  constexpr double kPortableFlopsPerUs = 0.53e6, kPortableLeast = 5, kBegin = 6;  // the first of a multiprocessor
+  const int64_t multiprocessors = cuda_common::multiprocessors();
   const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
-  double least = kPortableLeast + flops / kPortableFlopsPerUs;
+  double least = kPortableLeast + flops / (kPortableFlopsPerUs * static_cast<double>(multiprocessors));
   int32_t best = 0;
   for (const Tile& tile : kTiles) {
     const int64_t tiles =
         desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
-    const int64_t rounds = ceil_div<int64_t>(tiles, cuda_common::multiprocessors());
+    const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
     const double time = kBegin + static_cast<double>(rounds * (desc.in / kShareBlock)) * tile.block_us;
     if (time < least) least = time, best = tile.tokens;
   }

@@ -4,15 +4,18 @@
 // so that each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
 // products at a time, chains of even and odd steps, chunks of 512 columns in ascending order.
 //   tile       128 rows (what rows are, Tiles says) by up to 128 tokens; a thread block takes tile after tile
-//   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows of 128 columns while products of the ones before
-//   run producer   a warp that brings stages of 128 columns by bulk copies, a lane each stretch, ahead over tiles too
+//   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows of 128 columns while products before them run
+//   producers  a warp for inputs, 128 columns at a time, and one for weights, 512; by bulk copies, ahead over tiles too
 // What the tiles of a launch are, a class Tiles says:
-//   width(), count()              columns, a multiple of 512; tiles
-//   place(tile)                   what all else about a tile is worked out from
-//   unit(place, slot)             column 0 of the packed unit that fills slot 0 to 7 of a stage; null: none, anything
-//   there inputs(place), tokens(place)  arranged (arranged_inputs.cuh); 1 to 128 share(stage, block, warp, lane)   a
-//   lane's codes of 128 columns, and its scales' codes in scales[0] store<kTokens>(place, warp, lane, sums)   of a
-//   lane: sums[4 j + i] as ptx/wgmma.cuh says
+//   width(), count()     columns, a multiple of 512; tiles
+//   place(tile)          what all else about a tile is worked out from
+//   unit(place, slot)    column 0 of the packed unit for slot 0 to 7 of a stage; null: none, anything may lie there
+//   inputs(place)        the tile's inputs, arranged (arranged_inputs.cuh)
+//   tokens(place)        1 to 128
+//   share(weights, block, warp, lane)
+//                        of a stage: a lane's codes of block 0 to 3, and its scales' codes in scales[0]
+//   store<kTokens>(place, warp, lane, sums)
+//                        takes a lane's sums; sums[4 j + i] as ptx/wgmma.cuh says
 #include <cstdint>
 
 #include "backends/cuda_common/launch.cuh"
