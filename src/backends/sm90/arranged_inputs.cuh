@@ -2,8 +2,7 @@
 #pragma once
 // BF16 inputs in the order in which they are multiplied with packed NVFP4 weights (cuda_common/packed_units.h), in
 // stretches that a bulk copy brings. Which column stands at which k of a product follows from the lanes' shares of the
-// weights (cuda_common/weight_shares.cuh): product s (0 to 7) of 128 columns takes columns 32 t + 4 s + [0, 4) of each
-// t.
+// weights (cuda_common/weight_shares.cuh): of 128 columns product s (0 to 7) takes 32 t + 4 s + [0, 4) of each t.
 //   block   8 rows by 128 columns, 2 KiB; rows that aren't there are zero
 //   tile    [width / 128][ceil(rows / 8)] blocks, of the rows that are multiplied at once: one copy brings 128 columns
 //   matrix  tiles one after another, all but the last of a multiple of 8 rows

@@ -3,6 +3,7 @@
 // (wide_sums.cuh), with few the read of the experts' weights (few_sums.cuh). A handful of slots are too few tiles for
 // that, and the portable kernels share a tile among warps.
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/kernels.h"
 #include "backends/sm90/few_sums.cuh"
@@ -48,10 +49,25 @@ MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& ar
   return job;
 }
 
-// Tiles of a map at most.
-template <class Tiles>
-int64_t most_tiles(const ops::MoeExperts::Desc& desc, const MoeJob& job, int64_t rows) {
-  return most_work(desc, job.num_slots, job.work_slots) * ceil_div<int64_t>(rows, Tiles::kRows);
+template <class Shape, template <class> class Tiles>
+void launch_map(const char* name, const ops::MoeExperts::Desc& desc, int64_t rows, const MoeJob& job,
+                device::Queue& queue) {
+  const int64_t most_tiles =
+      most_work(desc, job.num_slots, job.work_slots) * ceil_div<int64_t>(rows, Tiles<Shape>::kRows);
+  if constexpr (std::is_same_v<Shape, Few>) {
+    launch_few<Tiles<Few>>(name, queue, most_tiles, job);
+  } else {
+    launch_wide<Tiles<Wide>>(name, queue, most_tiles, job);
+  }
+}
+
+template <class Shape>
+void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  const MoeJob job = job_of<Shape>(desc, args);
+  constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_slots;
+  kGroup(desc, job, queue);
+  launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
+  launch_map<Shape, DownTiles>("down", desc, desc.hidden, job, queue);
 }
 
 }  // namespace
@@ -73,24 +89,10 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   switch (kernels_for(desc, args.num_tokens)) {
     case Kernels::kPortable:
       return cuda::moe_experts_packed(desc, args, queue);
-    case Kernels::kFew: {
-      const MoeJob job = job_of<Few>(desc, args);
-      group_few_slots(desc, job, queue);
-      using GateAndUp = GateAndUpTiles<Few>;
-      using Down = DownTiles<Few>;
-      launch_few<GateAndUp>("gate_and_up_few", queue, most_tiles<GateAndUp>(desc, job, desc.inner), job);
-      launch_few<Down>("down_few", queue, most_tiles<Down>(desc, job, desc.hidden), job);
-      return;
-    }
-    case Kernels::kWide: {
-      const MoeJob job = job_of<Wide>(desc, args);
-      group_slots(desc, job, queue);
-      using GateAndUp = GateAndUpTiles<Wide>;
-      using Down = DownTiles<Wide>;
-      launch_wide<GateAndUp>("gate_and_up_wide", queue, most_tiles<GateAndUp>(desc, job, desc.inner), job);
-      launch_wide<Down>("down_wide", queue, most_tiles<Down>(desc, job, desc.hidden), job);
-      return;
-    }
+    case Kernels::kFew:
+      return run<Few>(desc, args, queue);
+    case Kernels::kWide:
+      return run<Wide>(desc, args, queue);
   }
 }
 

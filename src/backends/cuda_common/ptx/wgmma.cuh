@@ -75,17 +75,6 @@ template <int kColumns>
 __device__ void wgmma_bf16(float (&d)[kColumns / 2], const uint32_t (&a)[4], const SharedOperand& b, bool adds);
 
 template <>
-__device__ inline void wgmma_bf16<8>(float (&d)[4], const uint32_t (&a)[4], const SharedOperand& b, bool adds) {
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.ne.b32 adds, %9, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3"
-      "}, {%4, %5, %6, %7}, %8, adds, 1, 1, 0;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
-}
-
-template <>
 __device__ inline void wgmma_bf16<32>(float (&d)[16], const uint32_t (&a)[4], const SharedOperand& b, bool adds) {
   asm volatile(
       "{\n.reg .pred adds;\nsetp.ne.b32 adds, %21, 0;\n"
