@@ -51,7 +51,7 @@ std::vector<uint8_t> column(const std::vector<uint8_t>& entries, int64_t stride,
 
 std::vector<float> as_floats(const std::vector<uint8_t>& bytes) {
   std::vector<float> out(bytes.size() / 4);
-  std::memcpy(out.data(), bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
   return out;
 }
 
