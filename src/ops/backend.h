@@ -14,8 +14,11 @@
 #include "ops/hadamard/hadamard.h"
 #include "ops/indexer/indexer.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_group/linear_group.h"
 #include "ops/mhc/mhc.h"
+#include "ops/mhc_post_pre/mhc_post_pre.h"
 #include "ops/moe/moe.h"
+#include "ops/norm_rope/norm_rope.h"
 #include "ops/quantize_nvfp4/quantize_nvfp4.h"
 #include "ops/random_fill/random_fill.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -36,10 +39,11 @@ struct VariantLists {
   std::tuple<std::span<const Variant<Ops>>...> lists;
 };
 
-// Every op: the model's, and the two that make weights. A new op adds its type here.
-using AllVariants = VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu,
-                                 MoeCombine, Router, CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention,
-                                 StreamAdd, FiniteCheck, Sample, RandomFill, QuantizeNvfp4>;
+// Every op: the model's, the two that make weights, and the fused ones. A new op adds its type here.
+using AllVariants =
+    VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
+                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample,
+                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

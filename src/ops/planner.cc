@@ -10,7 +10,7 @@ namespace tessera::ops {
 
 namespace {
 
-constexpr const char* kReference = "ref";
+constexpr const char *kReference = "ref", *kNone = "none";
 
 // Throws where TESSERA_BACKENDS names a backend that this program lacks.
 void check_names(std::span<const Backend* const> backends, const std::string& names) {
@@ -23,13 +23,14 @@ void check_names(std::span<const Backend* const> backends, const std::string& na
   }
 }
 
-// Calls visit(op name, backend name, variant name) for every variant of a backend.
+// Calls visit(op name, backend name, variant name) for every variant of a backend, and for what else may be forced.
 template <class Visit, class... Ops>
 void for_each_variant(const char* backend, const VariantLists<Ops...>& lists, const Visit& visit) {
   const auto one_op = [&](const char* op, const auto& variants) {
     for (const auto& variant : variants) visit(op, std::string(backend), std::string(backend) + "." + variant.name);
   };
   (one_op(Ops::kName, std::get<std::span<const Variant<Ops>>>(lists.lists)), ...);
+  ((is_fused<Ops>() ? visit(Ops::kName, kNone, kNone) : void()), ...);
 }
 
 }  // namespace

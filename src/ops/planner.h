@@ -4,6 +4,7 @@
 #include <deque>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,12 +13,24 @@
 
 namespace tessera::ops {
 
+// Which variant of which backend computes something.
+struct Chosen {
+  const Backend* backend = nullptr;
+  std::string_view variant;
+  friend bool operator==(const Chosen&, const Chosen&) = default;
+};
+
 // An op bound to a variant: what a layer holds and runs.
 template <class Op>
 struct Bound {
   typename Op::Desc desc;
   const Variant<Op>* variant = nullptr;
   std::string where = "";  // as given to Planner::bind
+  const Backend* backend = nullptr;
+
+  // False only of a fused op that was not found.
+  bool is_bound() const { return variant != nullptr; }
+  Chosen chosen() const { return {backend, variant->name}; }
 
   void run(const typename Op::Args& args, device::Queue& queue) const {
     if constexpr (requires { args.workspace; }) {
@@ -42,8 +55,8 @@ struct PlanLine {
   std::vector<std::string> refusals;  // "backend.variant: reason", for every better one that declined
 };
 
-// "op=backend" or "op=backend.variant", comma-separated: only these may be bound for these ops.
-// Throws kInvalidArgument for malformed text and for an op named twice.
+// "op=backend" or "op=backend.variant", comma-separated: only these may be bound for these ops. "op=none" of a fused
+// op: its parts run one by one. Throws kInvalidArgument for malformed text and for an op named twice.
 std::vector<std::pair<std::string, std::string>> parse_forced(const std::string& text);
 
 // What TESSERA_BACKENDS (machine.backends) names in vain: a line for each backend that this program has and this
@@ -64,19 +77,27 @@ class Planner {
     PlanLine line{where, Op::kName, desc.to_string(), "", {}};
     for (const Backend* backend : usable_) {
       for (const Variant<Op>& variant : backend->template variants_of<Op>()) {
-        const std::string name = std::string(backend->name) + "." + variant.name;
-        std::string why_not;
-        if (!is_allowed(Op::kName, backend->name, name, why_not) ||
-            (variant.runs_on != nullptr && !variant.runs_on(machine_, why_not)) || !variant.supports(desc, why_not)) {
-          line.refusals.push_back(name + ": " + why_not);
-          continue;
-        }
-        line.chosen = name;
-        lines_.push_back(std::move(line));
-        return {desc, &variant, where};
+        if (takes(*backend, variant, desc, line)) return {desc, &variant, where, backend};
       }
     }
     fail_unbound(line);
+  }
+  // A fused op (decision 0023) whose parts are computed by `parts`: bound where the same backend computes all of them,
+  // to its variant of the first part's name, if that supports `desc`. Not bound: the parts run one by one.
+  template <class Op>
+  Bound<Op> bind_fused(const std::string& where, const typename Op::Desc& desc, std::span<const Chosen> parts) {
+    static_assert(is_fused<Op>());
+    const Chosen& first = parts.front();
+    for (const Chosen& part : parts) {
+      if (part.backend != first.backend) return {};
+    }
+    PlanLine line{where, Op::kName, desc.to_string(), "", {}};
+    for (const Variant<Op>& variant : first.backend->template variants_of<Op>()) {
+      if (variant.name == first.variant && takes(*first.backend, variant, desc, line)) {
+        return {desc, &variant, where, first.backend};
+      }
+    }
+    return {};
   }
 
   const std::deque<PlanLine>& lines() const { return lines_; }
@@ -84,6 +105,20 @@ class Planner {
   const std::vector<std::string>& unavailable() const { return unavailable_; }
 
  private:
+  // Whether that variant computes `desc`; if so, the line is kept.
+  template <class Op>
+  bool takes(const Backend& backend, const Variant<Op>& variant, const typename Op::Desc& desc, PlanLine& line) {
+    const std::string name = std::string(backend.name) + "." + variant.name;
+    std::string why_not;
+    if (!is_allowed(Op::kName, backend.name, name, why_not) ||
+        (variant.runs_on != nullptr && !variant.runs_on(machine_, why_not)) || !variant.supports(desc, why_not)) {
+      line.refusals.push_back(name + ": " + why_not);
+      return false;
+    }
+    line.chosen = name;
+    lines_.push_back(std::move(line));
+    return true;
+  }
   bool is_allowed(const char* op, const char* backend, const std::string& name, std::string& why_not) const;
   [[noreturn]] void fail_unbound(const PlanLine& line) const;
 

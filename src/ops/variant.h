@@ -4,6 +4,7 @@
 //   Op::Desc   what is fixed when the model is built: dimensions, dtypes, layouts, precision; has to_string()
 //   Op::Args   pointers and run-time sizes of one call
 //   Op::kName  its name in plans, traces and TESSERA_FORCE
+// A fused op (decision 0023) has a fourth, Op::kIsFused: it does what a sequence of others does, whose bits it gives.
 #include <cstdint>
 #include <string>
 
@@ -13,6 +14,13 @@
 namespace tessera::ops {
 
 struct PackedLayout;  // ops/packed_layout.h
+
+template <class Op>
+constexpr bool is_fused() {
+  return requires {
+    Op::kIsFused;
+  };
+}
 
 template <class Op>
 struct Variant {

@@ -63,12 +63,8 @@ std::vector<Spec<ops::CacheWrite>> specs_of(ops::CacheWrite, bool is_quick) {
   return specs;
 }
 
-Case<ops::CacheWrite> make_case(Rng& rng, const Spec<ops::CacheWrite>& spec) {
-  const EntryLayout& layout = spec.desc.layout;
-  const int64_t rows = spec.num_tokens, slots = rows + 2;
-  Case<ops::CacheWrite> one;
-  one.args.rows =
-      one.arrays.tensor(filled(rng, spec.fill, rows, layout.width), spec.desc.activation, {rows, layout.width});
+std::vector<int64_t> random_slots(Rng& rng, int64_t rows) {
+  const int64_t slots = rows + 2;
   std::vector<int64_t> order(static_cast<size_t>(slots));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
   for (size_t i = 0; i < order.size(); ++i) std::swap(order[i], order[i + rng.below(order.size() - i)]);
@@ -76,7 +72,16 @@ Case<ops::CacheWrite> make_case(Rng& rng, const Spec<ops::CacheWrite>& spec) {
   const auto last = std::find(order.begin(), order.end(), slots - 1);
   std::swap(*last, order.front());
   if (rows > 2) order[1] = -1;
-  one.args.slots = one.arrays.array(order);
+  return order;
+}
+
+Case<ops::CacheWrite> make_case(Rng& rng, const Spec<ops::CacheWrite>& spec) {
+  const EntryLayout& layout = spec.desc.layout;
+  const int64_t rows = spec.num_tokens, slots = rows + 2;
+  Case<ops::CacheWrite> one;
+  one.args.rows =
+      one.arrays.tensor(filled(rng, spec.fill, rows, layout.width), spec.desc.activation, {rows, layout.width});
+  one.args.slots = one.arrays.array(random_slots(rng, rows));
   // Untouched entries keep what they hold.
   std::vector<TensorView> written;
   if (is_paged(rng, spec)) {

@@ -2,10 +2,12 @@
 #pragma once
 // The calls that are verified, op by op. Shapes named Flash are those of deepseek-ai/DeepSeek-V4-Flash (its
 // config.json); what has many rows that are alike (vocabulary, experts) is cut, and the label says so.
+#include <cmath>
 #include <vector>
 
 #include "ops/backend.h"
 #include "verify/case.h"
+#include "verify/fills.h"
 
 namespace tessera::verify {
 
@@ -36,6 +38,9 @@ TESSERA_VERIFIED_OP(CompressorPool)
 TESSERA_VERIFIED_OP(IndexScores)
 TESSERA_VERIFIED_OP(TopK)
 TESSERA_VERIFIED_OP(Attention)
+TESSERA_VERIFIED_OP(NormRope)
+TESSERA_VERIFIED_OP(MhcPostPre)
+TESSERA_VERIFIED_OP(LinearGroup)
 
 #undef TESSERA_VERIFIED_OP
 
@@ -60,5 +65,17 @@ void add_published(std::vector<Spec<Op>>& specs, const typename Op::Desc& desc, 
   specs.push_back({desc, most_tokens, Fill::kMixed, context, label});
   specs.push_back({desc, 1, Fill::kNormal, context, label});
 }
+
+// The mixing weights of `count` coefficients: their products with a stream of RMS 1 are near 1.
+template <class Args>
+void add_mixing(Args& args, Arrays& arrays, Rng& rng, int64_t hidden, int64_t count, int64_t num_scales) {
+  const int64_t wide = ops::kHcStreams * hidden;
+  args.fn = arrays.array(normal_values(rng, count, wide, 1 / std::sqrt(static_cast<float>(wide))));
+  args.base = arrays.array(normal_values(rng, 1, count));
+  args.scale = arrays.array(normal_values(rng, 1, num_scales, 0.5f));
+}
+
+// Which entry of a cache each of `rows` rows is written to; of more than two one to none.
+std::vector<int64_t> random_slots(Rng& rng, int64_t rows);
 
 }  // namespace tessera::verify

@@ -191,4 +191,36 @@ inline void add_arrays(Stage& stage, const ops::QuantizeNvfp4::Desc& desc, ops::
   stage.add(args.globals, (desc.rule == ops::QuantizeNvfp4::Rule::kRows ? rows : 1) * 4, Access::kOutput);
 }
 
+inline void add_arrays(Stage& stage, const ops::NormRope::Desc& desc, ops::NormRope::Args& args) {
+  for (size_t i = 0; i < desc.sets.size(); ++i) {
+    const ops::NormRope::SetDesc& set = desc.sets[i];
+    ops::NormRope::Set& of = args.sets[i];
+    stage.add(of.x, Access::kOutput);
+    stage.add(of.weight, Access::kInput);
+    stage.add(of.positions, of.num_rows * 8, Access::kInput);
+    stage.add(of.frequencies, set.rope.rope_dim / 2 * 4, Access::kInput);
+    if (!set.write) continue;
+    const int64_t entries = of.num_rows == 0 ? 0 : largest_of(of.slots, of.num_rows) + 1;
+    stage.add(of.slots, of.num_rows * 8, Access::kInput);
+    stage.add(of.cache, of.num_rows, entries, set.write->layout.entry_bytes(), Access::kOutput);
+  }
+}
+
+inline void add_arrays(Stage& stage, const ops::MhcPostPre::Desc& desc, ops::MhcPostPre::Args& args) {
+  args.combine.num_tokens = args.post.num_tokens = args.pre.num_tokens = args.num_tokens;
+  if (desc.combine) add_arrays(stage, *desc.combine, args.combine);
+  if (desc.has_post) add_arrays(stage, desc.mhc, args.post);
+  if (!desc.norm) return;
+  add_arrays(stage, desc.mhc, args.pre);
+  stage.add(args.weight, Access::kInput);
+}
+
+inline void add_arrays(Stage& stage, const ops::LinearGroup::Desc& desc, ops::LinearGroup::Args& args) {
+  stage.add(args.x, Access::kInput);
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    stage.add(args.weights[i]);
+    stage.add(args.y[i], Access::kOutput);
+  }
+}
+
 }  // namespace tessera::verify

@@ -29,15 +29,6 @@ std::vector<Spec<Op>> hyper_connection_specs(bool is_quick) {
   return specs;
 }
 
-// The mixing weights of `count` coefficients: their products with a stream of RMS 1 are near 1.
-template <class Args>
-void add_mixing(Args& args, Arrays& arrays, Rng& rng, int64_t hidden, int64_t count, int64_t num_scales) {
-  const int64_t wide = ops::kHcStreams * hidden;
-  args.fn = arrays.array(normal_values(rng, count, wide, 1 / std::sqrt(static_cast<float>(wide))));
-  args.base = arrays.array(normal_values(rng, 1, count));
-  args.scale = arrays.array(normal_values(rng, 1, num_scales, 0.5f));
-}
-
 }  // namespace
 
 std::vector<Spec<ops::Embedding>> specs_of(ops::Embedding, bool is_quick) {

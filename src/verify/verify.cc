@@ -48,6 +48,12 @@ class PackedWeights {
       packed_.push_back(weight_for(variant, desc, args.weight));
       args.weight = packed_.back().view;
     }
+    if constexpr (requires { args.weights[0].tensor_scale; }) {
+      for (size_t i = 0; i < desc.maps.size(); ++i) {
+        packed_.push_back(weight_for(variant, desc, args.weights[i]));
+        args.weights[i] = packed_.back().view;
+      }
+    }
     if constexpr (requires { args.w1; }) {
       for (const ops::WeightView** weights : {&args.w1, &args.w3, &args.w2}) {
         std::vector<ops::WeightView>& views = views_.emplace_back();

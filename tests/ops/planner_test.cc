@@ -142,6 +142,32 @@ TEST(Planner, MisspeltForceIsAnError) {
   }
 }
 
+TEST(Planner, AFusedOpIsOfTheBackendAndVariantOfItsParts) {
+  static constexpr Variant<RmsNorm> norms[] = {{"other", small_only, nullptr, nullptr, run_small},
+                                               {"simple", any, nullptr, nullptr, run_any}};
+  static constexpr Variant<NormRope> fused[] = {
+      {"simple", [](const NormRope::Desc&, std::string&) { return true; }, nullptr, nullptr, nullptr}};
+  static constinit const Backend both = {"both", available, Verification::kEmulated, make_variants(norms, fused)},
+                                 plain = {"plain", available, Verification::kEmulated, only(kPlain)};
+  const Backend* const list[] = {&both, &plain};
+  Planner planner(list, {});
+  const Chosen other = planner.bind<RmsNorm>("a", {.width = 8}).chosen(),
+               simple = planner.bind<RmsNorm>("b", {.width = 9}).chosen();
+  const auto bind = [](Planner& with, const std::vector<Chosen>& parts) {
+    return with.bind_fused<NormRope>("c", {}, parts).is_bound();
+  };
+  EXPECT_TRUE(bind(planner, {simple, other}));
+  EXPECT_EQ(planner.lines().back().chosen, "both.simple");
+  const size_t num_lines = planner.lines().size();
+  EXPECT_FALSE(bind(planner, {other, simple})) << "the first part has another variant";
+  Planner forced(list, {}, parse_forced("rms_norm=plain")), none(list, {}, parse_forced("norm_rope=none"));
+  const Chosen slower = forced.bind<RmsNorm>("a", {.width = 8}).chosen();
+  EXPECT_FALSE(bind(planner, {simple, slower})) << "another backend computes a part";
+  EXPECT_FALSE(bind(planner, {slower}));
+  EXPECT_FALSE(bind(none, {simple}));
+  EXPECT_EQ(planner.lines().size(), num_lines) << "what is not bound is no line of the plan";
+}
+
 TEST(Registry, ReferenceIsLastAndComputesEveryOp) {
   const auto backends = backends::all_backends();
   ASSERT_FALSE(backends.empty());

@@ -43,6 +43,9 @@ template <class Desc>
 const PackedLayout* packed_layout(const Desc& desc) {
   return cuda_common::packed_units(desc.format);
 }
+const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
+  return packed_layout(desc.maps.front());
+}
 constexpr Variant<Linear> kLinear[] = {
     {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr, cuda::linear_packed},
     {"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
@@ -72,6 +75,11 @@ constexpr Variant<Sample> kSample[] = {
 constexpr Variant<RandomFill> kRandomFill[] = {simple<RandomFill>(cuda::random_fill, random_fill_reference_supports)};
 constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
     simple<QuantizeNvfp4>(cuda::quantize_nvfp4, quantize_nvfp4_reference_supports)};
+constexpr Variant<NormRope> kNormRope[] = {simple<NormRope>(cuda::norm_rope, cuda::norm_rope_supports)};
+constexpr Variant<MhcPostPre> kMhcPostPre[] = {
+    simple<MhcPostPre>(cuda::mhc_post_pre, cuda::mhc_post_pre_supports, cuda::mhc_post_pre_workspace)};
+constexpr Variant<LinearGroup> kLinearGroup[] = {
+    {"packed", cuda::linear_group_packed_supports, packed_layout_of_group, nullptr, cuda::linear_group_packed}};
 
 }  // namespace
 
@@ -79,10 +87,10 @@ extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = {{kEmbedding,   kRmsNorm,        kRope,        kMhcPre,       kMhcPost,   kMhcHead,
-                  kLinear,      kMoeExperts,     kSwiGlu,      kMoeCombine,   kRouter,    kCacheWrite,
-                  kHadamard,    kCompressorPool, kIndexScores, kTopK,         kAttention, kStreamAdd,
-                  kFiniteCheck, kSample,         kRandomFill,  kQuantizeNvfp4}},
+    .variants = {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,     kMhcPost,     kMhcHead,  kLinear,
+                  kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,     kCacheWrite,  kHadamard, kCompressorPool,
+                  kIndexScores,   kTopK,     kAttention,  kStreamAdd,  kFiniteCheck, kSample,   kRandomFill,
+                  kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup}},
     .is_on_gpu = true,
 };
 

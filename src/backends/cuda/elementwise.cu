@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops whose outputs each depend on a few inputs: embedding, stream_add, swiglu, moe_combine, mhc_post. One thread per
-// output (mhc_post: per channel of a token).
+// output or four neighbouring ones (mhc_post: all streams of a channel).
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
-#include "backends/cuda_common/values.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -12,6 +12,7 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kBlock = 256;
+constexpr int kSlotsAtOnce = 8;
 
 __global__ void embedding_kernel(Values weight, const int32_t* ids, Values out, int64_t streams, int64_t hidden,
                                  int64_t count) {
@@ -35,35 +36,24 @@ __global__ void swiglu_kernel(Values gate, Values up, Values out, float limit, i
   out.store(i, swiglu_value(gate[i], up[i], limit));
 }
 
-// Slots ascend, the shared expert comes last.
-__global__ void moe_combine_kernel(Values routed, Values shared, Values out, int64_t top_k, int64_t hidden,
-                                   int64_t count) {
+template <int kWide>
+__global__ void moe_combine_kernel(ExpertSum experts, Values out, int64_t count) {
   wait_for_previous();
-  const int64_t i = item_index();
+  const int64_t i = item_index() * kWide;
   if (i >= count) return;
-  float sum = 0;
-  if (routed.data != nullptr) {
-    for (int64_t slot = 0; slot < top_k; ++slot) sum += routed[(i / hidden * top_k + slot) * hidden + i % hidden];
-  }
-  if (shared.data != nullptr) sum += shared[i];
-  out.store(i, sum);
+  store_pack(out, i, experts.at<kWide, kSlotsAtOnce>(i / experts.hidden, i % experts.hidden));
 }
 
 // All four streams of a channel in one thread: `out` may be `x`.
-__global__ void mhc_post_kernel(Values x, Values o, const float* post, const float* comb, Values out, int64_t hidden,
-                                int64_t count) {
+template <int kWide>
+__global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
   wait_for_previous();
-  const int64_t i = item_index();
+  const int64_t i = item_index() * kWide;
   if (i >= count) return;
-  const int64_t t = i / hidden, c = i % hidden;
-  float streams[ops::kHcStreams];
-  for (int j = 0; j < ops::kHcStreams; ++j) streams[j] = x[(t * ops::kHcStreams + j) * hidden + c];
+  const int64_t t = i / write.hidden, c = i % write.hidden;
+  const auto in = write.load<kWide, kSlotsAtOnce>(t, c);
   for (int k = 0; k < ops::kHcStreams; ++k) {
-    float sum = 0;
-    for (int j = 0; j < ops::kHcStreams; ++j) {
-      sum += comb[(t * ops::kHcStreams + j) * ops::kHcStreams + k] * streams[j];
-    }
-    out.store((t * ops::kHcStreams + k) * hidden + c, post[t * ops::kHcStreams + k] * o[i] + sum);
+    store_pack(write.out, (t * ops::kHcStreams + k) * write.hidden + c, write.stream(t, k, in));
   }
 }
 
@@ -88,15 +78,25 @@ void swiglu(const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device
 }
 
 void moe_combine(const ops::MoeCombine::Desc& desc, const ops::MoeCombine::Args& args, device::Queue& queue) {
+  const ExpertSum experts{values_of(args.routed), values_of(args.shared), desc.top_k, desc.hidden};
   const int64_t count = args.num_tokens * desc.hidden;
-  launch("moe_combine", queue, moe_combine_kernel, grid_for(count, kBlock), kBlock, 0, values_of(args.routed),
-         values_of(args.shared), values_of(args.out), desc.top_k, desc.hidden, count);
+  const auto start = [&](auto kernel, int wide) {
+    launch("moe_combine", queue, kernel, grid_for(count / wide, kBlock), kBlock, 0, experts, values_of(args.out),
+           count);
+  };
+  has_packs(desc.hidden) ? start(moe_combine_kernel<4>, 4) : start(moe_combine_kernel<1>, 1);
 }
 
 void mhc_post(const ops::MhcDesc& desc, const ops::MhcPost::Args& args, device::Queue& queue) {
-  const int64_t count = args.num_tokens * desc.hidden;
-  launch("mhc_post", queue, mhc_post_kernel, grid_for(count, kBlock), kBlock, 0, values_of(args.x), values_of(args.o),
-         args.post, args.comb, values_of(args.out), desc.hidden, count);
+  write_streams(stream_write(desc, args), args.num_tokens, queue);
+}
+
+void write_streams(const StreamWrite& write, int64_t num_tokens, device::Queue& queue) {
+  const int64_t count = num_tokens * write.hidden;
+  const auto start = [&](auto kernel, int wide) {
+    launch("mhc_post", queue, kernel, grid_for(count / wide, kBlock), kBlock, 0, write, count);
+  };
+  has_packs(write.hidden) ? start(mhc_post_kernel<4>, 4) : start(mhc_post_kernel<1>, 1);
 }
 
 }  // namespace tessera::backends::cuda

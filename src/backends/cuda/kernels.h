@@ -51,4 +51,15 @@ void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device
 void random_fill(const ops::RandomFill::Desc& desc, const ops::RandomFill::Args& args, device::Queue& queue);
 void quantize_nvfp4(const ops::QuantizeNvfp4::Desc& desc, const ops::QuantizeNvfp4::Args& args, device::Queue& queue);
 
+// Fused ops.
+bool norm_rope_supports(const ops::NormRope::Desc& desc, std::string& why_not);
+void norm_rope(const ops::NormRope::Desc& desc, const ops::NormRope::Args& args, device::Queue& queue);
+bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_not);
+int64_t mhc_post_pre_workspace(const ops::MhcPostPre::Desc& desc, int64_t max_tokens);
+void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, device::Queue& queue);
+bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::string& why_not);
+// Up to 8 tokens, in one launch. False, and nothing done: more, or not on this GPU.
+bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
+void linear_group_packed(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
+
 }  // namespace tessera::backends::cuda

@@ -4,9 +4,8 @@
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
-#include "backends/cuda_common/entries.cuh"
-#include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/row_parts.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -16,22 +15,10 @@ using namespace cuda_common;
 
 constexpr int kBlock = 128, kMaxNormThreads = 512;
 
-constexpr int kPerThread = 8;  // values of a row that a thread has on their way at once
-
-// Calls function(i, c) for this thread's columns c of a row, i of each batch of kPerThread.
-template <class Function>
-__device__ void for_columns(int64_t begin, int64_t width, const Function& function) {
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int64_t c = begin + threadIdx.x + i * blockDim.x;
-    if (c < width) function(i, c);
-  }
-}
-
-// All threads bring the row and its squares, half a warp sums these in the order of the contract.
+// All threads bring the row, half a warp sums its squares in the order of the contract.
 __global__ void __launch_bounds__(kMaxNormThreads)
     rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
-  float* s_squares = dynamic_shared<float>();
+  float* s_row = dynamic_shared<float>();
   __shared__ float s_factor;
   const int64_t base = blockIdx.x * width, batch = kPerThread * static_cast<int64_t>(blockDim.x);
   float values[kPerThread], weights[kPerThread];
@@ -42,15 +29,12 @@ __global__ void __launch_bounds__(kMaxNormThreads)
   wait_for_previous();
   for (int64_t begin = 0; begin < width; begin += batch) {
     for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
-    for_columns(begin, width, [&](int i, int64_t c) { s_squares[c] = values[i] * values[i]; });
+    for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
   if (threadIdx.x < 32) {
-    float sum = 0;
-#pragma unroll 16
-    for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += s_squares[c];
-    const float mean = add_lanes(sum) / static_cast<float>(width);
-    if (threadIdx.x == 0) s_factor = 1 / sqrtf(mean + eps);
+    const float factor = norm_factor(s_row, width, eps);
+    if (threadIdx.x == 0) s_factor = factor;
   }
   __syncthreads();
   const float factor = s_factor;
@@ -69,23 +53,12 @@ __global__ void rope_kernel(Values x, const int64_t* positions, const float* fre
   const int64_t item = item_index(), pairs = rope_dim / 2;
   if (item >= count) return;
   const int64_t i = item % pairs, row = item / pairs;
-  const double angle = static_cast<double>(static_cast<float>(positions[row / vectors]) * frequencies[i]);
-  const float cosine = static_cast<float>(cos(angle));
-  const float sine = static_cast<float>(sin(angle)) * (is_inverse ? -1.0f : 1.0f);
+  const double angle = rotary_angle(positions[row / vectors], frequencies[i]);
+  const float cosine = rotary_cosine(angle), sine = rotary_sine(angle, is_inverse);
   const int64_t at = (row + 1) * width - rope_dim + 2 * i;
   const float a = x[at], b = x[at + 1];
-  x.store(at, a * cosine - b * sine);
-  x.store(at + 1, a * sine + b * cosine);
-}
-
-// The largest magnitude over the warp, NaN where there is one (numeric::abs_max).
-__device__ float warp_abs_max(float value) {
-  float max = fabsf(value);
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, max, step);
-    max = other != other || other > max ? other : max;
-  }
-  return max;
+  x.store(at, rotated_first(a, b, cosine, sine));
+  x.store(at + 1, rotated_second(a, b, cosine, sine));
 }
 
 __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp4) {
@@ -93,90 +66,20 @@ __global__ void hadamard_kernel(Values x, int64_t width, float scale, bool is_fp
   float* s_row = dynamic_shared<float>();
   const int64_t base = blockIdx.x * width;
   for (int64_t i = threadIdx.x; i < width; i += kBlock) s_row[i] = x[base + i];
-  for (int64_t step = 1; step < width; step *= 2) {
-    __syncthreads();
-    for (int64_t pair = threadIdx.x; pair < width / 2; pair += kBlock) {
-      const int64_t i = pair / step * 2 * step + pair % step;
-      const float a = s_row[i], b = s_row[i + step];
-      s_row[i] = a + b;
-      s_row[i + step] = a - b;
-    }
-  }
-  __syncthreads();
-  for (int64_t i = threadIdx.x; i < width; i += kBlock) s_row[i] = round_to(x.is_bf16, s_row[i] * scale);
-  __syncthreads();
-  if (is_fp4) {  // a warp per group; the arithmetic is that of numeric::q4_quantize and back
-    static_assert(numeric::kMxfp4Block == 32);
-    for (int64_t i = threadIdx.x; i < width; i += kBlock) {
-      const uint8_t group_scale = numeric::q4_scale(warp_abs_max(s_row[i]));
-      s_row[i] = numeric::e2m1_to_float(numeric::q4_code(s_row[i], group_scale)) * numeric::e8m0_to_float(group_scale);
-    }
-  }
+  hadamard_row(s_row, width, scale, x.is_bf16, is_fp4);
   for (int64_t i = threadIdx.x; i < width; i += kBlock) x.store(base + i, s_row[i]);
 }
 
-// Values [begin, begin + count) of an entry as they are: FP32 or BF16. A warp writes.
-__device__ void write_plain(const Values& target, const Values& rows, int64_t from, int64_t count) {
-  for (int64_t i = threadIdx.x % 32; i < count; i += 32) target.store(i, rows[from + i]);
-}
-
-// Piece p of an entry is its p-th group; what follows the groups of a key/value entry (the rotary part and the padding)
-// is the last piece. A warp has a piece; the arithmetic is that of numeric::q8_quantize and q4_quantize.
+// A warp has a piece of an entry.
 __global__ void cache_write_kernel(Values rows, const int64_t* slots, ops::PagedEntries<uint8_t> cache, Entries entries,
                                    int64_t pieces, int64_t count) {
   wait_for_previous();
   const int64_t item = item_index() / 32;
-  const int lane = threadIdx.x % 32;
   if (item >= count) return;
   const int64_t row = item / pieces, piece = item % pieces, base = row * entries.width;
   if (slots[row] < 0) return;
   uint8_t* entry = cache.of_row(row).at(slots[row], entries.bytes);
-  if (entries.format == ops::EntryFormat::kF32 || entries.format == ops::EntryFormat::kBf16) {
-    const bool is_bf16 = entries.format == ops::EntryFormat::kBf16;
-    const int64_t begin = piece * ops::kKvGroup;
-    write_plain({entry + begin * (is_bf16 ? 2 : 4), is_bf16}, rows, base + begin,
-                min(ops::kKvGroup, entries.width - begin));
-    return;
-  }
-  if (entries.format == ops::EntryFormat::kIndexFp4) {
-    static_assert(ops::kIndexGroup == 32);
-    const int64_t begin = piece * ops::kIndexGroup;
-    const float value = rows[base + begin + lane];
-    const uint8_t scale = numeric::q4_scale(warp_abs_max(value)), code = numeric::q4_code(value, scale);
-    const uint8_t next = static_cast<uint8_t>(__shfl_down_sync(~0u, static_cast<unsigned>(code), 1));
-    if (lane % 2 == 0) entry[(begin + lane) / 2] = static_cast<uint8_t>(code | next << 4);
-    if (lane == 0) entry[entries.width / 2 + piece] = scale;
-    return;
-  }
-  const int64_t groups = entries.nope / ops::kKvGroup;
-  if (piece < groups) {
-    static_assert(ops::kKvGroup == 64);
-    const int64_t begin = piece * ops::kKvGroup;
-    const float a = rows[base + begin + lane], b = rows[base + begin + 32 + lane];
-    const float max_a = warp_abs_max(a), max_b = warp_abs_max(b);
-    const uint8_t scale = numeric::q8_scale(max_b != max_b || max_b > max_a ? max_b : max_a);
-    entry[begin + lane] = numeric::q8_code(a, scale);
-    entry[begin + 32 + lane] = numeric::q8_code(b, scale);
-    if (lane == 0) entry[entries.at.scales + piece] = scale;
-    return;
-  }
-  write_plain({entry + entries.at.rope, entries.format == ops::EntryFormat::kKvFp8Bf16}, rows, base + entries.nope,
-              entries.width - entries.nope);
-  for (int64_t i = entries.at.scales + groups + lane; i < entries.at.end; i += 32) entry[i] = 0;
-}
-
-int64_t num_pieces(const ops::EntryLayout& layout) {
-  switch (layout.format) {
-    case ops::EntryFormat::kF32:
-    case ops::EntryFormat::kBf16:
-      return ceil_div(layout.width, ops::kKvGroup);
-    case ops::EntryFormat::kIndexFp4:
-      return layout.width / ops::kIndexGroup;
-    case ops::EntryFormat::kKvFp8Bf16:
-    case ops::EntryFormat::kKvFp8F32:
-      break;
-  }
-  return layout.nope_dim() / ops::kKvGroup + 1;
+  write_piece(rows, base, piece, entries, entry);
 }
 
 }  // namespace
@@ -202,9 +105,9 @@ void rope(const ops::Rope::Desc& desc, const ops::Rope::Args& args, device::Queu
 }
 
 void hadamard(const ops::Hadamard::Desc& desc, const ops::Hadamard::Args& args, device::Queue& queue) {
-  const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(desc.width)));
   launch("hadamard", queue, hadamard_kernel, grid_for(args.num_rows, 1), kBlock,
-         static_cast<size_t>(desc.width) * sizeof(float), values_of(args.x), desc.width, scale, desc.is_fp4);
+         static_cast<size_t>(desc.width) * sizeof(float), values_of(args.x), desc.width, hadamard_scale(desc.width),
+         desc.is_fp4);
 }
 
 void cache_write(const ops::CacheWrite::Desc& desc, const ops::CacheWrite::Args& args, device::Queue& queue) {

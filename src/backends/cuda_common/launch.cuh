@@ -21,12 +21,14 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
+// Dynamic shared memory that a launch need not ask for: with what kernels declare themselves it is less than 48 KiB.
+constexpr size_t kSharedForAll = 16 << 10;
+
 // An empty grid is a no-op. `name` is what an error says; an error inside the kernel surfaces in a later call.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
             size_t shared_bytes, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
-  constexpr size_t kSharedForAll = 16 << 10;  // with what kernels declare themselves, more has to be asked for
   if (shared_bytes > kSharedForAll) {
     TESSERA_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));

@@ -53,6 +53,11 @@ constexpr Variant<RandomFill> kRandomFill[] = {
     plain<RandomFill>(random_fill_reference, random_fill_reference_supports)};
 constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
     plain<QuantizeNvfp4>(quantize_nvfp4_reference, quantize_nvfp4_reference_supports)};
+constexpr Variant<NormRope> kNormRope[] = {plain<NormRope>(norm_rope_reference, norm_rope_reference_supports)};
+constexpr Variant<MhcPostPre> kMhcPostPre[] = {
+    plain<MhcPostPre>(mhc_post_pre_reference, mhc_post_pre_reference_supports)};
+constexpr Variant<LinearGroup> kLinearGroup[] = {
+    plain<LinearGroup>(linear_group_reference, linear_group_reference_supports, linear_group_reference_workspace)};
 
 }  // namespace
 
@@ -60,9 +65,10 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding, kRmsNorm,    kRope,        kMhcPre,     kMhcPost,    kMhcHead,        kLinear,      kMoeExperts,
-      kSwiGlu,    kMoeCombine, kRouter,      kCacheWrite, kHadamard,   kCompressorPool, kIndexScores, kTopK,
-      kAttention, kStreamAdd,  kFiniteCheck, kSample,     kRandomFill, kQuantizeNvfp4}},
+    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,     kMhcPost,     kMhcHead,  kLinear,
+      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,     kCacheWrite,  kHadamard, kCompressorPool,
+      kIndexScores,   kTopK,     kAttention,  kStreamAdd,  kFiniteCheck, kSample,   kRandomFill,
+      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup}},
 };
 
 }  // namespace tessera::backends

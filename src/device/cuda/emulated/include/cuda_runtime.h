@@ -15,6 +15,7 @@
 
 #define __global__
 #define __device__
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 // One block runs at a time, so that its shared variables may be the program's. In a section of their own, which is

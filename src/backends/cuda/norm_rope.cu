@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// norm_rope: a thread block per vector of any of the sets, which stays in shared memory from its load to its store.
+// What bounds it is latency: one load of the vector, a serial sum of squares, sine and cosine beside that.
+#include <algorithm>
+
+#include "backends/cuda/kernels.h"
+#include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/row_parts.cuh"
+
+namespace tessera::backends::cuda {
+
+namespace {
+
+using namespace cuda_common;
+
+constexpr int kBlock = 128, kWarp = 32;
+
+struct Set {
+  int64_t end;  // of the set's blocks
+  Values x, weight;
+  const int64_t *positions, *slots;  // slots null: not stored
+  const float* frequencies;
+  ops::PagedEntries<uint8_t> cache;
+  Entries entries;
+  int pieces, vectors, width, rope_dim;
+  float eps, hadamard_scale;
+  bool has_norm, is_inverse, has_hadamard, is_fp4;
+};
+
+struct Job {
+  Set sets[ops::NormRope::kMostSets];
+};
+
+__global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ Job job) {
+  float* s_row = dynamic_shared<float>();
+  __shared__ float s_factor;
+  int64_t vector = blockIdx.x;
+  int n = 0;
+  while (vector >= job.sets[n].end) ++n;
+  if (n > 0) vector -= job.sets[n - 1].end;
+  const Set& set = job.sets[n];
+  const int width = set.width, pairs = set.rope_dim / 2, thread = static_cast<int>(threadIdx.x);
+  float* s_turns = s_row + width;  // cosines, then sines
+  float weights[kPerThread];
+  const auto load_weights = [&](int64_t begin) {
+    for_columns(begin, width,
+                [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
+  };
+  if (set.has_norm) load_weights(0);
+
+  wait_for_previous();
+  const int64_t row = vector / set.vectors, base = vector * width;
+  const bool is_bf16 = set.x.is_bf16;
+  if (set.slots != nullptr && set.slots[row] < 0) return;  // nobody's
+  constexpr int64_t kBatch = int64_t{kPerThread} * kBlock;
+  for (int64_t begin = 0; begin < width; begin += kBatch) {
+    float values[kPerThread];
+    for_columns(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
+    for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
+  }
+  __syncthreads();
+  if (thread < kWarp) {
+    if (set.has_norm) {
+      const float factor = norm_factor(s_row, width, set.eps);
+      if (thread == 0) s_factor = factor;
+    }
+  } else {
+    for (int i = thread - kWarp; i < 2 * pairs; i += kBlock - kWarp) {
+      const double angle = rotary_angle(set.positions[row], set.frequencies[i % pairs]);
+      s_turns[i] = i < pairs ? rotary_cosine(angle) : rotary_sine(angle, set.is_inverse);
+    }
+  }
+  __syncthreads();
+  if (set.has_norm) {
+    const float factor = s_factor;
+    for (int64_t begin = 0; begin < width; begin += kBatch) {
+      if (begin > 0) load_weights(begin);
+      for_columns(begin, width,
+                  [&](int i, int64_t c) { s_row[c] = round_to(is_bf16, s_row[c] * factor * weights[i]); });
+    }
+    __syncthreads();
+  }
+  for (int i = thread; i < pairs; i += kBlock) {
+    float* s_pair = s_row + width - set.rope_dim + 2 * i;
+    const float a = s_pair[0], b = s_pair[1], cosine = s_turns[i], sine = s_turns[pairs + i];
+    s_pair[0] = round_to(is_bf16, rotated_first(a, b, cosine, sine));
+    s_pair[1] = round_to(is_bf16, rotated_second(a, b, cosine, sine));
+  }
+  if (set.has_hadamard) hadamard_row(s_row, width, set.hadamard_scale, is_bf16, set.is_fp4);
+  __syncthreads();
+  if (set.slots != nullptr) {
+    uint8_t* entry = set.cache.of_row(row).at(set.slots[row], set.entries.bytes);
+    for (int piece = thread / kWarp; piece < set.pieces; piece += kBlock / kWarp) {
+      write_piece({s_row, false}, 0, piece, set.entries, entry);
+    }
+    return;
+  }
+  // What no step has changed is still there.
+  const int first = set.has_norm || set.has_hadamard ? 0 : width - set.rope_dim;
+  for (int c = first + thread; c < width; c += kBlock) set.x.store(base + c, s_row[c]);
+}
+
+int64_t shared_floats(const ops::NormRope::SetDesc& set) {
+  return set.rope.width + set.rope.rope_dim;
+}
+
+}  // namespace
+
+bool norm_rope_supports(const ops::NormRope::Desc& desc, std::string& why_not) {
+  if (!ops::norm_rope_reference_supports(desc, why_not)) return false;
+  for (const ops::NormRope::SetDesc& set : desc.sets) {
+    if (shared_floats(set) * static_cast<int64_t>(sizeof(float)) <= static_cast<int64_t>(kSharedForAll)) continue;
+    why_not = "needs vectors that fit into 16 KiB of shared memory, not " + std::to_string(set.rope.width) + " values";
+    return false;
+  }
+  return true;
+}
+
+void norm_rope(const ops::NormRope::Desc& desc, const ops::NormRope::Args& args, device::Queue& queue) {
+  Job job{};
+  int64_t num_blocks = 0, most_floats = 0;
+  for (size_t i = 0; i < desc.sets.size(); ++i) {
+    const ops::NormRope::SetDesc& from = desc.sets[i];
+    const ops::NormRope::Set& of = args.sets[i];
+    Set& set = job.sets[i];
+    num_blocks += of.num_rows * from.rope.vectors;
+    most_floats = std::max(most_floats, shared_floats(from));
+    set.end = num_blocks;
+    set.x = values_of(of.x), set.weight = values_of(of.weight);
+    set.positions = of.positions, set.frequencies = of.frequencies;
+    set.vectors = static_cast<int>(from.rope.vectors), set.width = static_cast<int>(from.rope.width);
+    set.rope_dim = static_cast<int>(from.rope.rope_dim), set.is_inverse = from.rope.is_inverse;
+    if (from.norm) set.has_norm = true, set.eps = from.norm->eps;
+    if (from.hadamard) {
+      set.has_hadamard = true, set.is_fp4 = from.hadamard->is_fp4;
+      set.hadamard_scale = hadamard_scale(from.hadamard->width);
+    }
+    if (from.write) {
+      set.slots = of.slots, set.cache = of.cache;
+      set.entries = entries_of(from.write->layout);
+      set.pieces = static_cast<int>(num_pieces(from.write->layout));
+    }
+  }
+  launch("norm_rope", queue, norm_rope_kernel, grid_for(num_blocks, 1), kBlock,
+         static_cast<size_t>(most_floats) * sizeof(float), job);
+}
+
+}  // namespace tessera::backends::cuda

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What moe_combine and mhc_post compute (ops/moe, ops/mhc), value by value: ops of their own and steps of a fused one.
+#include <cstdint>
+
+#include "backends/cuda_common/values.cuh"
+#include "base/host_device.h"
+#include "ops/mhc/mhc.h"
+
+namespace tessera::backends::cuda_common {
+
+// Neighbouring values of a row: four where all rows begin at multiples of four, else one.
+template <int kWide>
+struct Pack {
+  float v[kWide] = {};
+};
+TESSERA_HOST_DEVICE constexpr bool has_packs(int64_t width) {
+  return width % 4 == 0;
+}
+
+template <int kWide>
+__device__ Pack<kWide> load_pack(const Values& x, int64_t i) {
+  Pack<kWide> pack;
+  if constexpr (kWide == 1) {
+    pack.v[0] = x[i];
+  } else if (x.is_bf16) {
+    static_assert(kWide == 4);
+    const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + i);
+    pack.v[0] = __uint_as_float(words.x << 16), pack.v[1] = __uint_as_float(words.x & 0xFFFF0000);
+    pack.v[2] = __uint_as_float(words.y << 16), pack.v[3] = __uint_as_float(words.y & 0xFFFF0000);
+  } else {
+    const float4 values = *reinterpret_cast<const float4*>(static_cast<const float*>(x.data) + i);
+    pack.v[0] = values.x, pack.v[1] = values.y, pack.v[2] = values.z, pack.v[3] = values.w;
+  }
+  return pack;
+}
+
+template <int kWide>
+__device__ void store_pack(const Values& x, int64_t i, const Pack<kWide>& pack) {
+  if constexpr (kWide == 1) {
+    x.store(i, pack.v[0]);
+  } else if (x.is_bf16) {
+    const auto word = [&](int n) {
+      return static_cast<uint32_t>(numeric::bf16_from_float(pack.v[n])) |
+             static_cast<uint32_t>(numeric::bf16_from_float(pack.v[n + 1])) << 16;
+    };
+    *reinterpret_cast<uint2*>(static_cast<uint16_t*>(x.data) + i) = uint2{word(0), word(2)};
+  } else {
+    *reinterpret_cast<float4*>(static_cast<float*>(x.data) + i) = float4{pack.v[0], pack.v[1], pack.v[2], pack.v[3]};
+  }
+}
+
+template <int kWide>
+__device__ void round_pack(bool is_bf16, Pack<kWide>& pack) {
+#pragma unroll
+  for (int n = 0; n < kWide; ++n) pack.v[n] = round_to(is_bf16, pack.v[n]);
+}
+
+// Of moe_combine, without its rounding: slots ascend, the shared expert comes last.
+struct ExpertSum {
+  Values routed, shared;  // data null: bypassed
+  int64_t top_k = 0, hidden = 0;
+
+  // kAtOnce: slots that are on their way at once.
+  template <int kWide, int kAtOnce>
+  __device__ Pack<kWide> at(int64_t t, int64_t c) const {
+    Pack<kWide> sum;
+    const auto add = [&](const Pack<kWide>& term) {
+#pragma unroll
+      for (int n = 0; n < kWide; ++n) sum.v[n] += term.v[n];
+    };
+    if (routed.data != nullptr) {
+#pragma unroll kAtOnce
+      for (int64_t slot = 0; slot < top_k; ++slot) add(load_pack<kWide>(routed, (t * top_k + slot) * hidden + c));
+    }
+    if (shared.data != nullptr) add(load_pack<kWide>(shared, t * hidden + c));
+    return sum;
+  }
+};
+
+// Of mhc_post.
+struct StreamWrite {
+  Values x;  // [tokens, 4, hidden]: the streams before
+  Values o;  // [tokens, hidden]: what the sublayer wrote; data null: `experts`
+  ExpertSum experts;
+  const float *post = nullptr, *comb = nullptr;
+  Values out;  // [tokens, 4, hidden]
+  int64_t hidden = 0;
+
+  // What a token's channels have to do with each other.
+  template <int kWide>
+  struct Inputs {
+    Pack<kWide> streams[ops::kHcStreams], o;
+  };
+  template <int kWide, int kAtOnce>
+  __device__ Inputs<kWide> load(int64_t t, int64_t c) const {
+    Inputs<kWide> in;
+#pragma unroll
+    for (int j = 0; j < ops::kHcStreams; ++j)
+      in.streams[j] = load_pack<kWide>(x, (t * ops::kHcStreams + j) * hidden + c);
+    if (o.data != nullptr) {
+      in.o = load_pack<kWide>(o, t * hidden + c);
+    } else {
+      in.o = experts.template at<kWide, kAtOnce>(t, c);
+      round_pack(x.is_bf16, in.o);
+    }
+    return in;
+  }
+  // Stream k, without its rounding.
+  template <int kWide>
+  __device__ Pack<kWide> stream(int64_t t, int k, const Inputs<kWide>& in) const {
+    Pack<kWide> written;
+    const float factor = post[t * ops::kHcStreams + k];
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) {
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < ops::kHcStreams; ++j) {
+        sum += comb[(t * ops::kHcStreams + j) * ops::kHcStreams + k] * in.streams[j].v[n];
+      }
+      written.v[n] = factor * in.o.v[n] + sum;
+    }
+    return written;
+  }
+};
+
+}  // namespace tessera::backends::cuda_common

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/linear_group/linear_group.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace tessera::ops {
+
+std::string LinearGroup::Desc::to_string() const {
+  std::string text;
+  for (const Linear::Desc& map : maps) text += (text.empty() ? "" : "; ") + map.to_string();
+  return text + (swiglu ? "; swiglu " + swiglu->to_string() : "");
+}
+
+int64_t linear_group_reference_workspace(const LinearGroup::Desc& desc, int64_t max_tokens) {
+  int64_t most = 0;
+  for (const Linear::Desc& map : desc.maps) most = std::max(most, linear_reference_workspace(map, max_tokens));
+  return most;
+}
+
+bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string& why_not) {
+  if (desc.maps.empty() || desc.maps.size() > LinearGroup::kMostMaps) {
+    why_not = fmt::format("one to {} maps, not {}", LinearGroup::kMostMaps, desc.maps.size());
+    return false;
+  }
+  const Linear::Desc& first = desc.maps.front();
+  for (const Linear::Desc& map : desc.maps) {
+    if (map.in != first.in || map.format != first.format || map.input != first.input ||
+        map.activation != first.activation || map.groups != 1) {
+      why_not = "maps of one group, of one input and one format of weights";
+      return false;
+    }
+    if (!linear_reference_supports(map, why_not)) return false;
+  }
+  if (desc.swiglu && (desc.maps.size() != 2 || first.out != desc.maps[1].out || first.out != desc.swiglu->inner ||
+                      first.output != first.activation || desc.maps[1].output != first.activation)) {
+    why_not = "swiglu follows two maps of its width";
+    return false;
+  }
+  return true;
+}
+
+Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i) {
+  return {.x = args.x,
+          .weight = args.weights[i],
+          .y = args.y[i],
+          .num_tokens = args.num_tokens,
+          .workspace = args.workspace};
+}
+
+SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args) {
+  return {.gate = args.y[0], .up = args.y[1], .out = args.y[0], .num_tokens = args.num_tokens};
+}
+
+void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,
+               void (*linear)(const Linear::Desc&, const Linear::Args&, device::Queue&),
+               void (*swiglu)(const SwiGlu::Desc&, const SwiGlu::Args&, device::Queue&)) {
+  for (size_t i = 0; i < desc.maps.size(); ++i) linear(desc.maps[i], linear_of_group(args, i), queue);
+  if (desc.swiglu) swiglu(*desc.swiglu, swiglu_of_group(args), queue);
+}
+
+void linear_group_reference(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue) {
+  run_parts(desc, args, queue, linear_reference, swiglu_reference);
+}
+
+}  // namespace tessera::ops

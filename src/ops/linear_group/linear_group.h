@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Linear maps of one input: y[i] = linear(x, weights[i]). With `swiglu` there are two maps, gate and up, whose
+// activation becomes y[0]. Fused (decision 0023): every result has the bits that linear and swiglu give one after the
+// other, with their rounding points.
+// Source: those ops' contracts.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+
+namespace tessera::ops {
+
+struct LinearGroup {
+  static constexpr const char* kName = "linear_group";
+  static constexpr bool kIsFused = true;
+  static constexpr size_t kMostMaps = 5;
+  struct Desc {
+    std::vector<Linear::Desc> maps;  // of one group; alike but for `out` and `output`
+    std::optional<SwiGlu::Desc> swiglu = {};
+    std::string to_string() const;
+  };
+  // As many maps as the description has.
+  struct Args {
+    TensorView x;                               // [tokens, in]
+    std::array<WeightView, kMostMaps> weights;  // [out, in]
+    std::array<TensorView, kMostMaps> y;        // [tokens, out]; with swiglu y[1] is scratch
+    int64_t num_tokens = 0;
+    void* workspace = nullptr;
+  };
+};
+
+int64_t linear_group_reference_workspace(const LinearGroup::Desc& desc, int64_t max_tokens);
+bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string& why_not);
+void linear_group_reference(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue);
+
+// The call of its map `i` alone, and of its swiglu.
+Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i);
+SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args);
+// The maps one by one, and then its swiglu, by those functions.
+void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,
+               void (*linear)(const Linear::Desc&, const Linear::Args&, device::Queue&),
+               void (*swiglu)(const SwiGlu::Desc&, const SwiGlu::Args&, device::Queue&));
+
+}  // namespace tessera::ops

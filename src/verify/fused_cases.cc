@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused ops, at the shapes in which layers use them.
+#include "verify/cases.h"
+#include "verify/fills.h"
+
+namespace tessera::verify {
+
+using ops::EntryFormat;
+using ops::InputMode;
+using ops::WeightFormat;
+
+namespace {
+
+constexpr DType kActivations[] = {DType::kBF16, DType::kF32};
+
+using Set = ops::NormRope::SetDesc;
+
+// Queries, window, entries, index keys and index queries of a layer: as many of these, in this order.
+ops::NormRope::Desc vectors_of_layer(int64_t heads, int64_t head_dim, int64_t rope_dim, int64_t index_dim,
+                                     ops::EntryLayout kv, DType dtype, size_t num_sets) {
+  const ops::EntryLayout key{dtype == DType::kF32 ? EntryFormat::kF32 : EntryFormat::kIndexFp4, index_dim, 0};
+  const auto norm = [&](int64_t width) { return ops::RmsNorm::Desc{.width = width, .activation = dtype}; };
+  const auto rope = [&](int64_t vectors, int64_t width) {
+    return ops::Rope::Desc{.vectors = vectors, .width = width, .rope_dim = rope_dim, .activation = dtype};
+  };
+  const auto hadamard = [&](bool is_fp4) {
+    return ops::Hadamard::Desc{.width = index_dim, .is_fp4 = is_fp4, .activation = dtype};
+  };
+  const auto write = [&](const ops::EntryLayout& layout) {
+    return ops::CacheWrite::Desc{.layout = layout, .activation = dtype};
+  };
+  ops::NormRope::Desc desc{.sets = {{norm(head_dim), rope(heads, head_dim), {}, {}},
+                                    {norm(head_dim), rope(1, head_dim), {}, write(kv)},
+                                    {norm(head_dim), rope(1, head_dim), {}, write(kv)},
+                                    {norm(index_dim), rope(1, index_dim), hadamard(false), write(key)},
+                                    {{}, rope(heads, index_dim), hadamard(true), {}}}};
+  desc.sets.resize(num_sets);
+  return desc;
+}
+
+}  // namespace
+
+std::vector<Spec<ops::NormRope>> specs_of(ops::NormRope, bool is_quick) {
+  std::vector<Spec<ops::NormRope>> specs;
+  constexpr EntryFormat kBf16Formats[] = {EntryFormat::kBf16, EntryFormat::kKvFp8Bf16},
+                        kF32Formats[] = {EntryFormat::kF32, EntryFormat::kKvFp8F32};
+  for (const DType dtype : kActivations) {
+    for (const EntryFormat format : dtype == DType::kBF16 ? kBf16Formats : kF32Formats) {
+      add_small<ops::NormRope>(specs, vectors_of_layer(3, 192, 64, 64, {format, 192, 64}, dtype, 5));
+    }
+    // Pairs that are no multiple of a warp.
+    add_small<ops::NormRope>(
+        specs, {.sets = {{ops::RmsNorm::Desc{.width = 77, .activation = dtype},
+                          {.vectors = 3, .width = 77, .rope_dim = 34, .is_inverse = true, .activation = dtype},
+                          {},
+                          {}}}});
+  }
+  if (is_quick) return specs;
+  for (const size_t num_sets : {2, 3, 5}) {
+    add_published<ops::NormRope>(
+        specs, vectors_of_layer(64, 512, 64, 128, {EntryFormat::kKvFp8Bf16, 512, 64}, DType::kBF16, num_sets),
+        num_sets == 2   ? "Flash, window"
+        : num_sets == 3 ? "Flash, ratio 128"
+                        : "Flash, ratio 4");
+  }
+  return specs;
+}
+
+Case<ops::NormRope> make_case(Rng& rng, const Spec<ops::NormRope>& spec) {
+  constexpr const char* kNames[] = {"queries", "window", "entries", "index keys", "index queries"};
+  Case<ops::NormRope> one;
+  for (size_t i = 0; i < spec.desc.sets.size(); ++i) {
+    const Set& set = spec.desc.sets[i];
+    ops::NormRope::Set& of = one.args.sets[i];
+    const DType dtype = set.rope.activation;
+    // Entries are fewer than tokens, or none.
+    of.num_rows = i == 2 || i == 3 ? spec.num_tokens / 3 : spec.num_tokens;
+    of.x = one.arrays.tensor(filled(rng, spec.fill, of.num_rows * set.rope.vectors, set.rope.width), dtype,
+                             {of.num_rows, set.rope.vectors, set.rope.width});
+    // Layers give queries no weight.
+    if (set.norm && set.write) {
+      of.weight = one.arrays.tensor(normal_values(rng, 1, set.rope.width), DType::kBF16, {set.rope.width});
+    }
+    std::vector<int64_t> positions;
+    for (int64_t t = 0; t < of.num_rows; ++t) positions.push_back(static_cast<int64_t>(rng.below(1 << 20)));
+    of.positions = one.arrays.array(positions);
+    const ops::Yarn yarn;
+    of.frequencies = one.arrays.array(ops::rope_frequencies(set.rope.rope_dim, 160000, &yarn));
+    if (!set.write) {
+      one.arrays.updates(kNames[i], of.x, Rule::kValues);
+      continue;
+    }
+    one.arrays.clobbers(kNames[i], of.x);
+    of.slots = one.arrays.array(random_slots(rng, of.num_rows));
+    std::vector<TensorView> written;
+    of.cache = one.arrays.paged_entries(rng, Fill::kNormal, set.write->layout, of.num_rows + 2, of.num_rows,
+                                        static_cast<int>(rng.below(8)), &written);
+    for (const TensorView& view : written) one.arrays.updates(kNames[i], view, Rule::kBits);
+  }
+  return one;
+}
+
+std::vector<Spec<ops::MhcPostPre>> specs_of(ops::MhcPostPre, bool is_quick) {
+  std::vector<Spec<ops::MhcPostPre>> specs;
+  // Before a layer's first sublayer, between the two, behind the second, and all at once.
+  const auto add = [&](int64_t hidden, DType dtype, auto&& take) {
+    const ops::MhcDesc mhc{.hidden = hidden, .activation = dtype};
+    const ops::MoeCombine::Desc combine{.hidden = hidden, .top_k = 6, .activation = dtype};
+    const ops::RmsNorm::Desc norm{.width = hidden, .activation = dtype};
+    take({.mhc = mhc, .norm = norm});
+    take({.mhc = mhc, .has_post = true, .norm = norm});
+    take({.mhc = mhc, .combine = combine, .has_post = true});
+    take({.mhc = mhc, .combine = combine, .has_post = true, .norm = norm});
+  };
+  for (const DType dtype : kActivations) {
+    for (const int64_t hidden : {57, 256}) {
+      add(hidden, dtype, [&](const ops::MhcPostPre::Desc& desc) { add_small<ops::MhcPostPre>(specs, desc); });
+    }
+  }
+  if (is_quick) return specs;
+  add(4096, DType::kBF16,
+      [&](const ops::MhcPostPre::Desc& desc) { add_published<ops::MhcPostPre>(specs, desc, "Flash"); });
+  return specs;
+}
+
+Case<ops::MhcPostPre> make_case(Rng& rng, const Spec<ops::MhcPostPre>& spec) {
+  const ops::MhcPostPre::Desc& desc = spec.desc;
+  const int64_t tokens = spec.num_tokens, hidden = desc.mhc.hidden;
+  const DType dtype = desc.mhc.activation;
+  Case<ops::MhcPostPre> one;
+  const auto activations = [&](int64_t rows_per_token) {
+    return one.arrays.tensor(filled(rng, spec.fill, tokens * rows_per_token, hidden), dtype,
+                             {tokens, rows_per_token, hidden});
+  };
+  const TensorView x = activations(ops::kHcStreams);
+  one.args.pre.x = x;
+  if (desc.has_post) {
+    one.args.post.x = x;
+    one.args.post.o = activations(1);
+    if (desc.combine) {
+      one.args.combine.routed = activations(desc.combine->top_k);
+      one.args.combine.shared = activations(1);
+      one.args.combine.out = one.args.post.o;
+      one.arrays.clobbers("o", one.args.post.o);
+    }
+    one.args.post.post = one.arrays.array(normal_values(rng, tokens, 4));
+    one.args.post.comb = one.arrays.array(normal_values(rng, tokens, 16));
+    if (desc.norm) {
+      one.args.post.out = one.arrays.output("streams", dtype, x.shape, Rule::kBits);
+    } else {  // in place, as layers do
+      one.args.post.out = x;
+      one.arrays.updates("streams", x, Rule::kBits);
+    }
+    one.args.pre.x = one.args.post.out;
+  }
+  if (desc.norm) {
+    add_mixing(one.args.pre, one.arrays, rng, hidden, ops::kHcCoefficients, 3);
+    one.args.pre.y = one.arrays.output("y", dtype, {tokens, hidden}, Rule::kValues);
+    one.args.pre.post = one.arrays.output<float>("post", DType::kF32, {tokens, 4}, Rule::kNorm);
+    one.args.pre.comb = one.arrays.output<float>("comb", DType::kF32, {tokens, 4, 4}, Rule::kNorm);
+    one.args.weight = one.arrays.tensor(normal_values(rng, 1, hidden), DType::kBF16, {hidden});
+  }
+  one.args.num_tokens = tokens;
+  return one;
+}
+
+std::vector<Spec<ops::LinearGroup>> specs_of(ops::LinearGroup, bool is_quick) {
+  std::vector<Spec<ops::LinearGroup>> specs;
+  // Maps of those widths; of some the output is FP32.
+  const auto group = [](WeightFormat format, int64_t in, std::initializer_list<int64_t> outs, bool has_f32) {
+    ops::LinearGroup::Desc desc;
+    for (const int64_t out : outs) {
+      ops::Linear::Desc map{.in = in, .out = out, .format = format};
+      if (has_f32 && desc.maps.size() % 2 == 1) map.output = DType::kF32;
+      if (format == WeightFormat::kF32) {
+        map.input = InputMode::kF32, map.activation = map.output = DType::kF32;
+      }
+      desc.maps.push_back(map);
+    }
+    return desc;
+  };
+  const auto gated = [&](WeightFormat format, int64_t in, int64_t inner) {
+    ops::LinearGroup::Desc desc = group(format, in, {inner, inner}, false);
+    desc.swiglu = {.inner = inner, .limit = 10, .activation = desc.maps[0].activation};
+    return desc;
+  };
+  for (const WeightFormat format :
+       {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+    // Ragged tiles, and more than one chunk of a tensor-core kernel with a ragged last one.
+    add_small<ops::LinearGroup>(specs, group(format, 128, {5, 67, 16, 1, 33}, true));
+    add_small<ops::LinearGroup>(specs, group(format, 1152, {33, 64}, false));
+    for (const int64_t in : {48, 1152}) add_small<ops::LinearGroup>(specs, gated(format, in, 37));
+  }
+  if (is_quick) return specs;
+  for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+    add_published<ops::LinearGroup>(specs, group(format, 4096, {1024, 512}, false), "Flash wq_a, wkv");
+    add_published<ops::LinearGroup>(specs, group(format, 1024, {32768, 8192}, false), "Flash wq_b, indexer wq_b");
+    add_published<ops::LinearGroup>(specs, gated(format, 4096, 2048), "Flash shared expert");
+  }
+  add_published<ops::LinearGroup>(specs, group(WeightFormat::kBf16, 4096, {1024, 1024, 256, 256, 64}, true),
+                                  "Flash compressors of ratio 4");
+  return specs;
+}
+
+Case<ops::LinearGroup> make_case(Rng& rng, const Spec<ops::LinearGroup>& spec) {
+  const ops::LinearGroup::Desc& desc = spec.desc;
+  const int64_t tokens = spec.num_tokens, in = desc.maps[0].in;
+  Case<ops::LinearGroup> one;
+  one.args.x = one.arrays.tensor(filled(rng, spec.fill, tokens, in), desc.maps[0].activation, {tokens, in});
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    const ops::Linear::Desc& map = desc.maps[i];
+    one.args.weights[i] = one.arrays.weight(rng, map.format, map.out, in);
+    const Shape shape = {tokens, map.out};
+    if (desc.swiglu && i == 1) {
+      one.args.y[i] = one.arrays.tensor(filled(rng, Fill::kNormal, tokens, map.out), map.output, shape);
+      one.arrays.clobbers("up", one.args.y[i]);
+    } else {
+      one.args.y[i] = one.arrays.output("y", map.output, shape, desc.swiglu ? Rule::kRows : Rule::kValues);
+    }
+  }
+  one.args.num_tokens = tokens;
+  return one;
+}
+
+}  // namespace tessera::verify

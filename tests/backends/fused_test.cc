@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fused ops give the bits of their parts: each variant against the variants of the same backend that a layer would run
+// one after the other, on the calls of verify (heavy tails, zeros, denormals, odd sizes).
+#include <gtest/gtest.h>
+
+#include "ops/planner.h"
+#include "testing/op_harness.h"
+#include "verify/cases.h"
+
+namespace tessera {
+namespace {
+
+using ops::Bound;
+
+class FusedTest : public testing::RandomTest {
+ protected:
+  // Calls test(planner of one backend) for each backend that has fused ops and can run here.
+  template <class Test>
+  void for_each_backend(const Test& test) {
+    for (const ops::Backend* backend : backends::all_backends()) {
+      std::string why_not;
+      device::Machine machine = device::probe_machine();
+      if (backend->is_on_gpu) machine.gpu = testing::find_test_gpu(why_not);
+      if (backend->variants_of<ops::NormRope>().empty() || !ops::is_usable(*backend, machine, why_not)) continue;
+      SCOPED_TRACE(backend->name);
+      ops::Planner planner(std::span(&backend, 1), machine);
+      test(planner);
+    }
+  }
+
+  // Runs a bound op on arrays of the host.
+  template <class Op>
+  void run(const Bound<Op>& op, const typename Op::Args& args) {
+    if (op.backend->is_on_gpu) {
+      for (const std::string& fault : verify::run_staged(testing::gpu_stage_memory(), *op.variant, op.desc, args)) {
+        ADD_FAILURE() << fault;
+      }
+      return;
+    }
+    typename Op::Args mine = args;
+    device::Buffer workspace;
+    if constexpr (requires { mine.workspace; }) {
+      workspace = device::Buffer(static_cast<size_t>(op.workspace_bytes(64)));
+      mine.workspace = workspace.data();
+    }
+    op.variant->run(op.desc, mine, queue_);
+  }
+
+  // For each quick call of the op: `sequence(desc, args, parts)` runs the parts and lists who computed them,
+  // `adapt(op, args)` packs the weights of a second, equal call. Outputs must have the same bits.
+  template <class Op, class Sequence, class Adapt>
+  void compare(ops::Planner& planner, const Sequence& sequence, const Adapt& adapt) {
+    int num_compared = 0;
+    for (const verify::Spec<Op>& spec : verify::specs_of(Op{}, true)) {
+      // An emulated GPU is slow: of the larger calls it gets a few, others in each run.
+      if (testing::kGpuIsEmulated && spec.num_tokens > 3 && rng_.below(6) != 0) continue;
+      SCOPED_TRACE(spec.desc.to_string() + ", " + std::to_string(spec.num_tokens) + " rows");
+      const uint64_t stream = rng_.next_u64();
+      Rng first(seed_, stream), second(seed_, stream);
+      verify::Case<Op> one = verify::make_case(first, spec), other = verify::make_case(second, spec);
+      std::vector<ops::Chosen> parts;
+      sequence(spec.desc, one.args, parts);
+      const Bound<Op> fused = planner.bind_fused<Op>("fused", spec.desc, parts);
+      if (!fused.is_bound()) continue;
+      ++num_compared;
+      adapt(fused, other.args);
+      run(fused, other.args);
+      for (size_t i = 0; i < one.arrays.outputs().size(); ++i) {
+        const verify::Output &expected = one.arrays.outputs()[i], &found = other.arrays.outputs()[i];
+        if (!expected.is_compared) continue;
+        EXPECT_EQ(verify::compare(found.view, expected.view, verify::Rule::kBits, 0).what, "") << expected.name;
+      }
+    }
+    EXPECT_GT(num_compared, 0);
+  }
+
+  template <class Op>
+  void part(ops::Planner& planner, const typename Op::Desc& desc, const typename Op::Args& args,
+            std::vector<ops::Chosen>& parts) {
+    const Bound<Op> op = planner.bind<Op>("part", desc);
+    parts.push_back(op.chosen());
+    run(op, args);
+  }
+
+  device::Queue queue_{2};
+};
+
+constexpr auto kNothing = [](const auto&, const auto&) {};
+
+TEST_F(FusedTest, NormRope) {
+  for_each_backend([&](ops::Planner& planner) {
+    compare<ops::NormRope>(
+        planner,
+        [&](const ops::NormRope::Desc& desc, const ops::NormRope::Args& args, std::vector<ops::Chosen>& parts) {
+          for (size_t i = 0; i < desc.sets.size(); ++i) {
+            const ops::NormRope::SetDesc& set = desc.sets[i];
+            const ops::NormRope::Set& of = args.sets[i];
+            const int64_t num_vectors = of.num_rows * set.rope.vectors;
+            if (set.norm) {
+              part<ops::RmsNorm>(planner, *set.norm,
+                                 {.x = of.x, .weight = of.weight, .out = of.x, .num_rows = num_vectors}, parts);
+            }
+            part<ops::Rope>(
+                planner, set.rope,
+                {.x = of.x, .positions = of.positions, .frequencies = of.frequencies, .num_tokens = of.num_rows},
+                parts);
+            if (set.hadamard) {
+              part<ops::Hadamard>(planner, *set.hadamard, {.x = of.x, .num_rows = num_vectors}, parts);
+            }
+            if (set.write) {
+              part<ops::CacheWrite>(planner, *set.write,
+                                    {.rows = of.x, .slots = of.slots, .cache = of.cache, .num_rows = of.num_rows},
+                                    parts);
+            }
+          }
+        },
+        kNothing);
+  });
+}
+
+TEST_F(FusedTest, MhcPostPre) {
+  for_each_backend([&](ops::Planner& planner) {
+    compare<ops::MhcPostPre>(
+        planner,
+        [&](const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, std::vector<ops::Chosen>& parts) {
+          ops::MhcPostPre::Args of = args;
+          of.combine.num_tokens = of.post.num_tokens = of.pre.num_tokens = args.num_tokens;
+          if (desc.combine) part<ops::MoeCombine>(planner, *desc.combine, of.combine, parts);
+          if (desc.has_post) part<ops::MhcPost>(planner, desc.mhc, of.post, parts);
+          if (!desc.norm) return;
+          part<ops::MhcPre>(planner, desc.mhc, of.pre, parts);
+          part<ops::RmsNorm>(planner, *desc.norm,
+                             {.x = of.pre.y, .weight = of.weight, .out = of.pre.y, .num_rows = of.num_tokens}, parts);
+        },
+        kNothing);
+  });
+}
+
+TEST_F(FusedTest, LinearGroup) {
+  for_each_backend([&](ops::Planner& planner) {
+    std::deque<verify::VariantWeight> packed;
+    compare<ops::LinearGroup>(
+        planner,
+        [&](const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, std::vector<ops::Chosen>& parts) {
+          for (size_t i = 0; i < desc.maps.size(); ++i) {
+            const Bound<ops::Linear> op = planner.bind<ops::Linear>("part", desc.maps[i]);
+            parts.push_back(op.chosen());
+            ops::Linear::Args map = ops::linear_of_group(args, i);
+            map.weight = packed.emplace_back(testing::weight_for(*op.variant, op.desc, map.weight)).view;
+            run(op, map);
+          }
+          if (desc.swiglu) part<ops::SwiGlu>(planner, *desc.swiglu, ops::swiglu_of_group(args), parts);
+        },
+        [&](const Bound<ops::LinearGroup>& fused, ops::LinearGroup::Args& args) {
+          for (size_t i = 0; i < fused.desc.maps.size(); ++i) {
+            args.weights[i] =
+                packed.emplace_back(testing::weight_for(*fused.variant, fused.desc, args.weights[i])).view;
+          }
+        });
+  });
+}
+
+}  // namespace
+}  // namespace tessera
