@@ -60,6 +60,9 @@ struct Backend {
   Verification verification;
   AllVariants variants;
   bool is_on_gpu = false;  // addresses in Args are a GPU's, and the queue is a stream
+  // The backend whose kernels compute what this one has no faster ones for: its ops may be parts of this one's fused
+  // ops. Null: none.
+  const Backend* extends = nullptr;
 
   template <class Op>
   std::span<const Variant<Op>> variants_of() const {

@@ -82,14 +82,15 @@ class Planner {
     }
     fail_unbound(line);
   }
-  // A fused op (decision 0023) whose parts are computed by `parts`: bound where the same backend computes all of them,
-  // to its variant of the first part's name, if that supports `desc`. Not bound: the parts run one by one.
+  // A fused op (decision 0023) whose parts are computed by `parts`: bound where the first part's backend, or the one
+  // that it extends, computes all of them, to its variant of the first part's name, if that supports `desc`. Not bound:
+  // the parts run one by one.
   template <class Op>
   Bound<Op> bind_fused(const std::string& where, const typename Op::Desc& desc, std::span<const Chosen> parts) {
     static_assert(is_fused<Op>());
     const Chosen& first = parts.front();
     for (const Chosen& part : parts) {
-      if (part.backend != first.backend) return {};
+      if (part.backend != first.backend && part.backend != first.backend->extends) return {};
     }
     PlanLine line{where, Op::kName, desc.to_string(), "", {}};
     for (const Variant<Op>& variant : first.backend->template variants_of<Op>()) {

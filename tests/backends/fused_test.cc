@@ -3,6 +3,8 @@
 // one after the other, on the calls of verify (heavy tails, zeros, denormals, odd sizes).
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/planner.h"
 #include "testing/op_harness.h"
 #include "verify/cases.h"
@@ -14,16 +16,19 @@ using ops::Bound;
 
 class FusedTest : public testing::RandomTest {
  protected:
-  // Calls test(planner of one backend) for each backend that has fused ops and can run here.
-  template <class Test>
+  // Calls test(planner of the backend and of the one that it extends) for each backend that has the op and can run
+  // here.
+  template <class Op, class Test>
   void for_each_backend(const Test& test) {
     for (const ops::Backend* backend : backends::all_backends()) {
       std::string why_not;
       device::Machine machine = device::probe_machine();
       if (backend->is_on_gpu) machine.gpu = testing::find_test_gpu(why_not);
-      if (backend->variants_of<ops::NormRope>().empty() || !ops::is_usable(*backend, machine, why_not)) continue;
+      if (backend->variants_of<Op>().empty() || !ops::is_usable(*backend, machine, why_not)) continue;
       SCOPED_TRACE(backend->name);
-      ops::Planner planner(std::span(&backend, 1), machine);
+      backend_ = backend;
+      const ops::Backend* const backends[] = {backend, backend->extends};
+      ops::Planner planner(std::span(backends, backend->extends == nullptr ? 1 : 2), machine);
       test(planner);
     }
   }
@@ -54,6 +59,12 @@ class FusedTest : public testing::RandomTest {
     for (const verify::Spec<Op>& spec : verify::specs_of(Op{}, true)) {
       // An emulated GPU is slow: of the larger calls it gets a few, others in each run.
       if (testing::kGpuIsEmulated && spec.num_tokens > 3 && rng_.below(6) != 0) continue;
+      const std::span<const ops::Variant<Op>> variants = backend_->variants_of<Op>();
+      std::string why_not;
+      if (std::none_of(variants.begin(), variants.end(),
+                       [&](const auto& variant) { return variant.supports(spec.desc, why_not); })) {
+        continue;
+      }
       SCOPED_TRACE(spec.desc.to_string() + ", " + std::to_string(spec.num_tokens) + " rows");
       const uint64_t stream = rng_.next_u64();
       Rng first(seed_, stream), second(seed_, stream);
@@ -61,7 +72,7 @@ class FusedTest : public testing::RandomTest {
       std::vector<ops::Chosen> parts;
       sequence(spec.desc, one.args, parts);
       const Bound<Op> fused = planner.bind_fused<Op>("fused", spec.desc, parts);
-      if (!fused.is_bound()) continue;
+      if (fused.backend != backend_) continue;
       ++num_compared;
       adapt(fused, other.args);
       run(fused, other.args);
@@ -82,13 +93,14 @@ class FusedTest : public testing::RandomTest {
     run(op, args);
   }
 
+  const ops::Backend* backend_ = nullptr;  // whose fused ops are compared
   device::Queue queue_{2};
 };
 
 constexpr auto kNothing = [](const auto&, const auto&) {};
 
 TEST_F(FusedTest, NormRope) {
-  for_each_backend([&](ops::Planner& planner) {
+  for_each_backend<ops::NormRope>([&](ops::Planner& planner) {
     compare<ops::NormRope>(
         planner,
         [&](const ops::NormRope::Desc& desc, const ops::NormRope::Args& args, std::vector<ops::Chosen>& parts) {
@@ -119,7 +131,7 @@ TEST_F(FusedTest, NormRope) {
 }
 
 TEST_F(FusedTest, MhcPostPre) {
-  for_each_backend([&](ops::Planner& planner) {
+  for_each_backend<ops::MhcPostPre>([&](ops::Planner& planner) {
     compare<ops::MhcPostPre>(
         planner,
         [&](const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, std::vector<ops::Chosen>& parts) {
@@ -137,7 +149,7 @@ TEST_F(FusedTest, MhcPostPre) {
 }
 
 TEST_F(FusedTest, LinearGroup) {
-  for_each_backend([&](ops::Planner& planner) {
+  for_each_backend<ops::LinearGroup>([&](ops::Planner& planner) {
     std::deque<verify::VariantWeight> packed;
     compare<ops::LinearGroup>(
         planner,

@@ -168,6 +168,34 @@ TEST(Planner, AFusedOpIsOfTheBackendAndVariantOfItsParts) {
   EXPECT_EQ(planner.lines().size(), num_lines) << "what is not bound is no line of the plan";
 }
 
+TEST(Planner, PartsOfAFusedOpMayBeOfTheBackendThatItsBackendExtends) {
+  static constexpr Variant<RmsNorm> norms[] = {{"simple", any, nullptr, nullptr, run_any}},
+                                    faster[] = {{"wide", small_only, nullptr, nullptr, run_small}};
+  static constexpr auto supports = [](const NormRope::Desc&, std::string&) { return true; };
+  static constexpr Variant<NormRope> simple_fused[] = {{"simple", supports, nullptr, nullptr, nullptr}},
+                                     wide_fused[] = {{"wide", supports, nullptr, nullptr, nullptr}};
+  static constinit const Backend plain = {"plain", available, Verification::kEmulated,
+                                          make_variants(norms, simple_fused)},
+                                 wider = {.name = "wider",
+                                          .available = available,
+                                          .verification = Verification::kEmulated,
+                                          .variants = make_variants(faster, wide_fused),
+                                          .extends = &plain};
+  const Backend* const list[] = {&wider, &plain};
+  Planner planner(list, {});
+  const Chosen wide = planner.bind<RmsNorm>("a", {.width = 8}).chosen(),
+               simple = planner.bind<RmsNorm>("b", {.width = 9}).chosen();
+  ASSERT_EQ(wide, (Chosen{&wider, "wide"}));
+  ASSERT_EQ(simple, (Chosen{&plain, "simple"}));
+  const auto bound = [&](const std::vector<Chosen>& parts) {
+    return planner.bind_fused<NormRope>("c", {}, parts).is_bound() ? planner.lines().back().chosen : "";
+  };
+  EXPECT_EQ(bound({wide, simple}), "wider.wide");
+  EXPECT_EQ(bound({wide, wide}), "wider.wide");
+  EXPECT_EQ(bound({simple, simple}), "plain.simple");
+  EXPECT_EQ(bound({simple, wide}), "") << "the slower backend has not the faster one's part";
+}
+
 TEST(Registry, ReferenceIsLastAndComputesEveryOp) {
   const auto backends = backends::all_backends();
   ASSERT_FALSE(backends.empty());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hopper (compute capability 9.0): what wgmma and the copy engine make faster. All else is the portable backend's.
+// Hopper (compute capability 9.0): what wgmma and the copy engine make faster, and fused ops of that. All else is the
+// portable backend's.
 #include "backends/sm90/kernels.h"
 
 #include <fmt/format.h>
@@ -7,6 +8,8 @@
 #include "backends/cuda_common/packed_units.h"
 
 namespace tessera::backends {
+
+extern const ops::Backend cuda_backend;
 
 namespace {
 
@@ -28,6 +31,9 @@ constexpr Variant<Linear> kLinear[] = {
     {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>, sm90::linear_workspace, sm90::linear}};
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_supports, packed_layout<MoeExperts::Desc>,
                                                 sm90::moe_experts_workspace, sm90::moe_experts}};
+constexpr Variant<LinearGroup> kLinearGroup[] = {{"wgmma", sm90::linear_group_supports,
+                                                  packed_layout<LinearGroup::Desc>, sm90::linear_group_workspace,
+                                                  sm90::linear_group}};
 
 }  // namespace
 
@@ -35,8 +41,9 @@ extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = make_variants(kLinear, kMoeExperts),
+    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup),
     .is_on_gpu = true,
+    .extends = &cuda_backend,
 };
 
 }  // namespace tessera::backends
