@@ -19,10 +19,11 @@ namespace {
 size_t arena_capacity(const Config& c, int64_t tokens, DType activation) {
   const int64_t width = dtype_bits(activation) / 8;
   const int64_t heads = c.num_heads * c.head_dim, index = c.index_num_heads * c.index_head_dim;
-  const int64_t compressor = 4 * 4 * std::max(c.head_dim, c.index_head_dim);
-  const int64_t values = 12 * c.hidden_size + c.q_lora_rank + 2 * heads + 2 * c.head_dim + index + c.index_num_heads +
-                         c.o_groups * c.o_lora_rank + c.experts_per_token * c.hidden_size + 4 * c.expert_inner;
-  const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + c.index_topk + 32) + compressor;
+  const int64_t compressors = 4 * 4 * (c.head_dim + c.index_head_dim);
+  const int64_t values = 18 * c.hidden_size + c.q_lora_rank + 2 * heads + 2 * c.head_dim + c.index_head_dim + index +
+                         c.index_num_heads + c.o_groups * c.o_lora_rank + c.experts_per_token * c.hidden_size +
+                         4 * c.expert_inner;
+  const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + c.index_topk + 52) + compressors;
   const int64_t alignment = 64 * static_cast<int64_t>(device::kBufferAlignment);
   return static_cast<size_t>(tokens * (values * width + plain) + alignment);
 }

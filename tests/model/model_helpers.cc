@@ -16,6 +16,21 @@ model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::Ca
   return model::load_model(folder, options, backends::all_backends(), test_machine(), nullptr, nullptr);
 }
 
+model::LoadedModel load_fused(const std::string& folder, ops::Precision precision, const device::Machine& machine,
+                              bool is_fused) {
+  model::LoadOptions options;
+  options.precision = precision;
+  options.num_threads = 2;
+  if (!is_fused) options.forced = ops::parse_forced("norm_rope=none,mhc_post_pre=none,linear_group=none");
+  return model::load_model(folder, options, backends::all_backends(), machine, nullptr, nullptr);
+}
+
+int num_fused(const model::LoadedModel& loaded) {
+  return static_cast<int>(std::count_if(loaded.plan.begin(), loaded.plan.end(), [](const ops::PlanLine& line) {
+    return line.op == ops::NormRope::kName || line.op == ops::MhcPostPre::kName || line.op == ops::LinearGroup::kName;
+  }));
+}
+
 std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,
                         model::LogitRows rows, int64_t chunk) {
   std::vector<float> logits;

@@ -15,6 +15,12 @@ namespace tessera::testing {
 
 model::LoadedModel load(const std::string& folder, ops::InputMode input, ops::CacheMode cache, int num_threads = 2,
                         int64_t max_step_tokens = 64);
+// The same on `machine`; without fused ops where they are unwanted.
+model::LoadedModel load_fused(const std::string& folder, ops::Precision precision, const device::Machine& machine,
+                              bool is_fused);
+
+// How many ops of the plan are fused ones.
+int num_fused(const model::LoadedModel& loaded);
 
 // Feeds ids in chunks of at most `chunk` (0: as large as a step takes); returns the requested logits of all chunks.
 std::vector<float> feed(model::Runner& runner, model::SequenceState& state, std::span<const int32_t> ids,

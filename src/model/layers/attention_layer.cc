@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/layers/attention_layer.h"
 
+#include <array>
 #include <cmath>
+#include <span>
 
 namespace tessera::model {
 
@@ -9,9 +11,8 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
     : prefix_(prefix), ratio_(ratio), window_slots_(builder.window_slots), with_entries_(with_entries) {
   const Config& c = builder.config;
   const DType activation = builder.activation();
-  frequencies_ = std::make_unique<device::Tensor>(
-      builder.place(ratio == 0 ? ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr)
-                               : ops::rope_frequencies(c.rope_dim, c.compress_rope_theta, &c.yarn)));
+  frequencies_ = builder.place(ratio == 0 ? ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr)
+                                          : ops::rope_frequencies(c.rope_dim, c.compress_rope_theta, &c.yarn));
   wq_a_ = LinearLayer(builder, prefix + "wq_a", InputRole::kQuantised, activation);
   wq_b_ = LinearLayer(builder, prefix + "wq_b", InputRole::kQuantised, activation);
   wkv_ = LinearLayer(builder, prefix + "wkv", InputRole::kQuantised, activation);
@@ -21,18 +22,20 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
   wo_a_ = LinearLayer(builder, prefix + "wo_a", InputRole::kGrouped, activation, groups);
   wo_b_ = LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, activation);
   q_norm_ = NormLayer(builder, prefix + "q_norm", prefix + "q_norm.weight", c.q_lora_rank);
-  q_head_norm_ = NormLayer(builder, prefix + "q_head_norm", "", c.head_dim);
-  kv_norm_ = NormLayer(builder, prefix + "kv_norm", prefix + "kv_norm.weight", c.head_dim);
+  query_steps_.norm.emplace(builder, prefix + "q_head_norm", "", c.head_dim);
+  window_steps_.norm.emplace(builder, prefix + "kv_norm", prefix + "kv_norm.weight", c.head_dim);
   sink_ = builder.weights.load_vector(prefix + "attn_sink");
   const ops::Rope::Desc q_rope{.vectors = heads, .width = c.head_dim, .rope_dim = c.rope_dim, .activation = activation};
   ops::Rope::Desc out_rope = q_rope, kv_rope = q_rope;
   out_rope.is_inverse = true;
   kv_rope.vectors = 1;
-  q_rope_ = builder.bind<ops::Rope>(prefix + "q_rope", q_rope);
-  kv_rope_ = builder.bind<ops::Rope>(prefix + "kv_rope", kv_rope);
+  query_steps_.rope = builder.bind<ops::Rope>(prefix + "q_rope", q_rope);
+  window_steps_.rope = builder.bind<ops::Rope>(prefix + "kv_rope", kv_rope);
   out_rope_ = builder.bind<ops::Rope>(prefix + "out_rope", out_rope);
   const ops::EntryLayout layout = ops::kv_entry_layout(builder.precision, c.head_dim, c.rope_dim);
-  write_ = builder.bind<ops::CacheWrite>(prefix + "window_write", {.layout = layout, .activation = activation});
+  window_steps_.write =
+      builder.bind<ops::CacheWrite>(prefix + "window_write", {.layout = layout, .activation = activation});
+  query_steps_.rotated = prefix + "q", window_steps_.rotated = prefix + "kv";
   attention_ = builder.bind<ops::Attention>(
       prefix + "attention", {.heads = heads,
                              .head_dim = c.head_dim,
@@ -41,9 +44,26 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
                              .layout = layout,
                              .activation = activation});
   if (ratio != 0) {
-    compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain, *frequencies_);
+    compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
   }
-  if (ratio == 4) indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio, *frequencies_);
+  const CompressorLayer &main = compressor_, &index = indexer_.compressor();
+  if (ratio == 4) {
+    indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio);
+    maps_of_x_ = LinearGroupLayer(
+        builder, prefix + "maps_of_x",
+        {&wq_a_, &wkv_, &main.wkv(), &main.wgate(), &index.wkv(), &index.wgate(), &indexer_.weights_proj()});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_, &indexer_.wq_b()});
+    vectors_ = VectorGroup(builder, prefix + "vectors",
+                           {&query_steps_, &window_steps_, &main.steps(), &index.steps(), &indexer_.steps()});
+  } else if (ratio != 0) {
+    maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_, &main.wkv(), &main.wgate()});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_});
+    vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_, &main.steps()});
+  } else {
+    maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_});
+    vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_});
+  }
 }
 
 LayerCacheLayout AttentionLayer::cache_layout() const {
@@ -51,7 +71,7 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
   layout.ratio = ratio_;
   layout.window = attention_.desc.window;
   layout.window_slots = window_slots_;
-  layout.kv = write_.desc.layout;
+  layout.kv = window_steps_.write->desc.layout;
   if (ratio_ != 0) layout.compressor = compressor_.pool_desc();
   if (ratio_ == 4) {
     layout.has_indexer = true;
@@ -61,34 +81,64 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
   return layout;
 }
 
-TensorView AttentionLayer::make_queries(const StepContext& context, const TensorView& x, TensorView& qr) const {
+AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, const TensorView& x) const {
+  using Call = LinearGroupLayer::Call;
   const int64_t n = context.num_tokens();
-  qr = wq_a_.run(context, x, n);
-  q_norm_.run(context, qr, qr, n);
-  const TensorView q = wq_b_.run(context, qr, n);
-  q_head_norm_.run(context, q, q, n * attention_.desc.heads);
-  q_rope_.run(
-      {.x = q, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
-      context.queue);
-  context.trace(prefix_, "q", q);
-  return q;
+  const auto output_of = [&](const LinearLayer& map) { return map.take_output(context); };
+  Mapped mapped;
+  mapped.qr = output_of(wq_a_), mapped.kv = output_of(wkv_), mapped.q = output_of(wq_b_);
+  std::array<Call, 7> of_x{{{&wq_a_, mapped.qr}, {&wkv_, mapped.kv}}};
+  std::array<Call, 2> of_qr{{{&wq_b_, mapped.q}}};
+  size_t num_of_x = 2, num_of_qr = 1;
+  const auto add_compressor = [&](const CompressorLayer& compressor, TensorView& values, TensorView& gates) {
+    values = output_of(compressor.wkv()), gates = output_of(compressor.wgate());
+    of_x[num_of_x++] = {&compressor.wkv(), values};
+    of_x[num_of_x++] = {&compressor.wgate(), gates};
+  };
+  if (ratio_ != 0) add_compressor(compressor_, mapped.values, mapped.gates);
+  if (ratio_ == 4) {
+    add_compressor(indexer_.compressor(), mapped.index_values, mapped.index_gates);
+    mapped.index_weights = output_of(indexer_.weights_proj());
+    mapped.index_queries = output_of(indexer_.wq_b());
+    of_x[num_of_x++] = {&indexer_.weights_proj(), mapped.index_weights};
+    of_qr[num_of_qr++] = {&indexer_.wq_b(), mapped.index_queries};
+  }
+  maps_of_x_.run(context, x, std::span(of_x).first(num_of_x));
+  q_norm_.run(context, mapped.qr, mapped.qr, n);
+  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr));
+  return mapped;
 }
 
-void AttentionLayer::write_window(const StepContext& context, size_t layer, const TensorView& x) const {
-  const ArenaScope scope(context.arena);
-  const int64_t n = context.num_tokens(), entry_bytes = write_.desc.layout.entry_bytes();
-  const TensorView kv = wkv_.run(context, x, n);
-  kv_norm_.run(context, kv, kv, n);
-  kv_rope_.run(
-      {.x = kv, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
-      context.queue);
-  context.trace(prefix_, "kv", kv);
-  write_.run({.rows = kv,
-              .slots = context.batch.window_slots(),
-              .cache = context.caches.states(StateId::kWindow, layer, context.batch.places()),
-              .num_rows = n},
-             context.queue);
+void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const {
+  const int64_t n = context.num_tokens(), *positions = context.batch.positions();
+  std::array<VectorGroup::Call, ops::NormRope::kMostSets> calls{
+      {{&query_steps_, {.x = mapped.q, .positions = positions, .num_rows = n}},
+       {&window_steps_,
+        {.x = mapped.kv,
+         .positions = positions,
+         .num_rows = n,
+         .slots = context.batch.window_slots(),
+         .cache = context.caches.states(StateId::kWindow, layer, context.batch.places())}}}};
+  size_t num_calls = 2;
+  VectorSteps::Rows entries, keys;
+  if (ratio_ != 0) {
+    entries = compressor_.pool(context, layer, mapped.values, mapped.gates);
+    calls[num_calls++] = {&compressor_.steps(), entries};
+  }
+  if (ratio_ == 4) {
+    keys = indexer_.compressor().pool(context, layer, mapped.index_values, mapped.index_gates);
+    calls[num_calls++] = {&indexer_.compressor().steps(), keys};
+    calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = n}};
+  }
+  vectors_.run(context, frequencies_.as<float>(), std::span(calls).first(num_calls));
+  trace_window(context, layer);
+  if (entries.num_rows > 0) compressor_.trace_entries(context, layer, entries.x);
+  if (keys.num_rows > 0) indexer_.compressor().trace_entries(context, layer, keys.x);
+}
+
+void AttentionLayer::trace_window(const StepContext& context, size_t layer) const {
   if (context.tracer == nullptr) return;
+  const int64_t entry_bytes = window_steps_.write->desc.layout.entry_bytes();
   for (const SliceRows& slice : context.batch.slices()) {
     uint8_t* ring = context.caches.state(StateId::kWindow, layer, slice.place);
     for (int64_t i = 0; i < slice.num_rows; ++i) {
@@ -102,17 +152,14 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
   const int64_t n = context.num_tokens();
   const TensorView result = context.take_rows(wo_b_.out_features());
   const ArenaScope scope(context.arena);
-  TensorView qr;
-  const TensorView q = make_queries(context, x, qr);
-  write_window(context, layer, x);
-  // A token that completes a window may attend its entry, so entries come before scores and attention.
+  const Mapped mapped = run_maps(context, x);
+  // A token attends itself, and the entry that it completes: caches are written before scores and attention.
+  finish_vectors(context, layer, mapped);
   const int32_t *counts = nullptr, *selected = nullptr;
-  if (ratio_ != 0) {
-    compressor_.run(context, layer, x);
-    counts = context.batch.of_ratio(ratio_).attended;
-  }
-  if (ratio_ == 4) selected = indexer_.run(context, layer, x, qr);
+  if (ratio_ != 0) counts = context.batch.of_ratio(ratio_).attended;
+  if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
 
+  const TensorView& q = mapped.q;
   const TensorView out = context.take(context.activation, q.shape);
   ops::PagedEntries<const uint8_t> entries;
   if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, context.batch.places());
@@ -131,7 +178,7 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
                  context.queue);
   context.trace(prefix_, "attention", out);
   out_rope_.run(
-      {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
+      {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_.as<float>(), .num_tokens = n},
       context.queue);
   context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);

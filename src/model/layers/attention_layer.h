@@ -2,9 +2,8 @@
 #pragma once
 // Attention of one layer: sliding window alone (SWA), with the indexer's choice of compressed entries (CSA), or with
 // all heavily compressed entries (HCA). Source: DeepSeek-V4 inference/model.py, Attention; docs/contracts/numerics.md.
-#include <memory>
-
 #include "model/layers/indexer_layer.h"
+#include "model/layers/linear_group_layer.h"
 
 namespace tessera::model {
 
@@ -19,22 +18,31 @@ class AttentionLayer {
   LayerCacheLayout cache_layout() const;
 
  private:
-  // Query vectors [tokens, heads, head_dim]; `qr` receives the shared low-rank rows.
-  TensorView make_queries(const StepContext& context, const TensorView& x, TensorView& qr) const;
-  void write_window(const StepContext& context, size_t layer, const TensorView& x) const;
+  // What the maps of the input leave, as far as the layer has them.
+  struct Mapped {
+    TensorView q, qr, kv;
+    TensorView values, gates;                                            // of the compressor
+    TensorView index_queries, index_values, index_gates, index_weights;  // of the indexer
+  };
+  Mapped run_maps(const StepContext& context, const TensorView& x) const;
+  // Queries as attention wants them, and all that the tokens leave in caches.
+  void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const;
+  void trace_window(const StepContext& context, size_t layer) const;
 
   std::string prefix_;
   int64_t ratio_ = 0, window_slots_ = 0;
   bool with_entries_ = true;
-  std::unique_ptr<device::Tensor> frequencies_;  // at a fixed address: parts keep a pointer
+  device::Tensor frequencies_;
   LinearLayer wq_a_, wq_b_, wkv_, wo_a_, wo_b_;
-  NormLayer q_norm_, q_head_norm_, kv_norm_;
+  NormLayer q_norm_;
   device::Tensor sink_;
-  ops::Bound<ops::Rope> q_rope_, kv_rope_, out_rope_;
-  ops::Bound<ops::CacheWrite> write_;
+  VectorSteps query_steps_, window_steps_;
+  ops::Bound<ops::Rope> out_rope_;
   ops::Bound<ops::Attention> attention_;
   CompressorLayer compressor_;
   IndexerLayer indexer_;
+  LinearGroupLayer maps_of_x_, maps_of_qr_;
+  VectorGroup vectors_;
 };
 
 }  // namespace tessera::model

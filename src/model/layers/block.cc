@@ -5,32 +5,64 @@ namespace tessera::model {
 
 Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass)
     : prefix_(prefix),
-      attention_site_(builder, prefix + "hc_attn"),
-      moe_site_(builder, prefix + "hc_ffn"),
-      attention_norm_(builder, prefix + "attn_norm", prefix + "attn_norm.weight", builder.config.hidden_size),
-      moe_norm_(builder, prefix + "ffn_norm", prefix + "ffn_norm.weight", builder.config.hidden_size),
+      attention_site_(builder, prefix + "hc_attn", prefix + "attn_norm"),
+      moe_site_(builder, prefix + "hc_ffn", prefix + "ffn_norm"),
       attention_(builder, prefix + "attn.", ratio, !bypass.compressed_entries),
-      moe_(builder, prefix + "ffn.", is_hashed, bypass) {}
+      moe_(builder, prefix + "ffn.", is_hashed, bypass) {
+  const ops::MhcDesc& mhc = moe_site_.pre().desc;
+  const NormLayer& norm = moe_site_.norm();
+  turn_ = builder.bind_fused<ops::MhcPostPre>(
+      prefix + "turn", {.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc},
+      {attention_site_.post().chosen(), moe_site_.pre().chosen(), norm.op().chosen()});
+  end_ = builder.bind_fused<ops::MhcPostPre>(prefix + "end",
+                                             {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}},
+                                             {moe_.combine().chosen(), moe_site_.post().chosen()});
+}
+
+TensorView Block::turn(const StepContext& context, const TensorView& streams, const TensorView& output,
+                       HyperConnection::Coefficients& coefficients, TensorView& y) const {
+  if (!turn_.is_bound() || context.tracer != nullptr) {
+    attention_site_.write(context, streams, output, coefficients, streams);
+    context.trace(prefix_, "mid", streams);
+    y = moe_site_.read(context, streams, coefficients);
+    return streams;
+  }
+  const TensorView mid = context.take(context.activation, streams.shape);
+  const ops::MhcPost::Args post = HyperConnection::write_args(context, streams, output, coefficients, mid);
+  const ops::MhcPre::Args pre = moe_site_.read_args(context, mid, coefficients);
+  turn_.run({.combine = {},
+             .post = post,
+             .pre = pre,
+             .weight = moe_site_.norm().weight(),
+             .num_tokens = context.num_tokens(),
+             .workspace = context.workspace},
+            context.queue);
+  y = pre.y;
+  return mid;
+}
 
 void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
   const ArenaScope scope(context.arena);
-  const int64_t n = context.num_tokens();
   HyperConnection::Coefficients coefficients{};
   context.trace(prefix_, "in", streams);
-  {
-    const ArenaScope sublayer(context.arena);
-    const TensorView y = attention_site_.read(context, streams, coefficients);
-    attention_norm_.run(context, y, y, n);
-    const TensorView o = attention_.run(context, layer, y);
-    context.trace(prefix_, "attn_out", o);
-    attention_site_.write(context, streams, o, coefficients);
-    context.trace(prefix_, "mid", streams);
+  TensorView y = attention_site_.read(context, streams, coefficients);
+  const TensorView attended = attention_.run(context, layer, y);
+  context.trace(prefix_, "attn_out", attended);
+  const TensorView mid = turn(context, streams, attended, coefficients, y);
+  const ops::MoeCombine::Args parts = moe_.run(context, y);
+  if (end_.is_bound() && context.tracer == nullptr) {
+    end_.run({.combine = parts,
+              .post = HyperConnection::write_args(context, mid, parts.out, coefficients, streams),
+              .pre = {},
+              .weight = {},
+              .num_tokens = context.num_tokens(),
+              .workspace = context.workspace},
+             context.queue);
+    return;
   }
-  const TensorView y = moe_site_.read(context, streams, coefficients);
-  moe_norm_.run(context, y, y, n);
-  const TensorView o = moe_.run(context, y);
-  context.trace(prefix_, "ffn_out", o);
-  moe_site_.write(context, streams, o, coefficients);
+  moe_.combine().run(parts, context.queue);
+  context.trace(prefix_, "ffn_out", parts.out);
+  moe_site_.write(context, mid, parts.out, coefficients, streams);
   context.trace(prefix_, "out", streams);
 }
 

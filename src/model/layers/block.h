@@ -17,11 +17,17 @@ class Block {
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
 
  private:
+  // Between the sublayers: writes attention's output and reads the experts' input. Returns the streams, which may be
+  // others than before.
+  TensorView turn(const StepContext& context, const TensorView& streams, const TensorView& output,
+                  HyperConnection::Coefficients& coefficients, TensorView& y) const;
+
   std::string prefix_;
   HyperConnection attention_site_, moe_site_;
-  NormLayer attention_norm_, moe_norm_;
   AttentionLayer attention_;
   MoeLayer moe_;
+  ops::Bound<ops::MhcPostPre> turn_;  // post, then pre and norm
+  ops::Bound<ops::MhcPostPre> end_;   // combine, then post
 };
 
 // Streams to logits: head reduction, norm, output projection.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A compressor: turns runs of tokens into cache entries (main entries of CSA and HCA layers, keys of the indexer).
-#include "model/layers/linear_layer.h"
+#include "model/layers/vector_steps.h"
 
 namespace tessera::model {
 
@@ -11,28 +11,31 @@ class CompressorLayer {
 
   CompressorLayer() = default;
   // `prefix`: "layers.2.attn.compressor." or "layers.2.attn.indexer.compressor.".
-  CompressorLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, Kind kind,
-                  const device::Tensor& frequencies);
+  CompressorLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, Kind kind);
 
-  // Consumes x [tokens, hidden]; updates each slice's state and appends the entries that its tokens complete.
-  void run(const StepContext& context, size_t layer, const TensorView& x) const;
+  // The maps of x [tokens, hidden] whose rows are pooled, FP32.
+  const LinearLayer& wkv() const { return wkv_; }
+  const LinearLayer& wgate() const { return wgate_; }
+  // Consumes those rows; updates each slice's state. What steps() are to do to the entries that its tokens complete,
+  // from the arena: without rows where there are none.
+  VectorSteps::Rows pool(const StepContext& context, size_t layer, const TensorView& values,
+                         const TensorView& gates) const;
+  const VectorSteps& steps() const { return steps_; }
+  // The entries, behind their steps.
+  void trace_entries(const StepContext& context, size_t layer, const TensorView& entries) const;
+
   const ops::CompressorPool::Desc& pool_desc() const { return pool_.desc; }
-  const ops::EntryLayout& entry_layout() const { return write_.desc.layout; }
+  const ops::EntryLayout& entry_layout() const { return steps_.write->desc.layout; }
 
  private:
-  void trace_entries(const StepContext& context, size_t layer, EntriesId cache, const TensorView& entries) const;
+  EntriesId cache() const { return kind_ == Kind::kMain ? EntriesId::kEntries : EntriesId::kIndexKeys; }
 
   std::string prefix_;
   Kind kind_ = Kind::kMain;
-  const device::Tensor* frequencies_ = nullptr;
   LinearLayer wkv_, wgate_;
   device::Tensor ape_;
-  NormLayer norm_;
   ops::Bound<ops::CompressorPool> pool_;
-  ops::Bound<ops::Rope> rope_;
-  bool has_hadamard_ = false;
-  ops::Bound<ops::Hadamard> hadamard_;
-  ops::Bound<ops::CacheWrite> write_;
+  VectorSteps steps_;
 };
 
 }  // namespace tessera::model

@@ -16,44 +16,69 @@ MixerWeights::MixerWeights(LayerBuilder& builder, const std::string& prefix)
       base(builder.weights.load_vector(prefix + "_base")),
       scale(builder.weights.load_vector(prefix + "_scale")) {}
 
-HyperConnection::HyperConnection(LayerBuilder& builder, const std::string& prefix)
+HyperConnection::HyperConnection(LayerBuilder& builder, const std::string& prefix, const std::string& norm)
     : prefix_(prefix),
       pre_(builder.bind<ops::MhcPre>(prefix + ".pre", mhc_desc(builder))),
       post_(builder.bind<ops::MhcPost>(prefix + ".post", mhc_desc(builder))),
-      weights_(builder, prefix) {}
+      weights_(builder, prefix),
+      norm_(builder, norm, norm + ".weight", builder.config.hidden_size),
+      read_(builder.bind_fused<ops::MhcPostPre>(prefix + ".read",
+                                                {.mhc = pre_.desc, .combine = {}, .norm = norm_.op().desc},
+                                                {pre_.chosen(), norm_.op().chosen()})) {}
+
+ops::MhcPre::Args HyperConnection::read_args(const StepContext& context, const TensorView& streams,
+                                             Coefficients& coefficients) const {
+  const int64_t n = context.num_tokens();
+  const TensorView post = context.take(DType::kF32, {n, ops::kHcStreams});
+  const TensorView comb = context.take(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams});
+  coefficients = {post.as<float>(), comb.as<float>()};
+  return {.x = streams,
+          .fn = weights_.fn.as<float>(),
+          .base = weights_.base.as<float>(),
+          .scale = weights_.scale.as<float>(),
+          .y = context.take_rows(pre_.desc.hidden),
+          .post = coefficients.post,
+          .comb = coefficients.comb,
+          .num_tokens = n,
+          .workspace = context.workspace};
+}
+
+ops::MhcPost::Args HyperConnection::write_args(const StepContext& context, const TensorView& streams,
+                                               const TensorView& output, const Coefficients& coefficients,
+                                               const TensorView& out) {
+  return {.x = streams,
+          .o = output,
+          .post = coefficients.post,
+          .comb = coefficients.comb,
+          .out = out,
+          .num_tokens = context.num_tokens()};
+}
 
 TensorView HyperConnection::read(const StepContext& context, const TensorView& streams,
                                  Coefficients& coefficients) const {
   const int64_t n = context.num_tokens();
-  const TensorView post = context.take(DType::kF32, {n, ops::kHcStreams});
-  const TensorView comb = context.take(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams});
-  const TensorView y = context.take_rows(pre_.desc.hidden);
-  coefficients = {post.as<float>(), comb.as<float>()};
-  pre_.run({.x = streams,
-            .fn = weights_.fn.as<float>(),
-            .base = weights_.base.as<float>(),
-            .scale = weights_.scale.as<float>(),
-            .y = y,
-            .post = coefficients.post,
-            .comb = coefficients.comb,
-            .num_tokens = n,
-            .workspace = context.workspace},
-           context.queue);
-  context.trace(prefix_, ".read", y);
-  context.trace(prefix_, ".post", post);
-  context.trace(prefix_, ".comb", comb);
-  return y;
+  const ops::MhcPre::Args args = read_args(context, streams, coefficients);
+  if (read_.is_bound() && context.tracer == nullptr) {
+    read_.run({.combine = {},
+               .post = {},
+               .pre = args,
+               .weight = norm_.weight(),
+               .num_tokens = n,
+               .workspace = context.workspace},
+              context.queue);
+    return args.y;
+  }
+  pre_.run(args, context.queue);
+  context.trace(prefix_, ".read", args.y);
+  context.trace(prefix_, ".post", {args.post, DType::kF32, {n, ops::kHcStreams}});
+  context.trace(prefix_, ".comb", {args.comb, DType::kF32, {n, ops::kHcStreams, ops::kHcStreams}});
+  norm_.run(context, args.y, args.y, n);
+  return args.y;
 }
 
 void HyperConnection::write(const StepContext& context, const TensorView& streams, const TensorView& output,
-                            const Coefficients& coefficients) const {
-  post_.run({.x = streams,
-             .o = output,
-             .post = coefficients.post,
-             .comb = coefficients.comb,
-             .out = streams,
-             .num_tokens = context.num_tokens()},
-            context.queue);
+                            const Coefficients& coefficients, const TensorView& out) const {
+  post_.run(write_args(context, streams, output, coefficients, out), context.queue);
 }
 
 }  // namespace tessera::model

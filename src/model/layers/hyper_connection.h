@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The hyper-connection around one sublayer: reads its input out of the four streams and writes its output back.
-#include "model/layers/layer_builder.h"
-#include "model/layers/step_context.h"
+// The hyper-connection around one sublayer: reads its input, normalised, out of the four streams and writes its output
+// back.
+#include "model/layers/linear_layer.h"
 
 namespace tessera::model {
 
@@ -23,19 +23,29 @@ class HyperConnection {
   };
 
   HyperConnection() = default;
-  // `prefix`: "layers.3.hc_attn".
-  HyperConnection(LayerBuilder& builder, const std::string& prefix);
+  // `prefix`: "layers.3.hc_attn"; `norm`: "layers.3.attn_norm", of what is read.
+  HyperConnection(LayerBuilder& builder, const std::string& prefix, const std::string& norm);
 
   TensorView read(const StepContext& context, const TensorView& streams, Coefficients& coefficients) const;
-  // streams <- post * output + C^T streams, in place.
+  // out <- post * output + C^T streams; `out` may be `streams`.
   void write(const StepContext& context, const TensorView& streams, const TensorView& output,
-             const Coefficients& coefficients) const;
+             const Coefficients& coefficients, const TensorView& out) const;
+
+  // The same as parts of fused calls. The first takes what it leaves from the arena.
+  ops::MhcPre::Args read_args(const StepContext& context, const TensorView& streams, Coefficients& coefficients) const;
+  static ops::MhcPost::Args write_args(const StepContext& context, const TensorView& streams, const TensorView& output,
+                                       const Coefficients& coefficients, const TensorView& out);
+  const ops::Bound<ops::MhcPre>& pre() const { return pre_; }
+  const ops::Bound<ops::MhcPost>& post() const { return post_; }
+  const NormLayer& norm() const { return norm_; }
 
  private:
   std::string prefix_;
   ops::Bound<ops::MhcPre> pre_;
   ops::Bound<ops::MhcPost> post_;
   MixerWeights weights_;
+  NormLayer norm_;
+  ops::Bound<ops::MhcPostPre> read_;  // pre and norm
 };
 
 }  // namespace tessera::model

@@ -5,22 +5,20 @@
 
 namespace tessera::model {
 
-IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio,
-                           const device::Tensor& frequencies)
-    : prefix_(prefix), frequencies_(&frequencies) {
+IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio) : prefix_(prefix) {
   const Config& c = builder.config;
   const DType activation = builder.activation();
   wq_b_ = LinearLayer(builder, prefix + "wq_b", InputRole::kQuantised, activation);
   weights_proj_ = LinearLayer(builder, prefix + "weights_proj", InputRole::kPlain, activation);
-  compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kIndex, frequencies);
-  rope_ = builder.bind<ops::Rope>(
+  compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kIndex);
+  steps_.rope = builder.bind<ops::Rope>(
       prefix + "rope",
       {.vectors = c.index_num_heads, .width = c.index_head_dim, .rope_dim = c.rope_dim, .activation = activation});
-  has_hadamard_ = builder.precision.cache == ops::CacheMode::kFp8;
-  if (has_hadamard_) {
-    hadamard_ = builder.bind<ops::Hadamard>(prefix + "hadamard",
-                                            {.width = c.index_head_dim, .is_fp4 = true, .activation = activation});
+  if (builder.precision.cache == ops::CacheMode::kFp8) {
+    steps_.hadamard = builder.bind<ops::Hadamard>(
+        prefix + "hadamard", {.width = c.index_head_dim, .is_fp4 = true, .activation = activation});
   }
+  steps_.rotated = prefix + "queries_rotated", steps_.transformed = prefix + "queries";
   scores_ = builder.bind<ops::IndexScores>(prefix + "scores",
                                            {.heads = c.index_num_heads,
                                             .width = c.index_head_dim,
@@ -29,21 +27,10 @@ IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int
   top_k_ = builder.bind<ops::TopK>(prefix + "top_k", {.k = c.index_topk});
 }
 
-const int32_t* IndexerLayer::run(const StepContext& context, size_t layer, const TensorView& x,
-                                 const TensorView& qr) const {
+const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, const TensorView& queries,
+                                    const TensorView& weights) const {
   const int64_t n = context.num_tokens(), k = top_k_.desc.k;
   const TensorView selected = context.take(DType::kI32, {n, k});
-  const ArenaScope scope(context.arena);
-  compressor_.run(context, layer, x);
-  const TensorView queries = wq_b_.run(context, qr, n);
-  rope_.run(
-      {.x = queries, .positions = context.batch.positions(), .frequencies = frequencies_->as<float>(), .num_tokens = n},
-      context.queue);
-  context.trace(prefix_, "queries_rotated", queries);
-  if (has_hadamard_) hadamard_.run({.x = queries, .num_rows = n * scores_.desc.heads}, context.queue);
-  context.trace(prefix_, "queries", queries);
-  const TensorView weights = weights_proj_.run(context, x, n);
-
   const int64_t ratio = compressor_.pool_desc().ratio;
   const int32_t* counts = context.batch.of_ratio(ratio).visible;
   for (int64_t row = 0; row < n; row += kScoreRows) {

@@ -9,21 +9,24 @@ class IndexerLayer {
  public:
   IndexerLayer() = default;
   // `prefix`: "layers.2.attn.indexer.".
-  IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, const device::Tensor& frequencies);
+  IndexerLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio);
 
-  // x [tokens, hidden], qr [tokens, q_lora_rank] -> ascending entry indices [tokens, top_k] (-1: none).
-  const int32_t* run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& qr) const;
-  int64_t top_k() const { return top_k_.desc.k; }
+  // The maps of qr [tokens, q_lora_rank] to queries, and of x [tokens, hidden] to the weights of heads.
+  const LinearLayer& wq_b() const { return wq_b_; }
+  const LinearLayer& weights_proj() const { return weights_proj_; }
+  const VectorSteps& steps() const { return steps_; }  // of queries
   const CompressorLayer& compressor() const { return compressor_; }
+  // Queries and weights, index keys behind their steps -> ascending entry indices [tokens, top_k] (-1: none), from the
+  // arena.
+  const int32_t* select(const StepContext& context, size_t layer, const TensorView& queries,
+                        const TensorView& weights) const;
+  int64_t top_k() const { return top_k_.desc.k; }
 
  private:
   std::string prefix_;
-  const device::Tensor* frequencies_ = nullptr;
   LinearLayer wq_b_, weights_proj_;
   CompressorLayer compressor_;
-  ops::Bound<ops::Rope> rope_;
-  bool has_hadamard_ = false;
-  ops::Bound<ops::Hadamard> hadamard_;
+  VectorSteps steps_;
   ops::Bound<ops::IndexScores> scores_;
   ops::Bound<ops::TopK> top_k_;
 };

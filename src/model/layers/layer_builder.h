@@ -33,6 +33,14 @@ struct LayerBuilder {
   ops::Bound<Op> bind(const std::string& where, const typename Op::Desc& desc) {
     return bind<Op>(where, desc, max_tokens);
   }
+  // Unbound where the parts run one by one (decision 0023). At most max_tokens rows.
+  template <class Op>
+  ops::Bound<Op> bind_fused(const std::string& where, const typename Op::Desc& desc,
+                            const std::vector<ops::Chosen>& parts) {
+    ops::Bound<Op> bound = planner.bind_fused<Op>(where, desc, parts);
+    if (bound.is_bound()) workspace_bytes = std::max(workspace_bytes, bound.workspace_bytes(max_tokens));
+    return bound;
+  }
   DType activation() const { return precision.activation(); }
   // Values of the host where the ops find them.
   device::Tensor place(const std::vector<float>& values) const {

@@ -27,6 +27,13 @@ class LinearLayer {
   TensorView run(const StepContext& context, const TensorView& x, int64_t num_rows) const;
   void run_into(const StepContext& context, const TensorView& x, const TensorView& y, int64_t num_rows) const;
   int64_t out_features() const { return op_.desc.out * op_.desc.groups; }
+  // Memory for y of the step's tokens.
+  TensorView take_output(const StepContext& context) const {
+    return context.take(op_.desc.output, {context.num_tokens(), out_features()});
+  }
+  // What a fused op of which the map is a part is made of.
+  const ops::Bound<ops::Linear>& op() const { return op_; }
+  const ops::WeightView& weight() const { return weight_.view; }
 
  private:
   std::string name_;
@@ -41,6 +48,9 @@ class NormLayer {
   NormLayer(LayerBuilder& builder, const std::string& where, const std::string& name, int64_t width);
   // In place or into `out`.
   void run(const StepContext& context, const TensorView& x, const TensorView& out, int64_t num_rows) const;
+  // What a fused op of which the norm is a part is made of.
+  const ops::Bound<ops::RmsNorm>& op() const { return op_; }
+  TensorView weight() const { return weight_; }
 
  private:
   std::string where_;

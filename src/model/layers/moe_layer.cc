@@ -29,6 +29,12 @@ MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_has
   shared_w3_ = LinearLayer(builder, prefix + "shared_experts.w3", InputRole::kQuantised, activation);
   swiglu_ = builder.bind<ops::SwiGlu>(prefix + "shared_experts.swiglu",
                                       {.inner = c.expert_inner, .limit = limit, .activation = activation});
+  const ops::Bound<ops::Linear>&gate = shared_w1_.op(), &up = shared_w3_.op();
+  if (gate.chosen() == up.chosen()) {
+    shared_gated_ = builder.bind_fused<ops::LinearGroup>(prefix + "shared_experts.gated",
+                                                         {.maps = {gate.desc, up.desc}, .swiglu = swiglu_.desc},
+                                                         {gate.chosen(), swiglu_.chosen()});
+  }
   combine_ = builder.bind<ops::MoeCombine>(
       prefix + "combine", {.hidden = c.hidden_size, .top_k = c.experts_per_token, .activation = activation});
 }
@@ -80,17 +86,25 @@ void MoeLayer::load_experts(LayerBuilder& builder) {
 
 TensorView MoeLayer::run_shared(const StepContext& context, const TensorView& x) const {
   const int64_t n = context.num_tokens();
-  const TensorView gate = shared_w1_.run(context, x, n);
-  const TensorView up = shared_w3_.run(context, x, n);
-  swiglu_.run({.gate = gate, .up = up, .out = gate, .num_tokens = n}, context.queue);
-  context.trace(prefix_, "shared_experts.swiglu", gate);
+  const TensorView gate = shared_w1_.take_output(context), up = shared_w3_.take_output(context);
+  if (shared_gated_.is_bound() && context.tracer == nullptr) {
+    shared_gated_.run({.x = x,
+                       .weights = {shared_w1_.weight(), shared_w3_.weight()},
+                       .y = {gate, up},
+                       .num_tokens = n,
+                       .workspace = context.workspace},
+                      context.queue);
+  } else {
+    shared_w1_.run_into(context, x, gate, n);
+    shared_w3_.run_into(context, x, up, n);
+    swiglu_.run({.gate = gate, .up = up, .out = gate, .num_tokens = n}, context.queue);
+    context.trace(prefix_, "shared_experts.swiglu", gate);
+  }
   return shared_w2_.run(context, gate, n);
 }
 
-TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const {
+ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView& x) const {
   const int64_t n = context.num_tokens(), k = router_.desc.top_k;
-  const TensorView result = context.take_rows(experts_.desc.hidden);
-  const ArenaScope scope(context.arena);
   const TensorView logits = gate_.run(context, x, n);
   const TensorView ids = context.take(DType::kI32, {n, k});
   const TensorView weights = context.take(DType::kF32, {n, k});
@@ -121,8 +135,7 @@ TensorView MoeLayer::run(const StepContext& context, const TensorView& x) const 
     context.trace(prefix_, "experts", routed);
   }
   if (!bypass_.shared_experts) shared = run_shared(context, x);
-  combine_.run({.routed = routed, .shared = shared, .out = result, .num_tokens = n}, context.queue);
-  return result;
+  return {.routed = routed, .shared = shared, .out = context.take_rows(experts_.desc.hidden), .num_tokens = n};
 }
 
 }  // namespace tessera::model

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Mixture of experts: router, routed experts, shared expert, sum.
+// Mixture of experts: router, routed experts, shared expert; and their sum, which the caller starts.
 // Source: DeepSeek-V4 inference/model.py, MoE, Gate and Expert.
 #include <vector>
 
@@ -15,8 +15,9 @@ class MoeLayer {
   // `prefix`: "layers.2.ffn."; `is_hashed`: routed by the table of token ids.
   MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_hashed, const Bypass& bypass);
 
-  // x [tokens, hidden], normalised -> [tokens, hidden].
-  TensorView run(const StepContext& context, const TensorView& x) const;
+  // x [tokens, hidden], normalised -> what combine() is to add, into `out` [tokens, hidden]; all from the arena.
+  ops::MoeCombine::Args run(const StepContext& context, const TensorView& x) const;
+  const ops::Bound<ops::MoeCombine>& combine() const { return combine_; }
 
  private:
   void load_experts(LayerBuilder& builder);
@@ -32,6 +33,7 @@ class MoeLayer {
   device::Buffer w1_, w2_, w3_;   // ops::WeightView of each, by local expert
   LinearLayer shared_w1_, shared_w2_, shared_w3_;
   ops::Bound<ops::SwiGlu> swiglu_;
+  ops::Bound<ops::LinearGroup> shared_gated_;  // w1, w3 and swiglu
   ops::Bound<ops::MoeCombine> combine_;
 };
 

@@ -3,6 +3,7 @@
 // its copies and its memory, all under AddressSanitizer. On a real one, TESSERA_DEVICE=cuda:0 runs all of test_model.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 
@@ -39,6 +40,36 @@ TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
   const std::vector<float> reference = testing::feed(*cpu.runner, *other, ids, LogitRows::kAll);
   constexpr double kBound = 0.05;  // of the largest logit: BF16 activations, summed in another order
   EXPECT_TRUE(testing::is_close(expected, reference, kBound));
+}
+
+// A prefill and recorded steps with fused ops have the bits of those without.
+TEST(EmulatedGpu, FusedOpsChangeNoBit) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  setenv("TESSERA_DEVICE", "cuda:0", 1);
+  const auto load = [](bool is_fused) {
+    return testing::load_fused(testing::tiny_model(), {}, testing::test_machine(), is_fused);
+  };
+  const auto with = load(true), without = load(false);
+  EXPECT_GT(testing::num_fused(with), 5 * with.config.num_layers);
+  // The emulated GPU is a Hopper, whose backend takes the maps and leaves the rest to the portable one.
+  for (const char* op : {"norm_rope cuda.simple", "mhc_post_pre cuda.simple", "linear_group sm90.wgmma"}) {
+    EXPECT_TRUE(std::any_of(with.plan.begin(), with.plan.end(), [&](const ops::PlanLine& line) {
+      return line.op + " " + line.chosen == op;
+    })) << op;
+  }
+  EXPECT_EQ(testing::num_fused(without), 0);
+  const std::vector<int32_t> ids = testing::random_ids(rng, 14, with.runner->facts().vocab_size);
+  const auto logits_of = [&](const model::LoadedModel& loaded) {
+    const auto state = loaded.runner->new_sequence(16);
+    std::vector<float> logits = testing::feed(*loaded.runner, *state, std::span(ids).first(9), LogitRows::kAll);
+    const std::vector<float> rest =
+        testing::feed(*loaded.runner, *state, std::span(ids).subspan(9), LogitRows::kAll, 1);
+    logits.insert(logits.end(), rest.begin(), rest.end());
+    return logits;
+  };
+  EXPECT_TRUE(testing::same_bits(logits_of(with), logits_of(without)));
 }
 
 // Sequences of one batch, ragged and then one token each, have the bits that each has alone: of three, which a recorded

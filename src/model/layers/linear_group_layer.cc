@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/layers/linear_group_layer.h"
+
+#include <fmt/format.h>
+
+namespace tessera::model {
+
+LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& where,
+                                   std::initializer_list<const LinearLayer*> maps) {
+  const std::vector<const LinearLayer*> all(maps);
+  std::vector<bool> is_taken(all.size());
+  for (size_t first = 0; first < all.size(); ++first) {
+    if (is_taken[first]) continue;
+    const auto is_alike = [&](const LinearLayer& other) {
+      const ops::Linear::Desc &a = all[first]->op().desc, &b = other.op().desc;
+      return all[first]->op().chosen() == other.op().chosen() && a.in == b.in && a.format == b.format &&
+             a.input == b.input;
+    };
+    Group group;
+    ops::LinearGroup::Desc desc;
+    for (size_t i = first; i < all.size() && desc.maps.size() < ops::LinearGroup::kMostMaps; ++i) {
+      if (is_taken[i] || !is_alike(*all[i])) continue;
+      group.members.push_back(i);
+      desc.maps.push_back(all[i]->op().desc);
+    }
+    if (desc.maps.size() > 1) {
+      const std::string name = groups_.empty() ? where : fmt::format("{}.{}", where, groups_.size() + 1);
+      group.op = builder.bind_fused<ops::LinearGroup>(name, desc, {all[first]->op().chosen()});
+    }
+    if (!group.op.is_bound()) {
+      alone_.push_back(first);
+      continue;
+    }
+    for (const size_t i : group.members) is_taken[i] = true;
+    groups_.push_back(std::move(group));
+  }
+}
+
+void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls) const {
+  const int64_t n = context.num_tokens();
+  if (context.tracer != nullptr) {
+    for (const Call& call : calls) call.map->run_into(context, x, call.y, n);
+    return;
+  }
+  for (const Group& group : groups_) {
+    ops::LinearGroup::Args args{.x = x, .weights = {}, .y = {}, .num_tokens = n, .workspace = context.workspace};
+    for (size_t i = 0; i < group.members.size(); ++i) {
+      const Call& call = calls[group.members[i]];
+      args.weights[i] = call.map->weight(), args.y[i] = call.y;
+    }
+    group.op.run(args, context.queue);
+  }
+  for (const size_t i : alone_) calls[i].map->run_into(context, x, calls[i].y, n);
+}
+
+}  // namespace tessera::model

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Linear maps of one input, in one call where their backend has one (decision 0023).
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/layers/linear_layer.h"
+
+namespace tessera::model {
+
+class LinearGroupLayer {
+ public:
+  struct Call {
+    const LinearLayer* map;
+    TensorView y;  // [rows, out]
+  };
+
+  LinearGroupLayer() = default;
+  // `where` names the group in plans. Maps that one call can't compute together stay alone.
+  LinearGroupLayer(LayerBuilder& builder, const std::string& where, std::initializer_list<const LinearLayer*> maps);
+
+  // Each y = map x, of the maps given to the constructor, in that order. A traced step runs them one by one.
+  void run(const StepContext& context, const TensorView& x, std::span<const Call> calls) const;
+
+ private:
+  struct Group {
+    ops::Bound<ops::LinearGroup> op;
+    std::vector<size_t> members;
+  };
+  std::vector<Group> groups_;
+  std::vector<size_t> alone_;
+};
+
+}  // namespace tessera::model
