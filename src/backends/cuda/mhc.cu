@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// mhc_pre, mhc_head and mhc_post_pre, two kernels each: thread blocks that have a slice of a token's streams and some
-// rows of fn; then thread blocks that mix a token's streams, and one for the coefficients of what comes after the
-// layer. mhc_post_pre lets the first kernel write the streams before it multiplies them, and one block mix a token's,
-// which then has the row to normalise.
+// mhc_pre, mhc_head and mhc_post_pre, two kernels each: products of slices of tokens' streams with fn
+// (mhc_products.cuh); then thread blocks that mix a token's streams, and one for the coefficients of what comes after
+// the layer. mhc_post_pre lets the first kernel write the streams of few tokens before it multiplies them, and one
+// block mix a token's, which then has the row to normalise.
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/row_parts.cuh"
@@ -14,28 +15,9 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kS = ops::kHcStreams;
-constexpr int kWarp = 32;
-// A slice is every kSlices-th run of kRun columns.
-constexpr int kSlices = 16, kRun = 4 * kWarp, kRound = kSlices * kRun;
-constexpr int kMostRows = 13;  // of fn, and the streams themselves, that a block multiplies: a warp each
+constexpr int kS = ops::kHcStreams, kWarp = 32, kSlices = MhcProducts::kSlices;
 constexpr int kMixBlock = 128, kMixChannels = 4 * kMixBlock;
-constexpr int kNormBlock = 512;
-
-struct Job {
-  Values x;             // [tokens, 4, hidden]
-  const int32_t* rows;  // which tokens; null: all
-  const float *fn, *base, *scale;
-  float* sums;         // [rows, kCoefficients + 1, kSlices], the workspace
-  Values y;            // [rows, hidden]
-  float *post, *comb;  // null: the head
-  int64_t hidden;
-  int iterations;
-  float hc_eps, norm_eps;
-  StreamWrite write;  // of mhc_post_pre, into x; out null: none
-  Values weight;      // of its norm
-  float eps;
-};
+constexpr int kNormBlock = 512, kNormWarps = kNormBlock / kWarp;
 
 __device__ float sigmoid(float x) {
   return 1 / (1 + exp_rounded(-x));
@@ -67,79 +49,9 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   return c;
 }
 
-// A slice of token t's streams, in shared memory: column n kRound + first + q of them is s_slice[n kRun + q]. Where
-// they are written first, blocks of `stores` store them.
-template <int kWide>
-__device__ void take_slice(const Job& job, int64_t t, int64_t first, float* s_slice, bool stores) {
-  const int64_t width = kS * job.hidden;
-  const int count = static_cast<int>((width - first + kRound - 1) / kRound) * kRun;
-  for (int at = static_cast<int>(threadIdx.x) * kWide; at < count; at += static_cast<int>(blockDim.x) * kWide) {
-    const int64_t i = at / kRun * kRound + first + at % kRun;
-    if (i >= width) break;
-    Pack<kWide> values;
-    if (job.write.out.data == nullptr) {
-      values = load_pack<kWide>(job.x, t * width + i);
-    } else {
-      const int k = static_cast<int>(i / job.hidden);
-      values = job.write.stream(t, k, job.write.load<kWide, 1>(t, i - k * job.hidden));
-      round_pack(job.x.is_bf16, values);
-      if (stores) store_pack(job.x, t * width + i, values);
-    }
-#pragma unroll
-    for (int n = 0; n < kWide; ++n) s_slice[at + n] = values.v[n];
-  }
-}
-
-// Grid: slices by groups of rows of fn, behind which come the streams themselves; by tokens. Of a row's products a lane
-// adds four columns of every kRound, then lanes are added by halves, and who reads the sums adds slices in turn: an
-// order of its own that no batch changes.
-template <int kWide>
-__global__ void __launch_bounds__(kMostRows* kWarp, 2) sum_products(const __grid_constant__ Job job, int num_rows) {
-  float* s_slice = dynamic_shared<float>();
-  constexpr int kLoads = 8;  // of four columns that are on their way at once
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int slice = static_cast<int>(blockIdx.x) % kSlices, group = static_cast<int>(blockIdx.x) / kSlices;
-  const int row = group * static_cast<int>(blockDim.x) / kWarp + warp;
-  const bool is_row = row + 1 < num_rows;
-  const int64_t width = kS * job.hidden, first = slice * kRun;
-  const float* fn = job.fn + row * width;
-  float4 factors[kLoads];
-  const auto load_factors = [&](int64_t begin) {
-#pragma unroll
-    for (int n = 0; n < kLoads; ++n) {
-      const int64_t i = begin + n * kRound;
-      if (is_row && i < width) factors[n] = *reinterpret_cast<const float4*>(fn + i);
-    }
-  };
-  load_factors(first + 4 * lane);
-  wait_for_previous();
-  const int64_t t = job.rows == nullptr ? blockIdx.y : job.rows[blockIdx.y];
-  take_slice<kWide>(job, t, first, s_slice, group == 0);
-  __syncthreads();
-  if (row >= num_rows) return;
-  float sum = 0;
-  const float4* s_values = reinterpret_cast<const float4*>(s_slice) + lane;
-  for (int64_t begin = first + 4 * lane; begin < width; begin += kLoads * kRound) {
-    if (begin >= kRound) load_factors(begin);
-#pragma unroll
-    for (int n = 0; n < kLoads; ++n) {
-      if (begin + n * kRound >= width) break;
-      const float4 a = *s_values, b = is_row ? factors[n] : a;
-      s_values += kRun / 4;
-      sum += a.x * b.x;
-      sum += a.y * b.y;
-      sum += a.z * b.z;
-      sum += a.w * b.w;
-    }
-  }
-  for (int half = kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  if (lane == 0) job.sums[(static_cast<int64_t>(blockIdx.y) * num_rows + row) * kSlices + slice] = sum;
-}
-
-// m, and behind it the sum of squares, by the first threads of a block; others see them after the next barrier.
+// m, and behind it the sum of squares, each by the thread `at`; others see them after the next barrier.
 template <int kCoefficients>
-__device__ void take_sums(const Job& job, int64_t row, float* s_m) {
-  const int at = static_cast<int>(threadIdx.x);
+__device__ void take_sums(const MhcJob& job, int64_t row, int at, float* s_m) {
   if (at > kCoefficients) return;
   const float4* slices = reinterpret_cast<const float4*>(job.sums + (row * (kCoefficients + 1) + at) * kSlices);
   float4 parts[kSlices / 4];
@@ -160,34 +72,35 @@ __device__ void take_sums(const Job& job, int64_t row, float* s_m) {
 struct Bases {
   float pre, post, comb, scales[3];
 };
-__device__ Bases load_bases(const Job& job) {
+__device__ Bases load_bases(const MhcJob& job) {
   const int lane = threadIdx.x % kLanes, j = lane % kS;
   return {job.base[j], job.base[kS + j], job.base[2 * kS + lane], {job.scale[0], job.scale[1], job.scale[2]}};
 }
 
 // 1 / RMS of the streams.
 template <int kCoefficients>
-__device__ float stream_factor(const Job& job, const float* s_m) {
+__device__ float stream_factor(const MhcJob& job, const float* s_m) {
   return 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(kS * job.hidden) + job.norm_eps);
 }
 
 // The coefficients of what comes after the layer. A warp.
-__device__ void store_coefficients(const Job& job, int64_t row, const float* s_m, float rr, const Bases& bases) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
+__device__ void store_coefficients(const MhcJob& job, int64_t row, const float* s_m, float rr, const Bases& bases) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const float post = s_m[kS + lane % kS] * rr * bases.scales[1] + bases.post;
-  if (thread < kS) job.post[row * kS + lane % kS] = 2 * sigmoid(post);
-  const float c = sinkhorn(s_m[2 * kS + lane] * rr * bases.scales[2] + bases.comb, lane, job.iterations, job.hc_eps);
-  if (thread < kLanes) job.comb[row * kS * kS + lane] = c;
+  if (lane < kS) job.post[row * kS + lane % kS] = 2 * sigmoid(post);
+  const float c = sinkhorn(s_m[2 * kS + lane % kLanes] * rr * bases.scales[2] + bases.comb, lane % kLanes,
+                           job.iterations, job.hc_eps);
+  if (lane < kLanes) job.comb[row * kS * kS + lane] = c;
 }
 
-__device__ float pre_coefficient(const Job& job, float m, float rr, float scale, float base) {
+__device__ float pre_coefficient(const MhcJob& job, float m, float rr, float scale, float base) {
   return sigmoid(m * rr * scale + base) + job.hc_eps;
 }
 
 // Grid: tokens by pieces of kMixChannels; where there are coefficients of the layer's output, they are a piece of their
 // own.
 template <int kCoefficients>
-__global__ void __launch_bounds__(kMixBlock) mix(Job job) {
+__global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
   __shared__ float s_m[kCoefficients + 1], s_pre[kS];
   const bool is_piece = blockIdx.y * int64_t{kMixChannels} < job.hidden;
   Bases bases{};
@@ -209,7 +122,7 @@ __global__ void __launch_bounds__(kMixBlock) mix(Job job) {
 #pragma unroll
     for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
   }
-  take_sums<kCoefficients>(job, row, s_m);
+  take_sums<kCoefficients>(job, row, static_cast<int>(threadIdx.x), s_m);
   __syncthreads();
   const float rr = stream_factor<kCoefficients>(job, s_m);
   if (!is_piece) {
@@ -238,7 +151,7 @@ template <int kWide>
 class Mixer {
  public:
   // Loads what can be before the coefficients are known.
-  __device__ Mixer(const Job& job, int64_t t) : job_(job), base_(t * kS * job.hidden) {
+  __device__ Mixer(const MhcJob& job, int64_t t) : job_(job), base_(t * kS * job.hidden) {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) load(n, ahead_[n]);
   }
@@ -273,19 +186,18 @@ class Mixer {
     }
   }
 
-  const Job& job_;
+  const MhcJob& job_;
   const int64_t base_;
   Pack<kWide> ahead_[kAhead][kS];
 };
 
-// Grid: tokens, by two: the first block mixes and normalises, the second has the coefficients.
+// Grid: blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
 template <int kWide>
-__global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ MhcJob job, int64_t num_tokens) {
   constexpr int kCoefficients = ops::kHcCoefficients;
-  __shared__ float s_m[kCoefficients + 1], s_pre[kS], s_factor;
-  float* s_y = dynamic_shared<float>();
+  __shared__ float s_sums[kNormWarps][kCoefficients + 1], s_pre[kS], s_factor;
+  float *s_y = dynamic_shared<float>(), *s_m = s_sums[0];
   const int64_t t = blockIdx.x, hidden = job.hidden;
-  const bool is_mixing = blockIdx.y == 0;
   constexpr int64_t kBatch = int64_t{kPerThread} * kNormBlock;
   float weights[kPerThread];
   const auto load_weights = [&](int64_t begin) {
@@ -293,17 +205,19 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
                 [&](int i, int64_t c) { weights[i] = job.weight.data != nullptr ? job.weight[c] : 1.0f; });
   };
   const Bases bases = load_bases(job);
-  if (is_mixing) load_weights(0);
+  if (t < num_tokens) load_weights(0);
   wait_for_previous();
-  if (!is_mixing) {
-    take_sums<kCoefficients>(job, t, s_m);
-    __syncthreads();
-    const float rr = stream_factor<kCoefficients>(job, s_m);
-    if (threadIdx.x < kWarp) store_coefficients(job, t, s_m, rr, bases);
+  if (t >= num_tokens) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int64_t token = (t - num_tokens) * kNormWarps + warp;
+    if (token >= num_tokens) return;
+    take_sums<kCoefficients>(job, token, static_cast<int>(threadIdx.x) % kWarp, s_sums[warp]);
+    __syncwarp();
+    store_coefficients(job, token, s_sums[warp], stream_factor<kCoefficients>(job, s_sums[warp]), bases);
     return;
   }
   const Mixer<kWide> mixer(job, t);
-  take_sums<kCoefficients>(job, t, s_m);
+  take_sums<kCoefficients>(job, t, static_cast<int>(threadIdx.x), s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
     const float rr = stream_factor<kCoefficients>(job, s_m);
@@ -324,24 +238,16 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
   }
 }
 
-void launch_products(const char* name, const Job& job, int num_rows, int64_t num_tokens, device::Queue& queue) {
-  const int groups = ceil_div(num_rows, kMostRows), warps = ceil_div(num_rows, groups);
-  const size_t floats = static_cast<size_t>(ceil_div<int64_t>(kS * job.hidden, kRound)) * kRun;
-  launch(name, queue, has_packs(job.hidden) ? sum_products<4> : sum_products<1>,
-         dim3(static_cast<unsigned>(kSlices * groups), static_cast<unsigned>(num_tokens)),
-         static_cast<unsigned>(warps * kWarp), floats * sizeof(float), job, num_rows);
-}
-
 template <int kCoefficients>
-void run(const char* name, const Job& job, int64_t num_rows, device::Queue& queue) {
+void run(const char* name, const MhcJob& job, int64_t num_rows, device::Queue& queue) {
   launch_products(name, job, kCoefficients + 1, num_rows, queue);
   const int64_t pieces = ceil_div<int64_t>(job.hidden, kMixChannels) + (kCoefficients > kS ? 1 : 0);
   launch(name, queue, mix<kCoefficients>, dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(pieces)),
          kMixBlock, 0, job);
 }
 
-Job pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, void* workspace) {
-  Job job{};
+MhcJob pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, void* workspace) {
+  MhcJob job{};
   job.x = values_of(args.x), job.y = values_of(args.y);
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(workspace);
@@ -362,7 +268,7 @@ void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Qu
 }
 
 void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue) {
-  Job job{};
+  MhcJob job{};
   job.x = values_of(args.x), job.y = values_of(args.h), job.rows = args.rows;
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(args.workspace);
@@ -390,13 +296,17 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
     if (!desc.norm) return write_streams(write, args.num_tokens, queue);
   }
   if (!desc.norm) return;
-  Job job = pre_job(desc.mhc, args.pre, args.workspace);
-  job.write = write;
+  MhcJob job = pre_job(desc.mhc, args.pre, args.workspace);
+  if (desc.has_post && are_many(job, args.num_tokens)) {
+    write_streams(write, args.num_tokens, queue);
+  } else {
+    job.write = write;
+  }
   job.weight = values_of(args.weight), job.eps = desc.norm->eps;
   launch_products("mhc_post_pre", job, ops::kHcCoefficients + 1, args.num_tokens, queue);
-  const dim3 grid(static_cast<unsigned>(args.num_tokens), 2);
+  const dim3 grid = grid_for(args.num_tokens + ceil_div<int64_t>(args.num_tokens, kNormWarps), 1);
   launch("mhc_post_pre", queue, has_packs(job.hidden) ? mix_and_norm<4> : mix_and_norm<1>, grid, kNormBlock,
-         static_cast<size_t>(job.hidden) * sizeof(float), job);
+         static_cast<size_t>(job.hidden) * sizeof(float), job, args.num_tokens);
 }
 
 }  // namespace tessera::backends::cuda

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The first half of mhc_pre, mhc_head and mhc_post_pre: the products of fn's rows with a token's streams, and the sum
+// of the streams' squares. Two kernels give the same bits: for few tokens a block has one token and a warp one row; for
+// many, a warp keeps three rows of fn in registers while the streams of tokens pass by.
+//
+// The order of a sum, which no batch changes: a slice is every kSlices-th run of kRun columns; a lane adds four columns
+// of each run of its slice, lanes are added by halves, and who reads the sums adds slices in turn.
+#include <algorithm>
+#include <type_traits>
+
+#include "backends/cuda/stream_write.cuh"
+#include "backends/cuda_common/lanes.cuh"
+#include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/ptx/cp_async.cuh"
+
+namespace tessera::backends::cuda {
+
+struct MhcJob {
+  cuda_common::Values x;  // [tokens, 4, hidden]
+  const int32_t* rows;    // which tokens; null: all
+  const float *fn, *base, *scale;
+  float* sums;            // [rows, coefficients + 1, kSlices], the workspace
+  cuda_common::Values y;  // [rows, hidden]
+  float *post, *comb;     // null: the head
+  int64_t hidden;
+  int iterations;
+  float hc_eps, norm_eps;
+  cuda_common::StreamWrite write;  // of mhc_post_pre, into x; out null: none
+  cuda_common::Values weight;      // of its norm
+  float eps;
+
+  __device__ int64_t token(int64_t row) const { return rows == nullptr ? row : rows[row]; }
+};
+
+struct MhcProducts {
+  static constexpr int kS = ops::kHcStreams, kWarp = 32;
+  static constexpr int kSlices = 16, kRun = 4 * kWarp, kRound = kSlices * kRun;
+  static constexpr int kLoads = 8;  // of four columns that a lane has of a row at once
+  // Few tokens: rows of fn, and the streams themselves, that a block multiplies, a warp each.
+  static constexpr int kMostRows = 13;
+  // Many tokens: rows of fn of a warp, tokens of a stage, stages of which all but one are on their way.
+  static constexpr int kMany = 32, kRowsOfWarp = 3, kTokensAtOnce = 4, kStages = 3;
+  static constexpr int kMostWarps = ops::kHcCoefficients / kRowsOfWarp + 1;
+
+  // Values of a slice of a token's streams.
+  TESSERA_HOST_DEVICE static int slice_values(int64_t hidden) {
+    return static_cast<int>(ceil_div<int64_t>(kS * hidden, kRound)) * kRun;
+  }
+};
+
+// A slice of token t's streams into shared memory: column n kRound + first + q of them is s_slice[n kRun + q]. Where
+// they are written first, blocks of `stores` store them.
+template <int kWide>
+__device__ void take_slice(const MhcJob& job, int64_t t, int64_t first, float* s_slice, bool stores) {
+  using P = MhcProducts;
+  const int64_t width = P::kS * job.hidden;
+  const int count = P::slice_values(job.hidden);
+  for (int at = static_cast<int>(threadIdx.x) * kWide; at < count; at += static_cast<int>(blockDim.x) * kWide) {
+    const int64_t i = at / P::kRun * P::kRound + first + at % P::kRun;
+    if (i >= width) break;
+    cuda_common::Pack<kWide> values;
+    if (job.write.out.data == nullptr) {
+      values = cuda_common::load_pack<kWide>(job.x, t * width + i);
+    } else {
+      const int k = static_cast<int>(i / job.hidden);
+      values = job.write.stream(t, k, job.write.load<kWide, 1>(t, i - k * job.hidden));
+      cuda_common::round_pack(job.x.is_bf16, values);
+      if (stores) cuda_common::store_pack(job.x, t * width + i, values);
+    }
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) s_slice[at + n] = values.v[n];
+  }
+}
+
+__device__ inline float add_products(float sum, float4 a, float4 b) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
+}
+
+// Grid: slices by groups of rows of fn, behind which come the streams themselves; by tokens.
+template <int kWide>
+__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, 2)
+    sum_products(const __grid_constant__ MhcJob job, int num_rows) {
+  using P = MhcProducts;
+  float* s_slice = cuda_common::dynamic_shared<float>();
+  const int warp = static_cast<int>(threadIdx.x) / P::kWarp, lane = static_cast<int>(threadIdx.x) % P::kWarp;
+  const int slice = static_cast<int>(blockIdx.x) % P::kSlices, group = static_cast<int>(blockIdx.x) / P::kSlices;
+  const int row = group * static_cast<int>(blockDim.x) / P::kWarp + warp;
+  const bool is_row = row + 1 < num_rows;
+  const int64_t width = P::kS * job.hidden, first = slice * P::kRun;
+  const float* fn = job.fn + row * width;
+  float4 factors[P::kLoads];
+  const auto load_factors = [&](int64_t begin) {
+#pragma unroll
+    for (int n = 0; n < P::kLoads; ++n) {
+      const int64_t i = begin + n * P::kRound;
+      if (is_row && i < width) factors[n] = *reinterpret_cast<const float4*>(fn + i);
+    }
+  };
+  load_factors(first + 4 * lane);
+  cuda_common::wait_for_previous();
+  take_slice<kWide>(job, job.token(blockIdx.y), first, s_slice, group == 0);
+  __syncthreads();
+  if (row >= num_rows) return;
+  float sum = 0;
+  const float4* s_values = reinterpret_cast<const float4*>(s_slice) + lane;
+  for (int64_t begin = first + 4 * lane; begin < width; begin += P::kLoads * P::kRound) {
+    if (begin >= P::kRound) load_factors(begin);
+#pragma unroll
+    for (int n = 0; n < P::kLoads; ++n) {
+      if (begin + n * P::kRound >= width) break;
+      const float4 a = *s_values, b = is_row ? factors[n] : a;
+      s_values += P::kRun / 4;
+      sum = add_products(sum, a, b);
+    }
+  }
+  for (int half = P::kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+  if (lane == 0) job.sums[(static_cast<int64_t>(blockIdx.y) * num_rows + row) * P::kSlices + slice] = sum;
+}
+
+// A warp's share of the products of a slice, for many tokens: kRowsOfWarp rows of fn, or the sum of squares. Of each
+// row a lane has kLoads times four columns in registers: all of the slice's (kIsWhole), or one part after the other.
+template <bool kIsBf16, bool kIsWhole>
+class RowProducts {
+ public:
+  // num_rows: of fn, and one, which is the squares and has a warp of its own, the one after fn's.
+  __device__ RowProducts(const MhcJob& job, int slice, int first_row, int num_rows)
+      : row_(first_row), num_rows_(num_rows), stride_(P::slice_values(job.hidden) / 4) {
+    const int64_t width = P::kS * job.hidden, column = slice * P::kRun + 4 * lane();
+    fn_ = job.fn + row_ * width + column, width_ = static_cast<int>(width);
+    sums_ = job.sums + slice;
+    num_loads_ = static_cast<int>(ceil_div<int64_t>(width - column, P::kRound));
+    if constexpr (kIsWhole) load(0);
+  }
+
+  // Four streams' values as they are stored.
+  using Four = std::conditional_t<kIsBf16, uint2, float4>;
+
+  // Tokens [begin, begin + count), whose slices lie at s_slices. count: to kTokensAtOnce.
+  __device__ void add(const Four* s_slices, int64_t begin, int count) {
+    if (is_squares()) {
+      add_rows<1>(s_slices, begin, count);
+    } else {
+      add_rows<P::kRowsOfWarp>(s_slices, begin, count);
+    }
+  }
+
+ private:
+  using P = MhcProducts;
+  static constexpr int kLoads = kIsWhole ? P::kLoads : P::kLoads / 2;
+
+  __device__ static float4 floats_of(Four four) {
+    if constexpr (kIsBf16) {
+      return {__uint_as_float(four.x << 16), __uint_as_float(four.x & 0xFFFF0000), __uint_as_float(four.y << 16),
+              __uint_as_float(four.y & 0xFFFF0000)};
+    } else {
+      return four;
+    }
+  }
+  __device__ bool is_squares() const { return row_ + 1 >= num_rows_; }
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % P::kWarp; }
+
+  __device__ void load(int first) {
+    if (is_squares()) return;
+#pragma unroll
+    for (int r = 0; r < P::kRowsOfWarp; ++r) {
+      if (row_ + r + 1 >= num_rows_) break;
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) {
+        if (first + n >= num_loads_) break;
+        factors_[r][n] = *reinterpret_cast<const float4*>(fn_ + int64_t{r} * width_ + (first + n) * P::kRound);
+      }
+    }
+  }
+
+  // Tokens that are not there are multiplied too (as what lies there), so that sums do not wait for each other.
+  template <int kRows>
+  __device__ void add_rows(const Four* s_slices, int64_t begin, int count) {
+    float sums[P::kTokensAtOnce][kRows] = {};
+    for (int first = 0; first < num_loads_; first += kLoads) {
+      if constexpr (!kIsWhole) load(first);
+      const Four* s_values = s_slices + first * P::kWarp + lane();
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) {
+        if (first + n >= num_loads_) break;
+#pragma unroll
+        for (int t = 0; t < P::kTokensAtOnce; ++t) {
+          const float4 a = floats_of(s_values[t * stride_ + n * P::kWarp]);
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) sums[t][r] = add_products(sums[t][r], a, kRows == 1 ? a : factors_[r][n]);
+        }
+      }
+      if constexpr (kIsWhole) break;
+    }
+#pragma unroll
+    for (int t = 0; t < P::kTokensAtOnce; ++t) store(begin + t, t < count, sums[t]);
+  }
+
+  // Adds lanes by halves. With three rows a lane keeps, at the first two halvings, those that its half goes on with.
+  template <int kRows>
+  __device__ void store(int64_t token, bool is_there, const float (&sums)[kRows]) const {
+    const auto kept = [](float mine, float theirs, int mask) { return mine + __shfl_xor_sync(~0u, theirs, mask); };
+    float sum = sums[0];
+    int half = P::kWarp / 2, row = num_rows_ - 1;
+    bool is_row = is_there;
+    if constexpr (kRows > 1) {
+      static_assert(kRows == 3);
+      const bool high = (lane() & 16) != 0, high_pair = (lane() & 8) != 0;
+      const float one = kept(high ? sums[2] : sums[0], high ? sums[0] : sums[2], 16);
+      const float other = kept(sums[1], sums[1], 16);
+      sum = kept(high_pair ? other : one, high_pair ? one : other, 8);
+      const int r = (high ? 2 : 0) + (high_pair ? 1 : 0);
+      row = row_ + r;
+      is_row = is_there && r < kRows && row + 1 < num_rows_;
+      half = 4;
+    }
+    const int lanes_of_row = 2 * half;
+    for (; half > 0; half /= 2) sum = kept(sum, sum, half);
+    if (is_row && lane() % lanes_of_row == 0) sums_[(token * num_rows_ + row) * P::kSlices] = sum;
+  }
+
+  const float* fn_;
+  float* sums_;
+  int row_, num_rows_, stride_, width_, num_loads_;
+  float4 factors_[P::kRowsOfWarp][kLoads];
+};
+
+// Grid: slices, by shares of the tokens. The streams are there already (`write` is none).
+template <bool kIsBf16, bool kIsWhole>
+__global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, 1)
+    sum_products_of_many(const __grid_constant__ MhcJob job, int num_rows, int64_t num_tokens) {
+  using P = MhcProducts;
+  using Products = RowProducts<kIsBf16, kIsWhole>;
+  constexpr int kChunk = kIsBf16 ? 8 : 4, kChunksOfRun = P::kRun / kChunk;  // columns of a copy
+  auto* s_slices = cuda_common::dynamic_shared<typename Products::Four>();
+  const int fours = P::slice_values(job.hidden) / 4, width = static_cast<int>(P::kS * job.hidden);
+  const int first = static_cast<int>(blockIdx.x) * P::kRun;
+  const int64_t step = int64_t{gridDim.y} * P::kTokensAtOnce;
+  Products products(job, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x) / P::kWarp * P::kRowsOfWarp,
+                    num_rows);
+  const auto bring = [&](int64_t begin, int stage) {
+    const int chunks = fours * 4 / kChunk;
+    for (int at = static_cast<int>(threadIdx.x); at < P::kTokensAtOnce * chunks; at += static_cast<int>(blockDim.x)) {
+      const int t = at / chunks, chunk = at % chunks;
+      const int column = chunk / kChunksOfRun * P::kRound + first + chunk % kChunksOfRun * kChunk;
+      if (begin + t >= num_tokens || column >= width) continue;
+      const char* from = static_cast<const char*>(job.x.data);
+      cuda_common::ptx::copy_async<16>(s_slices + (stage * P::kTokensAtOnce + t) * fours + chunk * (kChunk / 4),
+                                       from + (job.token(begin + t) * width + column) * (16 / kChunk));
+    }
+    cuda_common::ptx::commit_copies();
+  };
+  cuda_common::wait_for_previous();
+  int64_t begin = int64_t{blockIdx.y} * P::kTokensAtOnce;
+  for (int stage = 0; stage + 1 < P::kStages; ++stage) bring(begin + stage * step, stage);
+  for (int stage = 0; begin < num_tokens; begin += step) {
+    cuda_common::ptx::wait_for_copies<P::kStages - 2>();
+    __syncthreads();
+    const int64_t count = num_tokens - begin;
+    bring(begin + (P::kStages - 1) * step, (stage + P::kStages - 1) % P::kStages);
+    products.add(s_slices + stage * P::kTokensAtOnce * fours, begin,
+                 static_cast<int>(count < P::kTokensAtOnce ? count : P::kTokensAtOnce));
+    stage = (stage + 1) % P::kStages;
+  }
+}
+
+// Whether so many tokens have the kernel for many, which copies sixteen bytes at once and writes no streams.
+inline bool are_many(const MhcJob& job, int64_t num_tokens) {
+  return num_tokens >= MhcProducts::kMany && job.hidden % 2 == 0;
+}
+
+// num_rows: of fn, and one.
+inline void launch_products(const char* name, const MhcJob& job, int num_rows, int64_t num_tokens,
+                            device::Queue& queue) {
+  using P = MhcProducts;
+  const int values = P::slice_values(job.hidden);
+  if (are_many(job, num_tokens)) {
+    const int64_t shares = std::min(ceil_div<int64_t>(num_tokens, P::kTokensAtOnce),
+                                    std::max<int64_t>(cuda_common::multiprocessors() / P::kSlices, 1));
+    const int warps = ceil_div(num_rows - 1, P::kRowsOfWarp) + 1;
+    const bool is_whole = values <= P::kLoads * P::kRun;
+    const auto kernel = job.x.is_bf16
+                            ? (is_whole ? sum_products_of_many<true, true> : sum_products_of_many<true, false>)
+                            : (is_whole ? sum_products_of_many<false, true> : sum_products_of_many<false, false>);
+    const int stage_bytes = P::kTokensAtOnce * values * (job.x.is_bf16 ? 2 : 4);
+    cuda_common::launch(name, queue, kernel, dim3(P::kSlices, static_cast<unsigned>(shares)),
+                        static_cast<unsigned>(warps * P::kWarp), static_cast<size_t>(P::kStages * stage_bytes), job,
+                        num_rows, num_tokens);
+    return;
+  }
+  const int groups = ceil_div(num_rows, P::kMostRows), warps = ceil_div(num_rows, groups);
+  cuda_common::launch(name, queue, cuda_common::has_packs(job.hidden) ? sum_products<4> : sum_products<1>,
+                      dim3(static_cast<unsigned>(P::kSlices * groups), static_cast<unsigned>(num_tokens)),
+                      static_cast<unsigned>(warps * P::kWarp), static_cast<size_t>(values) * sizeof(float), job,
+                      num_rows);
+}
+
+}  // namespace tessera::backends::cuda
