@@ -9,6 +9,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <random>
 
 #include "ops/backend.h"
 #include "testing/op_harness.h"
@@ -294,6 +295,119 @@ TEST_F(RowsTest, CompressorPool) {
         const auto pieces = pool(variant, step, static_cast<int>(step % 3) + 1);
         EXPECT_TRUE(testing::same_bits(pieces.first, all.first)) << step;
         EXPECT_TRUE(testing::same_bits(pieces.second, all.second)) << step;
+      }
+    });
+  }
+}
+
+// A batch of many slices, of any lengths and anywhere in their windows, gives each the bits that its tokens give one by
+// one: entries, what remains open in the state, and zeros where an entry is not complete. What is not a number stays
+// where it belongs.
+TEST_F(RowsTest, CompressorPoolOfManySlices) {
+  constexpr int64_t kWidth = 70;
+  for (const int64_t ratio : {4, 7, 128}) {
+    const ops::CompressorPool::Desc desc{.ratio = ratio, .width = kWidth};
+    const int64_t width = desc.row_width(), num_slices = ratio == 128 ? 6 : 41;
+    std::vector<ops::CompressorSlice> slices;
+    int32_t num_rows = 0, num_entries = 1;  // the first is nobody's
+    const auto below = [&](int64_t count) { return static_cast<int64_t>(rng_.below(static_cast<uint64_t>(count))); };
+    for (int64_t s = 0; s < num_slices; ++s) {
+      const int64_t lengths[] = {0, 1, 2, ratio - 1, ratio, ratio + 1, 2 * ratio - 1, 2 * ratio + below(2 * ratio)};
+      const int64_t rows = lengths[s == 0 ? 7 : below(8)], first = below(3) == 0 ? ratio * below(3) : below(4 * ratio);
+      slices.push_back({.place = static_cast<int32_t>(rows == 0 ? num_slices : s),  // nobody has no state
+                        .first_row = num_rows,
+                        .num_rows = static_cast<int32_t>(rows),
+                        .first_entry = num_entries,
+                        .first_position = first});
+      num_rows += static_cast<int32_t>(rows);
+      num_entries += static_cast<int32_t>(ops::most_completed(ratio, rows));
+    }
+    std::shuffle(slices.begin(), slices.end(), std::minstd_rand(static_cast<unsigned>(rng_.next_u64())));
+    const std::vector<float> values = testing::adversarial(rng_, num_rows, width), ape = floats(ratio * width, 1);
+    std::vector<float> gates = floats(num_rows * width, 4);
+    const float inf = std::numeric_limits<float>::infinity();
+    for (float& gate : gates) {
+      const int64_t kind = below(2000);
+      if (kind < 3) gate = kind == 0 ? inf : kind == 1 ? -inf : std::nanf("");
+    }
+    // Somewhere in the middle of a text, or at its beginning.
+    std::vector<std::vector<float>> begin;
+    for (int64_t s = 0; s < num_slices; ++s) {
+      begin.push_back(floats(desc.state_floats(), 1));
+      for (int64_t c = kWidth; ratio != 4 && c < 2 * kWidth; ++c)
+        begin.back()[static_cast<size_t>(c)] = 1 + rng_.uniform();
+    }
+    for (const ops::CompressorSlice& slice : slices) {
+      if (slice.first_position == 0 && slice.num_rows > 0)
+        ops::compressor_reset(desc, begin[static_cast<size_t>(slice.place)].data());
+    }
+    struct Pooled {
+      std::vector<std::vector<float>> states;
+      std::vector<float> entries;
+    };
+    const auto table_of = [](Pooled& pooled) {
+      std::vector<float*> table;
+      for (std::vector<float>& state : pooled.states) table.push_back(state.data());
+      table.push_back(nullptr);
+      return table;
+    };
+    const auto pool = [&](const ops::Variant<ops::CompressorPool>& variant, const std::vector<ops::CompressorSlice>& of,
+                          Pooled& pooled, int64_t rows) {
+      const std::vector<float*> table = table_of(pooled);
+      testing::PoisonedTensor out(DType::kF32, {rows, kWidth});
+      ops::CompressorPool::Desc f32 = desc;
+      f32.activation = DType::kF32;
+      device::Queue queue(2);
+      variant.run(f32,
+                  {.values = values.data(),
+                   .gates = gates.data(),
+                   .ape = ape.data(),
+                   .state = {table.data(), nullptr},
+                   .slices = of.data(),
+                   .num_slices = static_cast<int64_t>(of.size()),
+                   .entries = out.view()},
+                  queue);
+      EXPECT_TRUE(out.is_guard_intact());
+      return out.floats();
+    };
+    // NaN has many bits.
+    const auto plain = [](std::vector<float> all) {
+      for (float& value : all) value = std::isnan(value) ? std::nanf("") : value;
+      return all;
+    };
+    const auto finite = [](std::vector<float> all, const std::vector<float>& where) {
+      for (size_t i = 0; i < all.size(); ++i) all[i] = std::isfinite(where[i]) ? all[i] : 0;
+      return all;
+    };
+    const ops::Variant<ops::CompressorPool> scalar{"scalar", nullptr, nullptr, nullptr, ops::compressor_pool_reference};
+    Pooled expected{begin, {}};
+    expected.entries = plain(pool(scalar, slices, expected, num_entries));
+    testing::for_each_variant<ops::CompressorPool>(desc, [&](const ops::Variant<ops::CompressorPool>& variant, bool) {
+      Pooled all{begin, {}}, alone{begin, {}};
+      all.entries = plain(pool(variant, slices, all, num_entries));
+      alone.entries = all.entries;
+      for (const ops::CompressorSlice& slice : slices) {
+        int64_t entry = slice.first_entry;
+        for (int32_t i = 0; i < slice.num_rows; ++i) {
+          ops::CompressorSlice one = slice;
+          one.first_row += i, one.num_rows = 1, one.first_entry = 0, one.first_position += i;
+          const std::vector<float> made = plain(pool(variant, {one}, alone, 1));
+          if (ops::entries_completed(ratio, one.first_position, 1) == 0) continue;
+          std::copy(made.begin(), made.end(), alone.entries.begin() + entry++ * kWidth);
+        }
+        const auto rest = static_cast<int64_t>(slice.first_entry) + ops::most_completed(ratio, slice.num_rows);
+        std::fill(alone.entries.begin() + entry * kWidth, alone.entries.begin() + rest * kWidth, 0.0f);
+      }
+      EXPECT_TRUE(testing::same_bits(all.entries, alone.entries)) << "token by token";
+      EXPECT_TRUE(testing::is_close(finite(all.entries, expected.entries), finite(expected.entries, expected.entries),
+                                    testing::kF32Bound));
+      for (size_t i = 0; i < all.entries.size(); ++i)
+        EXPECT_EQ(std::isnan(all.entries[i]), std::isnan(expected.entries[i])) << "entry " << i / kWidth;
+      for (size_t s = 0; s < begin.size(); ++s) {
+        EXPECT_TRUE(testing::same_bits(plain(all.states[s]), plain(alone.states[s]))) << "state " << s;
+        EXPECT_TRUE(testing::is_close(finite(all.states[s], expected.states[s]),
+                                      finite(expected.states[s], expected.states[s]), testing::kF32Bound))
+            << "state " << s;
       }
     });
   }
