@@ -40,9 +40,8 @@ LayerStack::LayerStack(WeightSource& weights, std::span<const ops::Backend* cons
       executor_(executor),
       ids_(std::move(ids)),
       arena_(arena_bytes(config_, static_cast<int64_t>(ids_.size())), executor.memory()),
-      index_scores_(
-          static_cast<size_t>(model::kScoreRows * (static_cast<int64_t>(ids_.size()) / 4 + 1)) * sizeof(float),
-          executor.memory()) {
+      index_scores_(static_cast<size_t>(model::score_floats(num_tokens(), num_tokens() / 4 + 1)) * sizeof(float),
+                    executor.memory()) {
   for (const int32_t id : ids_) {
     if (id < 0 || id >= config_.vocab_size) {
       fail(ErrorCode::kInvalidArgument,
@@ -70,6 +69,7 @@ model::StepContext LayerStack::context(const model::StepBatch& batch, const mode
           .batch = batch,
           .caches = caches,
           .index_scores = index_scores_.as<float>(),
+          .num_scores = static_cast<int64_t>(index_scores_.size() / sizeof(float)),
           .score_stride = num_tokens() / 4 + 1,
           .is_recorded = false,
           .activation = activation()};

@@ -8,7 +8,8 @@
 #include "base/error.h"
 #include "base/integer_math.h"
 #include "base/strings.h"
-#include "model/layers/step_context.h"
+#include "model/cache_spec.h"
+#include "ops/cache_entry.h"
 
 namespace tessera::model {
 
@@ -22,8 +23,7 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
     total += static_cast<uint64_t>(kv * (paid_tokens / ratio) + 24 * 4 * config.head_dim);
     if (ratio != 4) continue;
     const int64_t key = ops::index_entry_layout(precision, config.index_head_dim).entry_bytes();
-    total += static_cast<uint64_t>(key * (paid_tokens / ratio) + 24 * 4 * config.index_head_dim +
-                                   4 * kScoreRows * (tokens / 4));
+    total += static_cast<uint64_t>(key * (paid_tokens / ratio) + 24 * 4 * config.index_head_dim);
   }
   return total;
 }

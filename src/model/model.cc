@@ -117,8 +117,9 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
 size_t Model::step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens) {
   const DType activation = precision.activation();
   const int64_t streams = ops::kHcStreams * config.hidden_size * dtype_bits(activation) / 8;
+  const int64_t scores = 4 * score_floats(max_step_tokens, config.max_positions / 4 + 1);
   return arena_capacity(config, max_step_tokens, activation) +
-         static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4));
+         static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4) + scores);
 }
 
 void Model::check_capacity(int64_t capacity) const {
@@ -157,7 +158,8 @@ void Model::reserve_scores(int64_t capacity) {
   const int64_t stride = capacity / 4 + 1;
   if (!has_indexer || stride <= score_stride_) return;
   // Where this throws, the old one serves on.
-  device::Buffer grown(static_cast<size_t>(kScoreRows * stride) * sizeof(float), executor_->memory());
+  const auto floats = static_cast<size_t>(score_floats(max_step_tokens_, stride));
+  device::Buffer grown(floats * sizeof(float), executor_->memory());
   recorded_.clear();  // they have the old one's address
   index_scores_ = std::move(grown);
   score_stride_ = stride;
@@ -251,6 +253,7 @@ StepContext Model::context(bool is_recorded) {
           .batch = *batch_,
           .caches = *pool_,
           .index_scores = index_scores_.as<float>(),
+          .num_scores = static_cast<int64_t>(index_scores_.size() / sizeof(float)),
           .score_stride = score_stride_,
           .is_recorded = is_recorded,
           .activation = precision_.activation()};

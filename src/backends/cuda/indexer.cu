@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // index_scores: half a warp per key of a token. top_k: a thread block per token finds the k-th largest score by its
-// bits, eight at a time, then lists what is above it, and of what equals it the lowest indices.
+// bits, eleven at a time (fewer, and scores that lie close together would all be counted in one place), then lists what
+// is above it, and of what equals it the lowest indices. Bound by the latency of a round, of long contexts by counting.
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
@@ -58,60 +59,94 @@ __global__ void __launch_bounds__(kKeysPerBlock* kLanes) score_keys(ScoreJob job
   if (lane == 0 && first + part < count) job.scores[t * job.stride + key] = score;
 }
 
-constexpr int kBlock = 512;
-constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
+constexpr int kBlock = 512, kEach = 4, kChunk = kBlock * kEach;  // a thread has neighbouring scores of a chunk
+constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
+static_assert(kDigits == kChunk && 3 * kDigitBits >= 32);
 
 __global__ void __launch_bounds__(kBlock)
     select_largest(const float* all_scores, int64_t stride, const int32_t* counts, int32_t* all_selected, int64_t k) {
   wait_for_previous();
-  __shared__ int32_t s_histogram[kDigits];
+  __shared__ uint4 s_bins[kDigits / kEach];  // how many scores have a digit
   __shared__ uint32_t s_threshold;
   __shared__ int32_t s_wanted;
   const int64_t t = blockIdx.x;
+  const int thread = static_cast<int>(threadIdx.x);
   const float* scores = all_scores + t * stride;
   int32_t* selected = all_selected + t * k;
   const int32_t count = counts[t], kept = static_cast<int32_t>(min(k, static_cast<int64_t>(count)));
-  for (int64_t i = kept + threadIdx.x; i < k; i += kBlock) selected[i] = -1;
+  for (int64_t i = kept + thread; i < k; i += kBlock) selected[i] = -1;
   if (kept == count) {  // all of them
-    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < count; i += kBlock) selected[i] = i;
+    for (int32_t i = thread; i < count; i += kBlock) selected[i] = i;
     return;
   }
-  // The score of rank `kept`, digit by digit from the top: s_wanted of those that share the digits so far.
-  if (threadIdx.x == 0) s_threshold = 0, s_wanted = kept;
-  for (int shift = 32 - kDigitBits; shift >= 0; shift -= kDigitBits) {
-    if (threadIdx.x < kDigits) s_histogram[threadIdx.x] = 0;
-    __syncthreads();
-    const uint32_t prefix = s_threshold;
-    const uint32_t above = shift + kDigitBits == 32 ? 0 : ~uint32_t{0} << (shift + kDigitBits);
-    for (int32_t j = threadIdx.x; j < count; j += kBlock) {
-      const uint32_t bits = ordered_bits(scores[j]);
-      // Whole numbers: the order of these additions changes nothing.
-      if ((bits & above) == prefix) atomicAdd(&s_histogram[bits >> shift & (kDigits - 1)], 1);
+  // Calls each_chunk(first, bits) with this thread's scores of each chunk, from `first` on; of the first chunk they
+  // stay in registers from round to round.
+  const auto load = [&](int32_t first, uint32_t(&bits)[kEach]) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) bits[i] = first + i < count ? ordered_bits(scores[first + i]) : 0;
+  };
+  uint32_t begin[kEach];
+  load(thread * kEach, begin);
+  const auto for_each_chunk = [&](const auto& each_chunk) {
+    each_chunk(thread * kEach, begin);
+    for (int32_t first = kChunk; first < count; first += kChunk) {
+      uint32_t bits[kEach];
+      load(first + thread * kEach, bits);
+      each_chunk(first + thread * kEach, bits);
     }
+  };
+  // The score of rank `kept`, digit by digit from the top: s_wanted of those that share the digits so far.
+  if (thread == 0) s_threshold = 0, s_wanted = kept;
+  for (int end = 32; end > 0; end -= kDigitBits) {
+    const int shift = max(end - kDigitBits, 0);
+    s_bins[thread] = uint4{0, 0, 0, 0};
+    __syncthreads();
+    const uint32_t prefix = s_threshold, above = end == 32 ? 0 : ~uint32_t{0} << end;
+    uint32_t* s_counts = &s_bins[0].x;
+    for_each_chunk([&](int32_t first, const uint32_t(&bits)[kEach]) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        // Whole numbers: the order of these additions changes nothing.
+        if (first + i < count && (bits[i] & above) == prefix) atomicAdd(s_counts + ((bits[i] & ~above) >> shift), 1u);
+      }
+    });
     __syncthreads();
     // Digits from the top: the one in which the wanted rank falls.
-    const int digit = kDigits - 1 - static_cast<int>(threadIdx.x);
-    const int32_t here = digit >= 0 ? s_histogram[digit] : 0, wanted = s_wanted;
-    const int32_t higher = sum_before(here).before;
-    if (higher < wanted && wanted <= higher + here) {
-      s_wanted = wanted - higher;
-      s_threshold = prefix | static_cast<uint32_t>(digit) << shift;
+    const int last = kBlock - 1 - thread;
+    const uint4 bins = s_bins[last];
+    const int32_t wanted = s_wanted, here[kEach] = {static_cast<int32_t>(bins.w), static_cast<int32_t>(bins.z),
+                                                    static_cast<int32_t>(bins.y), static_cast<int32_t>(bins.x)};
+    int32_t higher = sum_before(here[0] + here[1] + here[2] + here[3]).before;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (higher < wanted && wanted <= higher + here[i]) {
+        s_wanted = wanted - higher;
+        s_threshold = prefix | static_cast<uint32_t>(last * kEach + kEach - 1 - i) << shift;
+      }
+      higher += here[i];
     }
     __syncthreads();
   }
   const uint32_t threshold = s_threshold;
   const int32_t wanted = s_wanted;
-  int32_t num_selected = 0, num_equal = 0;
-  for (int32_t first = 0; first < count; first += kBlock) {
-    const int32_t j = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t bits = j < count ? ordered_bits(scores[j]) : 0;
-    const bool is_equal = j < count && bits == threshold;
-    const auto equal = sum_before<int32_t>(is_equal);
-    const bool is_selected = j < count && (bits > threshold || (is_equal && num_equal + equal.before < wanted));
-    const auto chosen = sum_before<int32_t>(is_selected);
-    if (is_selected) selected[num_selected + chosen.before] = j;
-    num_equal += equal.total, num_selected += chosen.total;
-  }
+  int32_t num_above = 0, num_equal = 0;
+  for_each_chunk([&](int32_t first, const uint32_t(&bits)[kEach]) {
+    const auto is_above = [&](int i) { return first + i < count && bits[i] > threshold; };
+    const auto is_equal = [&](int i) { return first + i < count && bits[i] == threshold; };
+    // Both counts in a word: at most kChunk each.
+    uint32_t counted = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) counted += is_above(i) ? 1u << 16 : is_equal(i) ? 1u : 0u;
+    const auto sums = sum_before(counted);
+    int32_t above = num_above + static_cast<int32_t>(sums.before >> 16);
+    int32_t equal = num_equal + static_cast<int32_t>(sums.before & 0xFFFF);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (is_above(i) || (is_equal(i) && equal < wanted)) selected[above + min(equal, wanted)] = first + i;
+      above += is_above(i), equal += is_equal(i);
+    }
+    num_above += static_cast<int32_t>(sums.total >> 16), num_equal += static_cast<int32_t>(sums.total & 0xFFFF);
+  });
 }
 
 }  // namespace

@@ -33,8 +33,10 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
   const TensorView selected = context.take(DType::kI32, {n, k});
   const int64_t ratio = compressor_.pool_desc().ratio;
   const int32_t* counts = context.batch.of_ratio(ratio).visible;
-  for (int64_t row = 0; row < n; row += kScoreRows) {
-    const int64_t rows = std::min(kScoreRows, n - row);
+  const int64_t most = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, 0, n);
+  const int64_t most_rows = context.num_scores / std::max<int64_t>(most, 1);
+  for (int64_t row = 0; row < n; row += most_rows) {
+    const int64_t rows = std::min(most_rows, n - row);
     const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
     scores_.run({.queries = rows_of(queries, row, rows),
                  .weights = rows_of(weights, row, rows),

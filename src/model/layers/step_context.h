@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What every layer gets in a step: the batch, and where to compute.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -20,7 +21,8 @@ struct StepContext {
   Tracer* tracer;        // null: none
   const StepBatch& batch;
   const CachePool& caches;
-  float* index_scores;   // scratch of the indexer, [kScoreRows, score_stride]
+  float* index_scores;   // scratch of the indexer, [num_scores]
+  int64_t num_scores;    // score_floats() of them
   int64_t score_stride;  // entries of the longest sequence
   bool is_recorded;      // nothing may depend on positions then
   DType activation;
@@ -55,7 +57,11 @@ TensorView rows_of(const TensorView& view, int64_t begin, int64_t count);
 // The same memory under another shape of as many elements.
 TensorView reshape(const TensorView& view, const Shape& shape);
 
-// Rows of one indexer call: bounds its scores to this many times the entries of the longest sequence.
-constexpr int64_t kScoreRows = 16;
+// The indexer's scores of a call: as many rows as fit into 32 MiB, which stay in a GPU's L2 until the selection has
+// read them, and at least kScoreRows; `max_rows` of a step, `stride` entries of the longest sequence.
+constexpr int64_t kScoreRows = 16, kScoreFloats = 8 << 20;
+inline int64_t score_floats(int64_t max_rows, int64_t stride) {
+  return std::min(max_rows * stride, std::max(kScoreRows * stride, kScoreFloats));
+}
 
 }  // namespace tessera::model
