@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The largest magnitude of some values, by a thread block.
+// The largest magnitude of some values, by a thread block, and what follows from it.
 #include <cstdint>
 
 #include "backends/cuda_common/values.cuh"
+#include "numeric/nvfp4.h"
 
 namespace tessera::backends::cuda_common {
 
@@ -25,6 +26,13 @@ __device__ float block_amax(const Values& x, int64_t begin, int64_t count) {
     __syncthreads();
   }
   return s_amax[0];
+}
+
+// g of a row of NVFP4 activations: `bound`, or where that is 0 by the row's largest magnitude. All threads take
+// part, with the same bound.
+template <int kBlock>
+__device__ float activation_scale(const Values& x, int64_t begin, int64_t width, float bound) {
+  return bound <= 0 ? numeric::nvfp4_activation_scale(block_amax<kBlock>(x, begin, width)) : bound;
 }
 
 }  // namespace tessera::backends::cuda_common

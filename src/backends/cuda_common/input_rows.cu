@@ -49,10 +49,9 @@ __global__ void prepare_a4(Job job) {
   wait_for_previous();
   const int64_t row = blockIdx.x, base = row * job.width;
   if (is_foreign(job, row)) return;
-  float g = 0;
-  if (job.slots.limit > 0) g = numeric::nvfp4_bounded_activation_scale(job.slots.routing[row], job.slots.limit);
-  if (g <= 0)
-    g = numeric::nvfp4_activation_scale(block_amax<kBlock>(job.x, base, job.width));  // the same way for the whole row
+  float bound = 0;
+  if (job.slots.limit > 0) bound = numeric::nvfp4_bounded_activation_scale(job.slots.routing[row], job.slots.limit);
+  const float g = activation_scale<kBlock>(job.x, base, job.width, bound);
   for (int64_t begin = threadIdx.x * numeric::kNvfp4Block; begin < job.width; begin += kBlock * numeric::kNvfp4Block) {
     float values[numeric::kNvfp4Block];
     uint8_t codes[numeric::kNvfp4Block / 2], scale;

@@ -11,8 +11,8 @@
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
+#include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
-#include "backends/sm90/ring_place.cuh"
 #include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
@@ -55,7 +55,7 @@ __device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
   const unsigned team_mask = ((1u << kLanes) - 1) << (team * kLanes);
   const bool is_inputs = lane == Few::kSlots;
   const int bytes = is_inputs ? Few::Stage::kInputBytes : cuda_common::PackedNvfp4::kBytes;
-  RingPlace<Few::kStages> at;
+  cuda_common::RingPlace<Few::kStages> at;
   for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
     const auto place = tiles.place(tile);
     const char* from = is_inputs ? tiles.inputs(place) : lane < Few::kSlots ? tiles.unit(place, lane) : nullptr;
@@ -81,7 +81,7 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp % Few::kSlots;
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
   const int num_chunks = tiles.width() / cuda_common::kChunk;
-  RingPlace<Few::kStages> at;
+  cuda_common::RingPlace<Few::kStages> at;
   for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
     const auto place = tiles.place(tile);
     float sums[4] = {};

@@ -64,7 +64,7 @@ void launch_map(const char* name, const ops::MoeExperts::Desc& desc, int64_t row
 template <class Shape>
 void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   const MoeJob job = job_of<Shape>(desc, args);
-  constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_slots;
+  constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_many_slots;
   kGroup(desc, job, queue);
   launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
   launch_map<Shape, DownTiles>("down", desc, desc.hidden, job, queue);

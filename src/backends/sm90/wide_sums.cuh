@@ -21,16 +21,17 @@
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
+#include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
+#include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
-#include "backends/sm90/ring_place.cuh"
 #include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
 
 namespace ptx = cuda_common::ptx;
 using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
-using cuda_common::PackedNvfp4;
+using cuda_common::PackedNvfp4, cuda_common::RingPlace;
 using PackedShare = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
 
 struct Wide {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies of whole stretches from global to shared memory by the copy engine (sm_90), and the barriers in shared memory
-// that say when they have arrived or when their place is free again. Source: PTX ISA, "mbarrier.init",
+// Copies of whole stretches from global to shared memory by the copy engine (sm_90 on), and the barriers in shared
+// memory that say when they have arrived or when their place is free again. Source: PTX ISA, "mbarrier.init",
 // "mbarrier.arrive", "mbarrier.try_wait", "Tracking asynchronous operations by the mbarrier object",
 // "cp.async.bulk", "fence.proxy.async".
 #include <cstdint>
@@ -68,7 +68,8 @@ __device__ inline void copy_bulk(void* shared, const void* global, int bytes, Sh
 #ifdef TESSERA_CUDA_EMULATED
   emulated::copy_bulk(shared, global, bytes, &arrived.bits);
 #else
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+  // Not shared::cluster: on sm_120a ptxas makes a test and a call of that, on sm_90a the same code of both.
+  asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
                "l"(global), "r"(bytes), "r"(arrived.address())
                : "memory");

@@ -137,18 +137,4 @@ __device__ inline uint32_t transpose_8x8(uint32_t pair) {
 #endif
 }
 
-// Gives registers back to the multiprocessor, or takes some of those: kCount for each thread of the warpgroup.
-template <int kCount>
-__device__ inline void give_registers_back() {
-#ifndef TESSERA_CUDA_EMULATED
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-template <int kCount>
-__device__ inline void take_registers() {
-#ifndef TESSERA_CUDA_EMULATED
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-
 }  // namespace tessera::backends::cuda_common::ptx

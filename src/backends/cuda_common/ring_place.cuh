@@ -2,7 +2,7 @@
 #pragma once
 // A place in a ring of stages in shared memory, and the parity of its barriers' phase (cuda_common/ptx/bulk_copy.cuh).
 
-namespace tessera::backends::sm90 {
+namespace tessera::backends::cuda_common {
 
 template <int kStages>
 struct RingPlace {
@@ -12,4 +12,4 @@ struct RingPlace {
   }
 };
 
-}  // namespace tessera::backends::sm90
+}  // namespace tessera::backends::cuda_common
