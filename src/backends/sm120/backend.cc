@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blackwell without tensor memory (compute capability 12: RTX PRO 6000, RTX 5090, GB10): what block-scaled mma.sync
+// makes faster. All else is the portable backend's.
+#include <fmt/format.h>
+
+#include "backends/sm120/kernels.h"
+#include "backends/sm120/scaled_units.h"
+
+namespace tessera::backends {
+
+namespace {
+
+using namespace tessera::ops;
+
+// The kernels are for 12.0 and 12.1 alone. The emulated GPU has every instruction that ptx/ has.
+bool available(const device::Machine& machine, std::string& why_not) {
+#ifdef TESSERA_CUDA_EMULATED
+  return true;
+#else
+  if (machine.gpu->compute_major == 12 && machine.gpu->compute_minor <= 1) return true;
+  why_not = fmt::format("needs compute capability 12.0 or 12.1 (RTX PRO 6000, RTX 5090, GB10), found {}.{}",
+                        machine.gpu->compute_major, machine.gpu->compute_minor);
+  return false;
+#endif
+}
+
+template <class Desc>
+const PackedLayout* packed_layout(const Desc&) {
+  return &sm120::kScaledUnits;
+}
+
+constexpr Variant<Linear> kLinear[] = {
+    {"block_scaled", sm120::linear_supports, packed_layout<Linear::Desc>, sm120::linear_workspace, sm120::linear}};
+constexpr Variant<MoeExperts> kMoeExperts[] = {{"block_scaled", sm120::moe_experts_supports,
+                                                packed_layout<MoeExperts::Desc>, sm120::moe_experts_workspace,
+                                                sm120::moe_experts}};
+
+}  // namespace
+
+extern constinit const Backend sm120_backend = {
+    .name = "sm120",
+    .available = available,
+    .verification = Verification::kEmulated,
+    .variants = make_variants(kLinear, kMoeExperts),
+    .is_on_gpu = true,
+};
+
+}  // namespace tessera::backends
