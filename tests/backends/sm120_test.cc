@@ -22,6 +22,7 @@
 #include <cuda_runtime.h>
 
 #include "backends/cuda_common/ptx/block_scaled_mma.cuh"
+#include "backends/cuda_common/ptx/emulated/block_scaled_shuffles.cuh"
 #endif
 
 namespace tessera {
@@ -180,9 +181,16 @@ struct Registers {
 template <int kAThread, int kBThread>
 struct OneProduct final : device::emulated::ThreadCode {
   Registers& registers;
-  explicit OneProduct(Registers& all) : registers(all) {}
+  bool by_shuffles;
+  OneProduct(Registers& all, bool shuffles) : registers(all), by_shuffles(shuffles) {}
   void run() const override {
     const int lane = device::emulated::current.lane();
+    if (by_shuffles) {
+      backends::cuda_common::ptx::emulated::mma_nvfp4_by_shuffles(registers.sums[lane], registers.a[lane],
+                                                                  registers.b[lane], registers.a_scales[lane],
+                                                                  registers.b_scales[lane], kAThread, kBThread);
+      return;
+    }
     const uint32_t(&a)[4] = registers.a[lane];
     backends::cuda_common::ptx::mma_nvfp4<kAThread, kBThread>(registers.sums[lane], uint4{a[0], a[1], a[2], a[3]},
                                                               registers.b[lane][0], registers.b[lane][1],
@@ -231,10 +239,14 @@ class LaneTest : public BlockScaledTest {
         expected[row][column] = plain_step(dots, row_scales[row], column_scales[column], expected[row][column]);
       }
     }
-    ASSERT_TRUE(device::emulated::run_grid(OneProduct<kAThread, kBThread>(r), dim3(1), dim3(32), 0));
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        EXPECT_EQ(r.sums[lane][i], expected[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)]) << lane << " " << i;
+    for (const bool by_shuffles : {false, true}) {
+      Registers made = r;
+      ASSERT_TRUE(device::emulated::run_grid(OneProduct<kAThread, kBThread>(made, by_shuffles), dim3(1), dim3(32), 0));
+      for (int lane = 0; lane < 32; ++lane) {
+        for (int i = 0; i < 4; ++i) {
+          EXPECT_EQ(made.sums[lane][i], expected[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)])
+              << lane << " " << i << (by_shuffles ? " by shuffles" : "");
+        }
       }
     }
   }
@@ -310,9 +322,13 @@ bool is_block_scaled(const char* name) {
 }
 // Whether this machine's GPU has the backend.
 bool is_expected() {
+  device::Machine machine = device::probe_machine();
   std::string why_not;
-  const auto gpu = testing::find_test_gpu(why_not);
-  return testing::kGpuIsEmulated || (gpu.has_value() && gpu->compute_major == 12);
+  machine.gpu = testing::find_test_gpu(why_not);
+  for (const ops::Backend* backend : backends::all_backends()) {
+    if (std::string(backend->name) == "sm120") return ops::is_usable(*backend, machine, why_not);
+  }
+  return false;
 }
 // Equal, or both NaN.
 ::testing::AssertionResult same_values(const std::vector<float>& found, const std::vector<float>& expected) {
@@ -386,17 +402,54 @@ TEST_F(BlockScaledOpsTest, LinearHasTheBitsOfPlainLoops) {
   check_linear(desc(256, 400, 1, DType::kF32), 261);  // blocks take several tiles
 }
 
-// A NaN makes its own row of outputs NaN, or its own output of all rows; infinity too.
+// A NaN makes its own row of outputs NaN, or its own output of all rows; infinity too. The row before ends where the
+// NaN's begins.
 TEST_F(BlockScaledOpsTest, NansStayWhereTheyAre) {
   const ops::Linear::Desc desc{
       .in = 320, .out = 40, .format = WeightFormat::kNvfp4, .input = InputMode::kA4, .output = DType::kF32};
-  for (const int64_t tokens : {2, 20, 60}) {
+  for (const int64_t tokens : {3, 20, 60}) {
     check_linear(desc, tokens, [](testing::RandomWeight& weight, device::Tensor& x) {
       weight.scales.as<uint8_t>()[11 * 20 + 19] = 0x7F;
-      x.as<uint16_t>()[1 * 320 + 300] = 0x7FC0;
-      x.as<uint16_t>()[0 * 320 + 5] = 0xFF80;
+      x.as<uint16_t>()[1 * 320 + 3] = 0x7FC0;
+      x.as<uint16_t>()[2 * 320 + 300] = 0xFF80;
     });
   }
+}
+
+// With arrays of their own, of which AddressSanitizer sees the ends.
+TEST_F(BlockScaledOpsTest, NothingIsReadBehindAnArray) {
+  if (!testing::kGpuIsEmulated) GTEST_SKIP() << "for the emulated GPU";
+  const ops::Linear::Desc desc{.in = 528, .out = 192, .format = WeightFormat::kNvfp4, .input = InputMode::kA4};
+  device::Executor& gpu = testing::gpu_stage_memory().executor();
+  const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);
+  const device::Buffer data = weight.data.clone_into(gpu.memory()), scales = weight.scales.clone_into(gpu.memory());
+  ops::WeightView placed = weight.view;
+  placed.data = data.data(), placed.block_scales = scales.data();
+  testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
+    if (!is_block_scaled(variant.name)) return;
+    const ops::PackedWeight packed =
+        ops::pack_weight(verify::layout_for(variant, desc), placed, gpu.queue(), gpu.memory());
+    for (const int64_t tokens : {3, 13, 50}) {
+      const auto bytes = [&](int64_t width) { return static_cast<size_t>(tokens * width) * 2; };
+      const device::Tensor rows =
+          testing::as_tensor(testing::adversarial(rng_, tokens, desc.in), DType::kBF16, {tokens, desc.in});
+      const device::Buffer x(bytes(desc.in), gpu.memory()), y(bytes(desc.out), gpu.memory());
+      const device::Buffer workspace(static_cast<size_t>(variant.workspace_bytes(desc, tokens)), gpu.memory());
+      gpu.memory().upload(x.data(), rows.as<char>(), x.size());
+      testing::staged_variant<ops::Linear>()->run(desc,
+                                                  {.x = {x.data(), DType::kBF16, {tokens, desc.in}},
+                                                   .weight = packed.view,
+                                                   .y = {y.data(), DType::kBF16, {tokens, desc.out}},
+                                                   .num_tokens = tokens,
+                                                   .workspace = workspace.data()},
+                                                  gpu.queue());
+      std::vector<uint16_t> found(static_cast<size_t>(tokens * desc.out));
+      gpu.memory().download(found.data(), y.data(), y.size());
+      const ScaledRow last = input_row(rows.as<uint16_t>() + (tokens - 1) * desc.in, desc.in, 0);
+      EXPECT_EQ(found.back(), numeric::bf16_from_float(plain_sum(weight_row(weight.view, desc.out - 1), last) *
+                                                       (last.factor * weight.view.tensor_scale)));
+    }
+  });
 }
 
 void BlockScaledOpsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,

@@ -157,7 +157,7 @@ struct Wide {
   // A warpgroup's warps have as many registers each, so the one that copies has three idle ones beside it. 232 hold a
   // unit's sums and the totals, 64 each, and operands.
   static constexpr int kConsumers = 8, kThreads = (kConsumers + 4) * kWarp;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static constexpr int kWeightUnits = kRows / WeightUnit::kRows, kInputUnits = kTokens / InputUnit::kRows;
   static constexpr int kWarpUnits = 4;  // of both operands: 64 rows by 32 tokens
 

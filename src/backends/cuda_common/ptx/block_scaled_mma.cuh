@@ -6,6 +6,8 @@
 
 #ifdef TESSERA_CUDA_EMULATED
 #include "backends/cuda_common/ptx/emulated/block_scaled_mma.h"
+#elif defined(TESSERA_SM120_EMULATED)
+#include "backends/cuda_common/ptx/emulated/block_scaled_shuffles.cuh"
 #endif
 
 namespace tessera::backends::cuda_common::ptx {
@@ -24,6 +26,8 @@ __device__ inline void mma_nvfp4(float (&sums)[4], const uint4& a, uint32_t b0, 
   static_assert(kAThread >= 0 && kAThread < 2 && kBThread >= 0 && kBThread < 4);
 #ifdef TESSERA_CUDA_EMULATED
   emulated::mma_nvfp4(sums, {a.x, a.y, a.z, a.w}, {b0, b1}, a_scales, b_scales, kAThread, kBThread);
+#elif defined(TESSERA_SM120_EMULATED)
+  emulated::mma_nvfp4_by_shuffles(sums, {a.x, a.y, a.z, a.w}, {b0, b1}, a_scales, b_scales, kAThread, kBThread);
 #else
   asm volatile(
       "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 "
