@@ -43,20 +43,20 @@ struct alignas(8) SharedBarrier {
   }
   // Waits for the end of the phase with this parity: 0 for the first, 1 for the second, ...; 1 of a new barrier has
   // ended.
-  __device__ void wait(int parity) {
 #ifdef TESSERA_CUDA_EMULATED
-    emulated::wait(&bits, parity);
+  void wait(int parity, const device::emulated::Site& site = device::emulated::Site::current()) {
+    emulated::wait(&bits, parity, site);
+  }
 #else
+  __device__ void wait(int parity) {
     asm volatile(
         "{\n.reg .pred ended;\n"
         "try_again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
         "@!ended bra try_again;\n}" ::"r"(address()),
         "r"(parity)
         : "memory");
-#endif
   }
 
-#ifndef TESSERA_CUDA_EMULATED
   __device__ uint32_t address() const {
     return static_cast<uint32_t>(__cvta_generic_to_shared(this));
   }

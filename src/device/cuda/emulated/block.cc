@@ -61,7 +61,9 @@ struct Thread {
   Site site;
   bool (*is_ready)(const void* context) = nullptr;  // null: others say when it can run again
   const void* context = nullptr;
-  LateGroups late[2];  // by LateKind
+  std::string (*lack)(const void* context) = nullptr;
+  LateGroups late[4];                                       // by LateKind
+  std::deque<std::unique_ptr<const LateWork>> tensor_work;  // oldest first
 
   bool can_run() const { return waits_for == nullptr || (is_ready != nullptr && is_ready(context)); }
 };
@@ -73,11 +75,8 @@ struct Meeting {
   void* payloads[kWarp] = {};
 };
 
-std::string words(const Site& site) {
-  const std::string path = site.file_name();
-  const size_t source = path.rfind("src/");
-  return (source == std::string::npos ? path : path.substr(source)) + ":" + std::to_string(site.line());
-}
+// What ends a thread, or late work, that breaks a rule.
+struct Broken {};
 
 bool is_same_place(const Site& a, const Site& b) {
   return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
@@ -95,7 +94,7 @@ class Grid {
     // Of exactly that size, so that AddressSanitizer sees what lies beyond.
     void* shared = nullptr;
     if (shared_bytes > 0 && posix_memalign(&shared, kSharedAlignment, shared_bytes) != 0) throw std::bad_alloc();
-    shared_ = static_cast<unsigned char*>(shared);
+    shared_ = static_cast<unsigned char*>(shared), shared_bytes_ = shared_bytes;
     for (unsigned z = 0; z < grid.z; ++z) {
       for (unsigned y = 0; y < grid.y; ++y) {
         for (unsigned x = 0; x < grid.x && broken_rule_.empty(); ++x) {
@@ -111,9 +110,7 @@ class Grid {
 
   [[noreturn]] void fail(std::string rule) {
     broken_rule_ = std::move(rule);
-    running_->waits_for = "nothing: it broke a rule";
-    running_->fibre.pause();
-    std::abort();  // nobody resumes it
+    throw Broken();
   }
 
   void sync_block(const Site& site) {
@@ -145,9 +142,10 @@ class Grid {
     }
   }
 
-  void wait_until(const Site& site, bool (*is_ready)(const void*), const void* context, const char* what) {
+  void wait_until(const Site& site, bool (*is_ready)(const void*), const void* context, const char* what,
+                  std::string (*lack)(const void*)) {
     while (!is_ready(context)) {
-      running_->is_ready = is_ready, running_->context = context;
+      running_->is_ready = is_ready, running_->context = context, running_->lack = lack;
       pause(what, site);
     }
   }
@@ -157,9 +155,23 @@ class Grid {
     engine_work_.push_back(std::move(work));
   }
 
+  void tensor_work_late(std::unique_ptr<const LateWork> work) {
+    auto& queue = running_->tensor_work;
+    if (queue.empty() && toss()) return work->make();
+    queue.push_back(std::move(work));
+    ++num_tensor_work_;
+  }
+
+  BlockState& block_state(std::unique_ptr<BlockState> (*make)()) {
+    if (block_state_ == nullptr) block_state_ = make();
+    return *block_state_;
+  }
+
   void* dynamic_shared() const { return shared_; }
+  size_t dynamic_shared_bytes() const { return shared_bytes_; }
   Thread& running() { return *running_; }
   bool toss() { return (random_() >> 16 & 1) != 0; }
+  int below(int count) { return static_cast<int>((random_() >> 8) % static_cast<unsigned>(count)); }
 
  private:
   Thread& thread_at(int index) { return *threads_[static_cast<size_t>(index)]; }
@@ -183,6 +195,42 @@ class Grid {
 
   static void run_thread();
 
+  // While no thread runs.
+  static void make_late(const LateWork& work) {
+    try {
+      work.make();
+    } catch (const Broken&) {
+    }
+  }
+
+  // The oldest work that some thread has given the tensor cores.
+  std::unique_ptr<const LateWork> take_tensor_work() {
+    int chosen = below(num_tensor_work_);
+    for (int i = 0; i < num_threads_; ++i) {
+      auto& queue = thread_at(i).tensor_work;
+      if (chosen >= static_cast<int>(queue.size())) {
+        chosen -= static_cast<int>(queue.size());
+        continue;
+      }
+      std::unique_ptr<const LateWork> work = std::move(queue.front());
+      queue.pop_front();
+      --num_tensor_work_;
+      return work;
+    }
+    return nullptr;  // none is left
+  }
+
+  // Something that is under way; null: nothing is.
+  std::unique_ptr<const LateWork> take_late_work() {
+    const int engine = static_cast<int>(engine_work_.size());
+    if (num_tensor_work_ + engine == 0) return nullptr;
+    if (below(num_tensor_work_ + engine) >= engine) return take_tensor_work();
+    std::swap(engine_work_[static_cast<size_t>(below(engine))], engine_work_.back());
+    std::unique_ptr<const LateWork> work = std::move(engine_work_.back());
+    engine_work_.pop_back();
+    return work;
+  }
+
   void run_block() {
 #ifndef __SANITIZE_ADDRESS__
     if (__start_tessera_shared != nullptr) {
@@ -190,6 +238,8 @@ class Grid {
     }
 #endif
     engine_work_.clear();
+    block_state_.reset();
+    num_tensor_work_ = 0;
     meetings_.assign(static_cast<size_t>(num_threads_ + kWarp - 1) / kWarp, {});
     num_alive_ = num_threads_, num_at_barrier_ = 0;
     for (int i = 0; i < num_threads_; ++i) {
@@ -197,8 +247,9 @@ class Grid {
       const auto at = static_cast<unsigned>(i);
       const dim3& size = current.block_size;
       thread.index = {at % size.x, at / size.x % size.y, at / size.x / size.y};
-      thread.waits_for = nullptr, thread.is_ready = nullptr;
+      thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
       for (LateGroups& groups : thread.late) groups.open.clear(), groups.closed.clear();
+      thread.tensor_work.clear();
       thread.fibre.start(run_thread);
     }
     // Threads in a random order, another for each block: results must not depend on it.
@@ -211,7 +262,7 @@ class Grid {
         Thread& thread = thread_at(i);
         if (thread.fibre.has_ended() || !thread.can_run()) continue;
         has_run = true;
-        thread.waits_for = nullptr, thread.is_ready = nullptr;
+        thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
         running_ = &thread;
         current.thread = thread.index;
         thread.fibre.resume();
@@ -222,26 +273,35 @@ class Grid {
           if (num_alive_ > 0 && num_at_barrier_ > 0) open_barrier();
         }
       }
-      if (!has_run && !engine_work_.empty()) {
-        // Late enough: any one of them.
-        auto& chosen = engine_work_[random_() % engine_work_.size()];
-        std::swap(chosen, engine_work_.back());
-        engine_work_.back()->make();
-        engine_work_.pop_back();
+      // Late enough where nobody can run; the tensor cores' work now and then before.
+      std::unique_ptr<const LateWork> work;
+      if (!has_run) {
+        work = take_late_work();
+      } else if (num_tensor_work_ > 0 && below(8) == 0) {
+        work = take_tensor_work();
+      }
+      if (work != nullptr) {
+        make_late(*work);
+        if (!broken_rule_.empty()) return report();
       } else if (!has_run) {
         for (int i = 0; i < num_threads_ && broken_rule_.empty(); ++i) {
           Thread& thread = thread_at(i);
           if (thread.fibre.has_ended()) continue;
           current.thread = thread.index;
           broken_rule_ = words(thread.site) + ": waits for ever for " + thread.waits_for;
+          if (thread.lack != nullptr) broken_rule_ += ": " + thread.lack(thread.context);
         }
         return report();
       }
     }
     if (!engine_work_.empty()) {
       broken_rule_ = "the block has ended while copies of the copy engine were under way";
-      report();
+    } else if (num_tensor_work_ > 0) {
+      broken_rule_ = "the block has ended while work of the tensor cores was under way";
+    } else if (block_state_ != nullptr) {
+      broken_rule_ = block_state_->fault_at_end();
     }
+    if (!broken_rule_.empty()) report();
   }
 
   void report() const {
@@ -252,13 +312,15 @@ class Grid {
 
   const ThreadCode* code_ = nullptr;
   unsigned char* shared_ = nullptr;
+  size_t shared_bytes_ = 0;
   std::string broken_rule_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<int> order_;
   std::vector<std::vector<Meeting>> meetings_;  // by warp
   LateGroup engine_work_;
+  std::unique_ptr<BlockState> block_state_;
   Thread* running_ = nullptr;
-  int num_threads_ = 0, num_alive_ = 0, num_at_barrier_ = 0;
+  int num_threads_ = 0, num_alive_ = 0, num_at_barrier_ = 0, num_tensor_work_ = 0;
   Site barrier_site_;
   std::minstd_rand random_{1};
 };
@@ -269,17 +331,26 @@ Grid& the_grid() {
 }
 
 void Grid::run_thread() {
-  the_grid().code_->run();
+  try {
+    the_grid().code_->run();
+  } catch (const Broken&) {  // the rule is known
+  }
 }
 
 }  // namespace
+
+std::string words(const Site& site) {
+  const std::string path = site.file_name();
+  const size_t source = path.rfind("src/");
+  return (source == std::string::npos ? path : path.substr(source)) + ":" + std::to_string(site.line());
+}
 
 bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes) {
   return the_grid().run(code, grid, block, shared_bytes);
 }
 
-void fail(const char* rule) {
-  the_grid().fail(rule);
+void fail(std::string rule) {
+  the_grid().fail(std::move(rule));
 }
 
 void sync_block(const Site& site) {
@@ -294,10 +365,18 @@ void* dynamic_shared() {
   return the_grid().dynamic_shared();
 }
 
+size_t dynamic_shared_bytes() {
+  return the_grid().dynamic_shared_bytes();
+}
+
+int random_below(int below) {
+  return the_grid().below(below);
+}
+
 void work_late(LateKind kind, std::unique_ptr<const LateWork> work) {
   // In order within a kind: what follows something late is late.
   LateGroups& groups = the_grid().running().late[static_cast<int>(kind)];
-  const bool must_follow = kind == LateKind::kProducts && !(groups.open.empty() && groups.closed.empty());
+  const bool must_follow = kind != LateKind::kCopies && !(groups.open.empty() && groups.closed.empty());
   if (!must_follow && the_grid().toss()) return work->make();
   groups.open.push_back(std::move(work));
 }
@@ -326,8 +405,17 @@ void engine_work_late(std::unique_ptr<const LateWork> work) {
   the_grid().engine_work_late(std::move(work));
 }
 
-void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what) {
-  the_grid().wait_until(site, is_ready, context, what);
+void tensor_work_late(std::unique_ptr<const LateWork> work) {
+  the_grid().tensor_work_late(std::move(work));
+}
+
+void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what,
+                std::string (*lack)(const void* context)) {
+  the_grid().wait_until(site, is_ready, context, what, lack);
+}
+
+BlockState& block_state(std::unique_ptr<BlockState> (*make)()) {
+  return the_grid().block_state(make);
 }
 
 }  // namespace tessera::device::emulated

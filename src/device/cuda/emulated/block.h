@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <source_location>
+#include <string>
 
 namespace tessera::device::emulated {
 
@@ -36,13 +37,18 @@ bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes
 // The rest is for running threads.
 
 // Ends the grid: `rule` was broken. Does not return.
-[[noreturn]] void fail(const char* rule);
+[[noreturn]] void fail(std::string rule);
+// A place of the source for people: file and line.
+std::string words(const Site& site);
 // Waits for all threads of the block that have not ended.
 void sync_block(const Site& site);
 // Waits for the lanes of `mask`, this one among them, at the same place. The last to arrive calls complete() with every
 // lane's payload (null: not in the mask); payloads live until each lane has returned.
 void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp]));
 void* dynamic_shared();
+size_t dynamic_shared_bytes();
+// 0 to below - 1, by chance.
+int random_below(int below);
 
 // What an instruction does some time after it was issued: at once or as late as waiting allows, by chance, so that
 // whoever reads or writes too early is found out.
@@ -51,8 +57,9 @@ class LateWork {
   virtual ~LateWork() = default;
   virtual void make() const = 0;
 };
-// A thread's asynchronous copies, and its warpgroup's products: each kind in groups that complete in order.
-enum class LateKind { kCopies, kProducts };
+// A thread's asynchronous copies, its warpgroup's products, its loads from and stores to tensor memory: each kind in
+// groups that complete in order.
+enum class LateKind { kCopies, kProducts, kTensorLoads, kTensorStores };
 void work_late(LateKind kind, std::unique_ptr<const LateWork> work);
 // Ends a group.
 void commit_late(LateKind kind);
@@ -63,7 +70,21 @@ void copy_async(void* target, const void* source, size_t bytes);
 
 // Work of the copy engine, for the block: nobody waits for it but through what it signals when it is made.
 void engine_work_late(std::unique_ptr<const LateWork> work);
-// Waits until is_ready(context); `what` the thread waits for, in words.
-void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what);
+// Work of the tensor cores: what one thread gives them is made in that order.
+void tensor_work_late(std::unique_ptr<const LateWork> work);
+// Waits until is_ready(context); `what` the thread waits for, in words, and what it lacks, asked when nothing is left
+// that could bring it (null: nothing to say).
+void wait_until(const Site& site, bool (*is_ready)(const void* context), const void* context, const char* what,
+                std::string (*lack)(const void* context) = nullptr);
+
+// What instructions keep for a block beside its memory: made when it is first asked for, gone with the block. There is
+// one kind of it, tensor memory.
+class BlockState {
+ public:
+  virtual ~BlockState() = default;
+  // What a block that ends now has left undone; empty: nothing.
+  virtual std::string fault_at_end() const = 0;
+};
+BlockState& block_state(std::unique_ptr<BlockState> (*make)());
 
 }  // namespace tessera::device::emulated

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <string>
 
+#include "backends/cuda_common/ptx/emulated/shared_window.h"
 #include "device/cuda/emulated/block.h"
 
 namespace tessera::backends::cuda_common::ptx::emulated {
@@ -47,15 +49,25 @@ struct BarrierPhase {
   int parity;
 };
 
-inline void wait(const uint64_t* bits, int parity) {
+// What a barrier lacks to end its phase.
+inline std::string lack_of(const BarrierPhase& awaited) {
+  const BarrierState state = load_barrier(awaited.bits);
+  return "the one at byte " + std::to_string(shared_offset(awaited.bits)) + " is in phase " +
+         std::to_string(state.phase) + ", parity " + std::to_string(awaited.parity % 2) + " awaited, " +
+         std::to_string(state.pending) + " of " + std::to_string(state.count) + " arrivals missing, " +
+         std::to_string(state.bytes) + " bytes announced and not copied";
+}
+
+inline void wait(const uint64_t* bits, int parity, const device::emulated::Site& site) {
   BarrierPhase awaited{bits, parity};
   device::emulated::wait_until(
-      device::emulated::Site::current(),
+      site,
       [](const void* context) {
         const auto& phase = *static_cast<const BarrierPhase*>(context);
         return load_barrier(phase.bits).phase % 2 != phase.parity % 2;
       },
-      &awaited, "a barrier in shared memory");
+      &awaited, "a barrier in shared memory",
+      [](const void* context) { return lack_of(*static_cast<const BarrierPhase*>(context)); });
 }
 
 class BulkCopy final : public device::emulated::LateWork {
