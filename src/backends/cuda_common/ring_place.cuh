@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A place in a ring of stages in shared memory, and the parity of its barriers' phase (cuda_common/ptx/bulk_copy.cuh).
+// A place in a ring of stages in shared memory, and the parity of its barriers' phase (ptx/bulk_copy.cuh).
 
 namespace tessera::backends::cuda_common {
 

@@ -17,6 +17,8 @@
 
 namespace tessera::backends::sm90 {
 
+using cuda_common::RingPlace;
+
 struct Few {
   static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
   static constexpr int kTeamThreads = kSlots * cuda_common::kWarp,

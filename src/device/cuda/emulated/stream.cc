@@ -3,6 +3,8 @@
 // so that whoever takes memory back too early, or reads a result that nobody waited for, is found out.
 #include "device/cuda/emulated/stream.h"
 
+#include "device/cuda/emulated/capability.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,13 +23,14 @@ namespace tessera::device::emulated {
 namespace {
 
 // What the emulated GPU says of itself. An odd number of multiprocessors, so that work never divides evenly.
-constexpr int kComputeMajor = 9, kComputeMinor = 0, kMultiprocessors = 3;
+constexpr int kMultiprocessors = 3;
 constexpr size_t kMemoryBytes = size_t{8} << 30, kSharedBytes = 227 << 10, kSharedBytesUnasked = 48 << 10;
 constexpr size_t kAlignment = 256;
 constexpr unsigned char kFreshByte = 0xFF;
 
 struct Gpu {
-  std::recursive_mutex mutex;      // one grid at a time; guards all below
+  std::recursive_mutex mutex;  // one grid at a time; guards all below
+  int compute_major = 9, compute_minor = 0;
   bool is_lost = false;            // a kernel broke a rule: every later call fails, as on a GPU
   std::map<void*, size_t> memory;  // of the GPU: begins and sizes
   std::map<void*, size_t> locked;  // of the host, page-locked
@@ -305,6 +308,11 @@ const char* cudaGetErrorString(cudaError_t code) {
   return "unrecognized error code";
 }
 
+void tessera::device::emulated::set_compute_capability(int major, int minor) {
+  const std::scoped_lock lock(gpu().mutex);
+  gpu().compute_major = major, gpu().compute_minor = minor;
+}
+
 cudaError_t cudaGetLastError() {
   return std::exchange(last_error, cudaSuccess);
 }
@@ -317,7 +325,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   if (ordinal != 0) return result(cudaErrorInvalidDevice);
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
-  properties->major = kComputeMajor, properties->minor = kComputeMinor;
+  const std::scoped_lock lock(gpu().mutex);
+  properties->major = gpu().compute_major, properties->minor = gpu().compute_minor;
   return cudaSuccess;
 }
 
@@ -328,7 +337,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
       *value = kMultiprocessors;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = kComputeMajor;
+      *value = gpu().compute_major;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = static_cast<int>(kSharedBytes);

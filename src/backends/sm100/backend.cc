@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Datacenter Blackwell (compute capability 10.0 and 10.3: B200, B300): NVFP4 products of NVFP4 inputs on its tensor
+// cores. All else is the portable backend's.
+#include <fmt/format.h>
+
+#include "backends/sm100/kernels.h"
+#include "backends/sm100/packed_tiles.h"
+
+namespace tessera::backends {
+
+namespace {
+
+using namespace tessera::ops;
+
+bool available(const device::Machine& machine, std::string& why_not) {
+  const device::GpuDevice& gpu = *machine.gpu;
+  if (gpu.compute_major == 10 && (gpu.compute_minor == 0 || gpu.compute_minor == 3)) return true;
+  why_not = fmt::format("needs compute capability 10.0 or 10.3 (Blackwell B200, B300), found {}.{}", gpu.compute_major,
+                        gpu.compute_minor);
+  return false;
+}
+
+template <class Desc>
+const PackedLayout* packed_layout(const Desc&) {
+  return sm100::packed_tiles();
+}
+
+constexpr Variant<Linear> kLinear[] = {
+    {"tcgen05", sm100::linear_supports, packed_layout<Linear::Desc>, sm100::linear_workspace, sm100::linear}};
+
+}  // namespace
+
+extern constinit const Backend sm100_backend = {
+    .name = "sm100",
+    .available = available,
+    .verification = Verification::kEmulated,
+    .variants = make_variants(kLinear),
+    .is_on_gpu = true,
+};
+
+}  // namespace tessera::backends

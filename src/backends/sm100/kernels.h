@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What backend.cc lists: linear maps with NVFP4 weights and inputs (a4) on Blackwell's tensor cores.
+#include <string>
+
+#include "ops/backend.h"
+
+namespace tessera::backends::sm100 {
+
+bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not);
+int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens);
+void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
+
+}  // namespace tessera::backends::sm100

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear with NVFP4 weights and inputs: a kernel quantises the inputs into tiles, another multiplies them
+// (block_scaled_sums.cuh).
+#include "backends/sm100/block_scaled_sums.cuh"
+#include "backends/sm100/kernels.h"
+
+namespace tessera::backends::sm100 {
+
+namespace {
+
+using cuda_common::Values;
+
+// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages.
+constexpr int kMostTileTokens = 128, kFewTileTokens = 32;
+
+struct LinearJob {
+  Values x;        // [tokens, groups * in]
+  char* tiles;     // [groups][token tiles] (input_tiles.cuh)
+  float* factors;  // [groups, tokens]
+  const char* data;
+  float tensor_scale;
+  Values y;  // [tokens, groups * out]
+  int64_t in, out, groups, num_tokens;
+  int32_t tile_tokens;
+};
+
+__device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
+  return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
+}
+__device__ char* tile_of(const LinearJob& job, int64_t group, int64_t first_token) {
+  const int64_t rows = round_up<int64_t>(job.num_tokens, InputTile::kGroup), tile = first_token / job.tile_tokens;
+  const int64_t tiles = ceil_div<int64_t>(job.num_tokens, job.tile_tokens);
+  return job.tiles + group * InputTile::bytes(rows, tiles, job.in) + InputTile::bytes(first_token, tile, job.in);
+}
+
+// Grid: tokens, up to a multiple of 8, by groups.
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_inputs(LinearJob job) {
+  cuda_common::wait_for_previous();
+  const int64_t token = blockIdx.x, group = blockIdx.y, first_token = token / job.tile_tokens * job.tile_tokens;
+  const InputRow to(tile_of(job, group, first_token), InputTile::padded(tile_tokens_of(job, first_token)),
+                    static_cast<int>(token - first_token));
+  const bool is_there = token < job.num_tokens;
+  const float g = quantize_into(to, job.x, (token * job.groups + group) * job.in, job.in, is_there);
+  if (is_there && threadIdx.x == 0) job.factors[group * job.num_tokens + token] = g;
+}
+
+// Row tiles of a token tile of a group are neighbours, so that blocks at work share inputs.
+template <int kTileTokens>
+class LinearTiles {
+ public:
+  static constexpr int kMatrices = 1, kTokens = kTileTokens;
+  struct Place {
+    int64_t group, first_row, first_token;
+  };
+  __device__ explicit LinearTiles(const LinearJob& job)
+      : job_(job),
+        row_tiles_(tiles_of(job.out, PackedTile::kRows)),
+        token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
+
+  __device__ int64_t width() const { return job_.in; }
+  __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
+  __device__ Place place(int tile) const {
+    const int token_tile = tile / row_tiles_;
+    return {token_tile / token_tiles_, int64_t{tile % row_tiles_} * PackedTile::kRows,
+            int64_t{token_tile % token_tiles_} * job_.tile_tokens};
+  }
+  __device__ const char* weights(const Place& place, int) const {
+    return job_.data + PackedTile::offset(place.group * job_.out + place.first_row, job_.in);
+  }
+  __device__ const char* inputs(const Place& place) const { return tile_of(job_, place.group, place.first_token); }
+  __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
+  template <int kCount>
+  __device__ void store(const Place& place, int row, int first_token, const float (&sums)[1][kCount]) const {
+    const int64_t out_row = place.first_row + row, first = place.first_token + first_token;
+    if (out_row >= job_.out) return;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int64_t token = first + j;
+      if (token >= job_.num_tokens) break;
+      const float factor = job_.factors[place.group * job_.num_tokens + token] * job_.tensor_scale;
+      job_.y.store((token * job_.groups + place.group) * job_.out + out_row, sums[0][j] * factor);
+    }
+  }
+
+ private:
+  __device__ static int tiles_of(int64_t count, int64_t tile) {
+    return static_cast<int>(ceil_div<int64_t>(count, tile));
+  }
+
+  const LinearJob& job_;
+  const int row_tiles_, token_tiles_;
+};
+
+int64_t num_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
+  return desc.groups * ceil_div<int64_t>(desc.out, PackedTile::kRows) * ceil_div<int64_t>(num_tokens, tile_tokens);
+}
+
+// The most tokens that leave no multiprocessor without a tile.
+int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  int32_t tokens = kMostTileTokens;
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  while (tokens > kFewTileTokens && num_tiles(desc, num_tokens, tokens) < multiprocessors) tokens /= 2;
+  return tokens;
+}
+
+// The workspace: input tiles, then factors.
+int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  return desc.groups * InputTile::bytes(round_up<int64_t>(num_tokens, InputTile::kGroup),
+                                        ceil_div<int64_t>(num_tokens, kFewTileTokens), desc.in);
+}
+
+}  // namespace
+
+bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
+  if (desc.format != ops::WeightFormat::kNvfp4 || desc.input != ops::InputMode::kA4) {
+    why_not = "weights and inputs are not both NVFP4 (a4)";
+  } else if (desc.in % numeric::kNvfp4Block != 0) {
+    why_not = "the input width is not a multiple of 16";
+  } else if (desc.groups > 1 && desc.out % PackedTile::kRows != 0) {
+    why_not = "a group's outputs are no multiple of 128";
+  } else {
+    return true;
+  }
+  return false;
+}
+
+int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
+  return tile_bytes(desc, max_tokens) + desc.groups * max_tokens * static_cast<int64_t>(sizeof(float));
+}
+
+void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  char* workspace = static_cast<char*>(args.workspace);
+  const LinearJob job{cuda_common::values_of(args.x),
+                      workspace,
+                      reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
+                      static_cast<const char*>(args.weight.data),
+                      args.weight.tensor_scale,
+                      cuda_common::values_of(args.y),
+                      desc.in,
+                      desc.out,
+                      desc.groups,
+                      args.num_tokens,
+                      tile_tokens_for(desc, args.num_tokens)};
+  const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, InputTile::kGroup)),
+                  static_cast<unsigned>(desc.groups));
+  cuda_common::launch("quantize_inputs", queue, quantize_inputs, rows, kQuantizeThreads, 0, job);
+  const int64_t tiles = num_tiles(desc, args.num_tokens, job.tile_tokens);
+  if (job.tile_tokens == kFewTileTokens) {
+    launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
+  } else {
+    launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job);
+  }
+}
+
+}  // namespace tessera::backends::sm100

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Datacenter Blackwell's NVFP4 maps on the emulated GPU: bit for bit what a loop over the model of the products' sums
+// gives, near the reference, and the same for a row whoever is beside it.
+#include <gtest/gtest.h>
+
+#include <bit>
+
+#include "backends/cuda_common/ptx/emulated/tcgen05_sums.h"
+#include "backends/layout_round_trip.h"
+#include "backends/sm100/packed_tiles.h"
+#include "numeric/bf16.h"
+#include "numeric/nvfp4.h"
+#include "ops/linear/linear.h"
+#include "ops/reference_rows.h"
+#include "tensor/scale_layout.h"
+#include "testing/op_harness.h"
+
+namespace tessera {
+namespace {
+
+using backends::sm100::PackedTile;
+namespace emulated = backends::cuda_common::ptx::emulated;
+using numeric::kNvfp4Block;
+
+// NVFP4 rows, as the checkpoint has a weight.
+struct Nvfp4Rows {
+  const uint8_t *codes, *scales;
+  int64_t width;
+};
+
+// What the tensor cores add up for a row of each: one chain of products of 64 columns from zero, ascending.
+float chain_of(const Nvfp4Rows& a, int64_t a_row, const Nvfp4Rows& b, int64_t b_row) {
+  uint32_t sum = 0;
+  for (int64_t begin = 0; begin < a.width; begin += 64) {
+    int groups[emulated::kGroupsOfProduct] = {};
+    uint8_t a_scales[emulated::kGroupsOfProduct] = {}, b_scales[emulated::kGroupsOfProduct] = {};
+    for (int64_t j = 0; j < 4 && begin + j * kNvfp4Block < a.width; ++j) {
+      const int64_t column = begin + j * kNvfp4Block;
+      const auto code = [&](const Nvfp4Rows& rows, int64_t row, int64_t k) {
+        const int64_t at = row * rows.width + k;
+        return emulated::halves_of_e2m1(static_cast<uint32_t>(rows.codes[at / 2] >> at % 2 * 4 & 15));
+      };
+      for (int64_t k = column; k < column + kNvfp4Block; ++k) groups[j] += code(a, a_row, k) * code(b, b_row, k);
+      a_scales[j] = a.scales[(a_row * a.width + column) / kNvfp4Block];
+      b_scales[j] = b.scales[(b_row * b.width + column) / kNvfp4Block];
+    }
+    sum = emulated::add_scaled_groups(sum, groups, a_scales, b_scales);
+  }
+  return std::bit_cast<float>(sum);
+}
+
+template <class Op>
+const ops::Variant<Op>& blackwell_variant() {
+  for (const ops::Backend* backend : backends::all_backends()) {
+    if (std::string(backend->name) == "sm100") return backend->variants_of<Op>()[0];
+  }
+  throw std::out_of_range("sm100");
+}
+
+class BlackwellTest : public testing::RandomTest {
+ protected:
+  void SetUp() override {
+    std::string why_not;
+    const auto gpu = testing::find_test_gpu(why_not);
+    if (!gpu.has_value()) GTEST_SKIP() << why_not;
+    if (!testing::kGpuIsEmulated && gpu->compute_major != 10) GTEST_SKIP() << "not Blackwell";
+  }
+  void check(const ops::Linear::Desc& desc, int64_t num_tokens);
+  int64_t some(int64_t from, int64_t below) {
+    return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
+  }
+};
+
+void BlackwellTest::check(const ops::Linear::Desc& desc, int64_t num_tokens) {
+  SCOPED_TRACE(desc.to_string() + ", " + std::to_string(num_tokens) + " tokens");
+  const ops::Variant<ops::Linear>& variant = blackwell_variant<ops::Linear>();
+  testing::staged_variant<ops::Linear>() = &variant;
+  ops::Variant<ops::Linear> staged = variant;
+  staged.run = testing::run_on_gpu<ops::Linear>;
+  std::string why_not;
+  ASSERT_TRUE(variant.supports(desc, why_not)) << why_not;
+
+  const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.groups * desc.out, desc.in);
+  const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
+  const int64_t width = desc.groups * desc.in, rows = desc.groups * desc.out;
+  std::vector<float> x = testing::adversarial(rng_, num_tokens, width);
+  const device::Tensor input = testing::as_tensor(x, desc.activation, {num_tokens, width});
+  ops::load_floats(input, 0, static_cast<int64_t>(x.size()), x.data());  // as rounded when stored
+  const std::vector<float> found = testing::run_linear(staged, desc, input, packed.view, 0, num_tokens, 1);
+
+  std::vector<uint8_t> codes(static_cast<size_t>(num_tokens * width / 2)),
+      scales(static_cast<size_t>(num_tokens * width / kNvfp4Block));
+  const Nvfp4Rows w{weight.data.as<uint8_t>(), weight.scales.as<uint8_t>(), desc.in},
+      t{codes.data(), scales.data(), desc.in};
+  std::vector<float> expected;
+  for (int64_t row = 0; row < num_tokens * desc.groups; ++row) {
+    const float* values = x.data() + row * desc.in;
+    const float g = numeric::nvfp4_activation_scale(numeric::abs_max(values, desc.in));
+    numeric::nvfp4_quantize_row(values, desc.in, g, codes.data() + row * desc.in / 2,
+                                scales.data() + row * desc.in / kNvfp4Block);
+    for (int64_t n = 0; n < desc.out; ++n) {
+      const float y = chain_of(w, row % desc.groups * desc.out + n, t, row) * (g * weight.view.tensor_scale);
+      expected.push_back(ops::round_to(desc.output, y));
+    }
+  }
+  EXPECT_TRUE(testing::same_bits(found, expected)) << "the model's sums";
+  EXPECT_TRUE(testing::is_close(found,
+                                testing::run_linear(testing::kScalarLinear, desc, input, weight.view, 0, num_tokens, 2),
+                                desc.output == DType::kF32 ? testing::kF32Bound : testing::kBf16Bound));
+  for (const int64_t token : {int64_t{0}, num_tokens - 1, some(0, num_tokens)}) {
+    const int64_t count = std::min(num_tokens - token, some(1, 9));
+    EXPECT_TRUE(testing::same_bits(
+        testing::run_linear(staged, desc, input, packed.view, token, count, 1),
+        std::span(found).subspan(static_cast<size_t>(token * rows), static_cast<size_t>(count * rows))))
+        << count << " tokens from " << token << " on";
+  }
+}
+
+TEST_F(BlackwellTest, Linear) {
+  for (const DType output : {DType::kBF16, DType::kF32}) {
+    const auto desc = [&](int64_t in, int64_t out, int64_t groups) {
+      return ops::Linear::Desc{.in = in,
+                               .out = out,
+                               .groups = groups,
+                               .format = ops::WeightFormat::kNvfp4,
+                               .input = ops::InputMode::kA4,
+                               .output = output};
+    };
+    check(desc(256, 128, 1), 1);
+    check(desc(16 * some(1, 80), some(1, 300), 1), some(1, 8));
+    check(desc(64 * some(1, 8), 128 * some(1, 2), some(2, 3)), some(9, 40));
+    check(desc(2048 + 48, some(129, 200), 1), some(8, 2));            // around the stages' ring more than once
+    check(desc(some(1, 30) * 16, some(700, 200), 1), some(121, 24));  // tiles a block, tokens of two tiles
+  }
+  check({.in = 272,
+         .out = 40,
+         .format = ops::WeightFormat::kNvfp4,
+         .input = ops::InputMode::kA4,
+         .activation = DType::kF32,
+         .output = DType::kF32},
+        17);
+}
+
+// A row of x that holds a NaN, or an infinity, makes its own outputs NaN and no others.
+TEST_F(BlackwellTest, NanStaysInItsRow) {
+  const ops::Linear::Desc desc{
+      .in = 320, .out = 130, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4};
+  const ops::Variant<ops::Linear>& variant = blackwell_variant<ops::Linear>();
+  testing::staged_variant<ops::Linear>() = &variant;
+  ops::Variant<ops::Linear> staged = variant;
+  staged.run = testing::run_on_gpu<ops::Linear>;
+  const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);
+  const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
+  std::vector<float> x = testing::adversarial(rng_, 11, desc.in);
+  x[4 * 320 + 319] = std::numeric_limits<float>::quiet_NaN(), x[10 * 320 + 7] = std::numeric_limits<float>::infinity();
+  const device::Tensor input = testing::as_tensor(x, DType::kBF16, {11, desc.in});
+  const std::vector<float> found = testing::run_linear(staged, desc, input, packed.view, 0, 11, 1);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const size_t token = i / static_cast<size_t>(desc.out);
+    ASSERT_EQ(std::isnan(found[i]), token == 4 || token == 10) << "token " << token;
+  }
+}
+
+// Packed scales are CUTLASS's and cuBLASLt's 128 x 4 layout of the same matrix, but for the codes between.
+TEST_F(BlackwellTest, PackedTilesKeepEveryBit) {
+  for (const int64_t rows : {1, 127, 128, 129, 300}) {
+    const int64_t cols = 16 * some(1, 60);
+    SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(cols));
+    const testing::RandomWeight weight = testing::random_weight(rng_, ops::WeightFormat::kNvfp4, rows, cols);
+    const ops::PackedLayout& layout = *backends::sm100::packed_tiles();
+    testing::expect_round_trip(layout, weight);
+    device::Queue queue;
+    const ops::PackedWeight packed = ops::pack_weight(&layout, weight.view, queue);
+    const int64_t tiles = PackedTile::tiles_of_row(cols), blocks = cols / kNvfp4Block;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t block = 0; block < blocks; ++block) {
+        const int64_t scale = sf128x4_offset(row, block, tiles * PackedTile::kBlocks);
+        constexpr int64_t kTileScales = PackedTile::kBytes - PackedTile::kCodeBytes;
+        const int64_t at = scale / kTileScales * PackedTile::kBytes + PackedTile::kCodeBytes + scale % kTileScales;
+        ASSERT_EQ(packed.data.as<uint8_t>()[at], weight.scales.as<uint8_t>()[row * blocks + block]);
+      }
+    }
+  }
+}
+
+TEST_F(BlackwellTest, AGpuPacksAsTheHostDoes) {
+  device::Executor& gpu = testing::gpu_stage_memory().executor();
+  device::Queue queue;
+  const testing::RandomWeight weight = testing::random_weight(rng_, ops::WeightFormat::kNvfp4, 137, 16 * 41);
+  const ops::PackedWeight expected = ops::pack_weight(backends::sm100::packed_tiles(), weight.view, queue);
+  const device::Buffer data = weight.data.clone_into(gpu.memory()), scales = weight.scales.clone_into(gpu.memory());
+  ops::WeightView placed = weight.view;
+  placed.data = data.data(), placed.block_scales = scales.data();
+  const ops::PackedWeight packed = ops::pack_weight(backends::sm100::packed_tiles(), placed, gpu.queue(), gpu.memory());
+  ASSERT_EQ(packed.data.size(), expected.data.size());
+  const device::Buffer found(expected.data.size());
+  gpu.memory().download(found.data(), packed.data.data(), found.size());
+  EXPECT_EQ(std::memcmp(found.data(), expected.data.data(), found.size()), 0);
+}
+
+}  // namespace
+}  // namespace tessera
