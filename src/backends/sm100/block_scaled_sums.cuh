@@ -27,6 +27,7 @@
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm100/input_tiles.cuh"
 #include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/tensor_plan.h"
 
 namespace tessera::backends::sm100 {
 
@@ -35,26 +36,6 @@ using cuda_common::RingPlace;
 
 constexpr int kWarp = 32, kStoreWarps = 4, kProductWarp = kStoreWarps, kCopyWarp = kProductWarp + 1;
 constexpr int kSumsThreads = (kCopyWarp + 1) * kWarp, kStoreThreads = kStoreWarps * kWarp;
-
-// Where what lies in tensor memory.
-template <int kMatrices, int kTokens>
-struct TensorPlan {
-  static constexpr int kSets = 2, kAllocated = 512;
-  static constexpr int kSumColumns = kMatrices * kTokens;
-  static constexpr int kScaleColumns =
-      (kMatrices + 1) * PackedTile::kProducts * cuda_common::ScaleAtom::kColumns;  // of 256 columns
-  static_assert(kTokens % 8 == 0 && kTokens <= InputTile::kMostRows);
-  static_assert(kSets * (kSumColumns + kScaleColumns) <= kAllocated);
-
-  TESSERA_HOST_DEVICE static constexpr uint32_t sums(int set, int matrix) {
-    return static_cast<uint32_t>(set * kSumColumns + matrix * kTokens);
-  }
-  // Of product 0 to 3 of 256 columns: those of matrix `operand`, of the inputs where that is kMatrices.
-  TESSERA_HOST_DEVICE static constexpr uint32_t scales(int set, int operand, int product) {
-    return static_cast<uint32_t>(kSets * kSumColumns + set * kScaleColumns +
-                                 (operand * PackedTile::kProducts + product) * cuda_common::ScaleAtom::kColumns);
-  }
-};
 
 template <int kMatrices, int kTokens>
 struct SumsShared {
@@ -221,6 +202,7 @@ __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
     if (warp == kProductWarp) sums.multiply();
     if (warp == kCopyWarp) sums.copy();
   }
+  __syncwarp();
   ptx::tcgen05::fence_before_thread_sync();
   __syncthreads();
   ptx::tcgen05::fence_after_thread_sync();

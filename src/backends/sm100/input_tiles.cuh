@@ -1,33 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Inputs of NVFP4 products (a4, docs/contracts/numerics.md, section 3) in the order in which they are multiplied: a
-// tile is up to 128 tokens, a multiple of 8; of each 256 columns first the codes as SwizzledCodes, then the scales as
-// four ScaleAtoms, of which the tile's rows are meant (cuda_common/tcgen05_operands.h). So one bulk copy brings 256
-// columns.
+// Inputs of NVFP4 products (a4, docs/contracts/numerics.md, section 3): quantised into tiles (input_tile.h).
 #include <cstdint>
 
 #include "backends/cuda_common/amax.cuh"
 #include "backends/cuda_common/values.cuh"
-#include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/input_tile.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::backends::sm100 {
-
-struct InputTile {
-  static constexpr int kGroup = cuda_common::SwizzledCodes::kGroupRows, kMostRows = cuda_common::ScaleAtom::kRows;
-  static constexpr int kColumns = PackedTile::kColumns, kProducts = PackedTile::kProducts;
-  static constexpr int kScaleBytes = kProducts * cuda_common::ScaleAtom::kBytes;
-
-  TESSERA_HOST_DEVICE static constexpr int padded(int rows) { return (rows + kGroup - 1) / kGroup * kGroup; }
-  // Of 256 columns of so many rows.
-  TESSERA_HOST_DEVICE static constexpr int stage_bytes(int rows) {
-    return cuda_common::SwizzledCodes::bytes(rows) + kScaleBytes;
-  }
-  // Of `tiles` tiles with `rows` rows in all, each a multiple of 8; where the tile behind so many begins.
-  TESSERA_HOST_DEVICE static constexpr int64_t bytes(int64_t rows, int64_t tiles, int64_t width) {
-    return ceil_div<int64_t>(width, kColumns) * (rows * cuda_common::SwizzledCodes::kRowBytes + tiles * kScaleBytes);
-  }
-};
 
 // A row of a tile, where a block of 16 columns goes.
 class InputRow {
@@ -36,12 +17,8 @@ class InputRow {
   __device__ InputRow(char* tile, int rows, int row) : tile_(tile), rows_(rows), row_(row) {}
 
   __device__ void store(int block, uint64_t codes, uint8_t scale) const {
-    const int in_stage = block % PackedTile::kBlocks;
-    char* stage = tile_ + static_cast<int64_t>(block / PackedTile::kBlocks) * InputTile::stage_bytes(rows_);
-    *reinterpret_cast<uint64_t*>(stage + PackedTile::codes_at(row_, in_stage)) = codes;
-    // Scales lie where a tile of 128 rows has them, but behind fewer rows.
-    stage[PackedTile::scale_at(row_, in_stage) - PackedTile::kCodeBytes + cuda_common::SwizzledCodes::bytes(rows_)] =
-        static_cast<char>(scale);
+    *reinterpret_cast<uint64_t*>(tile_ + InputTile::codes_at(rows_, row_, block)) = codes;
+    tile_[InputTile::scale_at(rows_, row_, block)] = static_cast<char>(scale);
   }
 
  private:

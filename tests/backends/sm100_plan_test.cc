@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Index maps of Blackwell's kernels: what lies in tensor memory, in packed weights and in input tiles has a place of
+// its own, and the places are those that the products' descriptors name.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "backends/cuda_common/ptx/emulated/tcgen05_decode.h"
+#include "backends/sm100/input_tile.h"
+#include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/tensor_plan.h"
+
+namespace tessera {
+namespace {
+
+using namespace backends::sm100;
+using backends::cuda_common::ScaleAtom;
+namespace emulated = backends::cuda_common::ptx::emulated;
+
+// Takes [first, first + count), which nobody has taken.
+void take(std::set<int64_t>& taken, int64_t first, int64_t count) {
+  for (int64_t i = first; i < first + count; ++i) EXPECT_TRUE(taken.insert(i).second) << i;
+}
+
+template <int kMatrices, int kTokens>
+void check_plan() {
+  using Plan = TensorPlan<kMatrices, kTokens>;
+  std::set<int64_t> columns;
+  for (int set = 0; set < Plan::kSets; ++set) {
+    for (int i = 0; i < kMatrices; ++i) take(columns, Plan::sums(set, i), kTokens);
+    for (int operand = 0; operand <= kMatrices; ++operand) {
+      for (int product = 0; product < PackedTile::kProducts; ++product) {
+        take(columns, Plan::scales(set, operand, product), ScaleAtom::kColumns);
+      }
+    }
+  }
+  EXPECT_EQ(*columns.begin(), 0);
+  EXPECT_EQ(*columns.rbegin() + 1, static_cast<int64_t>(columns.size())) << "no gaps";
+  EXPECT_LE(columns.size(), size_t{512});
+}
+
+TEST(Sm100Plan, ColumnsOfTensorMemoryAreOnesOwn) {
+  check_plan<1, 8>();
+  check_plan<1, 32>();
+  check_plan<1, 128>();
+  check_plan<2, 96>();
+}
+
+TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
+  std::set<int64_t> bytes;
+  for (int row = 0; row < PackedTile::kRows; ++row) {
+    for (int block = 0; block < PackedTile::kBlocks; ++block) {
+      take(bytes, PackedTile::codes_at(row, block), 8);
+      take(bytes, PackedTile::scale_at(row, block), 1);
+    }
+  }
+  EXPECT_EQ(static_cast<int>(bytes.size()), PackedTile::kBytes);
+  EXPECT_EQ(*bytes.rbegin() + 1, PackedTile::kBytes);
+}
+
+TEST(Sm100Plan, InputTilesHaveAPlaceForEveryByteOfTheirRows) {
+  constexpr int64_t kWidth = 600;  // three stages
+  for (const int rows : {8, 40, 128}) {
+    std::set<int64_t> bytes;
+    for (int row = 0; row < rows; ++row) {
+      for (int block = 0; block < 3 * PackedTile::kBlocks; ++block) {
+        take(bytes, InputTile::codes_at(rows, row, block), 8);
+        take(bytes, InputTile::scale_at(rows, row, block), 1);
+      }
+    }
+    EXPECT_LT(*bytes.rbegin(), InputTile::bytes(rows, 1, kWidth));
+    EXPECT_EQ(InputTile::bytes(rows, 1, kWidth), 3 * InputTile::stage_bytes(rows));
+  }
+}
+
+// What a product reads by its descriptors is what packing put there: of each product of a stage, all rows and bytes.
+TEST(Sm100Plan, DescriptorsReadWhatWasPacked) {
+  constexpr uint32_t kAddress = 7 * 1024;
+  for (int product = 0; product < PackedTile::kProducts; ++product) {
+    emulated::SharedMatrix codes{}, scales{};
+    ASSERT_EQ(emulated::decode_shared_matrix(backends::cuda_common::advance_descriptor(
+                                                 backends::cuda_common::codes_descriptor(kAddress), 32 * product),
+                                             codes),
+              nullptr);
+    const uint32_t atom = kAddress + static_cast<uint32_t>(PackedTile::kCodeBytes + product * ScaleAtom::kBytes);
+    ASSERT_EQ(emulated::decode_shared_matrix(backends::cuda_common::scales_descriptor(atom), scales), nullptr);
+    for (uint32_t row = 0; row < PackedTile::kRows; ++row) {
+      for (uint32_t byte = 0; byte < 32; ++byte) {
+        const int block = product * 4 + static_cast<int>(byte) / 8;
+        EXPECT_EQ(codes.address(row, byte),
+                  kAddress + static_cast<uint32_t>(PackedTile::codes_at(static_cast<int>(row), block)) + byte % 8);
+      }
+      for (int scale = 0; scale < 4; ++scale) {
+        // Column row / 32 of lane row % 32: four bytes of the lane's sixteen.
+        EXPECT_EQ(scales.address(row % 32, row / 32 * 4 + static_cast<uint32_t>(scale)),
+                  kAddress + static_cast<uint32_t>(PackedTile::scale_at(static_cast<int>(row), product * 4 + scale)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera
