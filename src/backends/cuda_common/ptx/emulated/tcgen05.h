@@ -115,7 +115,7 @@ inline void tcgen05_cp_scales(uint32_t address, uint64_t descriptor, const Site&
   const int first = check_columns(site, kWhat, "scales", address, 4);
   TensorMemory& memory = TensorMemory::of_block();
   for (int i = first; i < first + 4; ++i) {
-    if (memory.column(i).num_products > 0 || memory.column(i).is_unread) {
+    if (memory.column(i).num_products > 0 || memory.column(i).unread != 0) {
       fail_at(site, kWhat, "overwrites column " + std::to_string(i) + ", which holds sums");
     }
   }
@@ -165,7 +165,7 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
     }
     for (int column = operands_.d; column < operands_.d + operands_.n; ++column) {
       TensorMemory::Column& one = memory.column(column);
-      --one.num_products, one.is_unread = true, one.uncommitted_of = thread_;
+      --one.num_products, one.unread = TensorMemory::kAllQuadrants, one.uncommitted_of = thread_;
     }
   }
 
@@ -266,7 +266,7 @@ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descr
     if (!column.loading.empty()) {
       fail_at(site, kWhat, "writes column " + std::to_string(i) + ", of which a load has not been waited for");
     }
-    if (!adds && (column.is_unread || column.num_products > 0)) {
+    if (!adds && (column.unread != 0 || column.num_products > 0)) {
       fail_at(site, kWhat, "begins column " + std::to_string(i) + " anew, whose sums nobody has read");
     }
   }
@@ -358,7 +358,7 @@ inline void tcgen05_ld(uint32_t* registers, int count, uint32_t address, const S
   const int first = check_transfer(site, kWhat, address, count);
   TensorMemory& memory = TensorMemory::of_block();
   for (int i = first; i < first + count; ++i) {
-    memory.column(i).is_unread = false;
+    memory.column(i).unread &= ~(1u << (device::emulated::current.index() / device::emulated::kWarp % 4));
     memory.column(i).loading.push_back(device::emulated::current.index());
   }
   for (int i = 0; i < count; ++i) registers[i] = ~0u;

@@ -26,10 +26,11 @@ namespace tessera::backends::cuda_common::ptx::emulated {
 class TensorMemory final : public device::emulated::BlockState {
  public:
   static constexpr int kLanes = 128, kColumns = 512, kLeastColumns = 32, kQuadrant = 32;
+  static constexpr unsigned kAllQuadrants = 15;
 
   struct Column {
     bool is_allocated = false;
-    bool is_unread = false;         // holds sums that nobody has read
+    unsigned unread = 0;            // quadrants of lanes that hold sums which nobody has read
     int uncommitted_of = kNobody;   // thread whose product wrote it, no commit having followed
     int num_products = 0;           // issued for it and not made
     std::vector<int> loading = {};  // threads that have not waited for their loads of it
