@@ -9,7 +9,7 @@
 #include <random>
 
 #include "numeric/bf16.h"
-#include "numeric/e2m1.h"
+#include "numeric/e2m1_rounded.h"
 #include "numeric/e4m3.h"
 #include "numeric/e8m0.h"
 
@@ -77,6 +77,24 @@ TEST(Formats, RandomBitPatternsRoundToTheNearest) {
   for (int i = 0; i < 200000; ++i) {
     const uint32_t bits = random();
     check(__builtin_bit_cast(float, bits));
+  }
+}
+
+// The short way to an E2M1 code's value: every BF16 (all ties among them), and any others.
+TEST(Formats, E2m1RoundedIsTheValueOfTheCode) {
+  const auto expect_same = [](float value) {
+    if (std::isnan(value)) return;
+    const float found = e2m1_rounded(value), expected = e2m1_to_float(e2m1_from_float(value));
+    EXPECT_EQ(std::memcmp(&found, &expected, sizeof(float)), 0) << value << ": " << found << ", not " << expected;
+  };
+  for (uint32_t bits = 0; bits < 65536; ++bits) expect_same(bf16_to_float(static_cast<uint16_t>(bits)));
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int i = 0; i < 200000; ++i) {
+    const uint32_t bits = random();
+    expect_same(__builtin_bit_cast(float, bits));
+    expect_same(static_cast<float>(bits) * 0x1p-29f - 4);
   }
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // norm_rope: a thread block per vector of any of the sets, which stays in shared memory from its load to its store.
-// What bounds it is latency: one load of the vector, a serial sum of squares, sine and cosine beside that.
+// What bounds it is latency: one load of the vector, a serial sum of squares, sine and cosine beside that. Sets of so
+// many vectors that bytes count go to many_vectors.cu.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/many_vectors.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/row_parts.cuh"
 
@@ -104,6 +106,21 @@ int64_t shared_floats(const ops::NormRope::SetDesc& set) {
   return set.rope.width + set.rope.rope_dim;
 }
 
+bool run_if_many(const ops::NormRope::SetDesc& from, const ops::NormRope::Set& of, device::Queue& queue) {
+  if (from.write || of.weight.data != nullptr) return false;
+  ManyVectors all{
+      .x = values_of(of.x), .out = values_of(of.x), .positions = of.positions, .frequencies = of.frequencies};
+  all.num_rows = of.num_rows, all.vectors = static_cast<int>(from.rope.vectors);
+  all.width = static_cast<int>(from.rope.width), all.rope_dim = static_cast<int>(from.rope.rope_dim);
+  all.is_inverse = from.rope.is_inverse;
+  if (from.norm) all.has_norm = true, all.eps = from.norm->eps;
+  if (from.hadamard) {
+    all.has_hadamard = true, all.is_fp4 = from.hadamard->is_fp4;
+    all.hadamard_scale = hadamard_scale(from.hadamard->width);
+  }
+  return run_many_vectors("norm_rope", all, queue);
+}
+
 }  // namespace
 
 bool norm_rope_supports(const ops::NormRope::Desc& desc, std::string& why_not) {
@@ -123,6 +140,8 @@ void norm_rope(const ops::NormRope::Desc& desc, const ops::NormRope::Args& args,
     const ops::NormRope::SetDesc& from = desc.sets[i];
     const ops::NormRope::Set& of = args.sets[i];
     Set& set = job.sets[i];
+    set.end = num_blocks;
+    if (run_if_many(from, of, queue)) continue;
     num_blocks += of.num_rows * from.rope.vectors;
     most_floats = std::max(most_floats, shared_floats(from));
     set.end = num_blocks;

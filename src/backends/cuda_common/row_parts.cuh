@@ -6,6 +6,7 @@
 
 #include "backends/cuda_common/entries.cuh"
 #include "backends/cuda_common/lanes.cuh"
+#include "numeric/e2m1_rounded.h"
 
 namespace tessera::backends::cuda_common {
 
@@ -47,14 +48,26 @@ __device__ inline float rotated_second(float a, float b, float cosine, float sin
   return a * sine + b * cosine;
 }
 
-// The largest magnitude over the warp, NaN where there is one (numeric::abs_max).
-__device__ inline float warp_abs_max(float value) {
+// The larger magnitude, NaN where there is one (numeric::abs_max).
+__device__ inline float larger_magnitude(float max, float other) {
+  return other != other || other > max ? other : max;
+}
+// The largest of kCount neighbouring lanes.
+template <int kCount>
+__device__ float lanes_abs_max(float value) {
   float max = fabsf(value);
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, max, step);
-    max = other != other || other > max ? other : max;
-  }
+#pragma unroll
+  for (int step = kCount / 2; step > 0; step /= 2) max = larger_magnitude(max, __shfl_xor_sync(~0u, max, step));
   return max;
+}
+__device__ inline float warp_abs_max(float value) {
+  return lanes_abs_max<32>(value);
+}
+
+// numeric::q4_code and back. Scales are 2^-126 and more: dividing by one is multiplying with its reciprocal.
+__device__ inline float q4_rounded(float value, uint8_t scale) {
+  const float inverse = numeric::e8m0_to_float(static_cast<uint8_t>(254 - scale));
+  return (scale == numeric::kE8m0Nan ? 0 : numeric::e2m1_rounded(value * inverse)) * numeric::e8m0_to_float(scale);
 }
 
 inline float hadamard_scale(int64_t width) {
@@ -79,7 +92,7 @@ __device__ inline void hadamard_row(float* s_row, int64_t width, float scale, bo
     static_assert(numeric::kMxfp4Block == 32);
     for (int i = static_cast<int>(threadIdx.x); i < width; i += threads) {
       const uint8_t group_scale = numeric::q4_scale(warp_abs_max(s_row[i]));
-      s_row[i] = numeric::e2m1_to_float(numeric::q4_code(s_row[i], group_scale)) * numeric::e8m0_to_float(group_scale);
+      s_row[i] = q4_rounded(s_row[i], group_scale);
     }
   }
 }
