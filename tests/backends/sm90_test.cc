@@ -112,6 +112,8 @@ TEST_F(HopperSumsTest, Experts) {
   check_experts(desc(512, 1024, 0, 12), 9 + static_cast<int64_t>(rng_.below(20)), 12);  // few to an expert
   check_experts(desc(1024, 512, 3, 9), 20 + static_cast<int64_t>(rng_.below(9)), 14);
   check_experts(desc(512, 512, 2, 3), 131 + static_cast<int64_t>(rng_.below(9)), 6);  // ranks before and after
+  // Slots of several segments, most of them other ranks'.
+  check_experts(desc(512, 512, 100, 19), 1060 + static_cast<int64_t>(rng_.below(600)), 400);
   if (testing::kGpuIsEmulated) return;
   check_experts(desc(2048, 1024, 0, 64), 1500 + static_cast<int64_t>(rng_.below(600)), 64);
   check_experts(desc(4096, 2048, 0, 256), 4 + static_cast<int64_t>(rng_.below(100)), 256);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda_common/block_scan.cuh"
 #include "backends/cuda_common/launch.cuh"
 
 namespace tessera::backends::cuda_common {
@@ -10,48 +11,105 @@ namespace tessera::backends::cuda_common {
 namespace {
 
 constexpr int kBlockWarps = 8, kThreads = kBlockWarps * kSlotWarp;
+constexpr int kSegment = 1024;     // slots that a block counts or lists
+constexpr int kCheckedSlots = 32;  // that a block looks at for foreign ones
 
-// Grid: experts, a warp each; then slots, a warp each.
-__global__ void __launch_bounds__(kThreads) count_slots(SlotJob job, SlotGroups groups) {
-  wait_for_previous();
-  const int64_t expert_blocks = (job.num_local + kBlockWarps - 1) / kBlockWarps;
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kBlockWarps + threadIdx.x / kSlotWarp;
-  if (blockIdx.x >= expert_blocks) {
-    const int64_t slot = item - expert_blocks * kBlockWarps;
-    if (slot < job.num_slots) zero_if_foreign(job, slot);
-  } else if (item < job.num_local) {
-    const int32_t count = for_each_slot(job.experts, static_cast<int32_t>(job.num_slots),
-                                        static_cast<int32_t>(job.first_expert + item), [](int32_t, int32_t) {});
-    if (threadIdx.x % kSlotWarp == 0) groups.counts[item] = count;
-  }
+int64_t num_segments(int64_t num_slots) {
+  return ceil_div<int64_t>(num_slots, kSegment);
 }
 
-// Grid: experts, a warp each.
-__global__ void __launch_bounds__(kThreads) list_slots(SlotJob job, SlotGroups groups) {
+// The slots of blockIdx.y's segment: its ids come into shared memory, by all threads of the block.
+class Segment {
+ public:
+  __device__ explicit Segment(const SlotJob& job)
+      : first_(static_cast<int32_t>(blockIdx.y) * kSegment),
+        count_(min(static_cast<int32_t>(job.num_slots) - first_, kSegment)) {}
+  __device__ int32_t first() const { return first_; }
+  __device__ int32_t end() const { return first_ + count_; }
+  __device__ void load(const SlotJob& job, int32_t (&s_experts)[kSegment]) const {
+#pragma unroll
+    for (int i = 0; i < kSegment / kThreads; ++i) {
+      const int at = i * kThreads + static_cast<int>(threadIdx.x);
+      if (at < count_) s_experts[at] = job.experts[first_ + at] - static_cast<int32_t>(job.first_expert);
+    }
+    __syncthreads();
+  }
+  template <class Take>
+  __device__ int32_t for_each_slot_of(const int32_t (&s_experts)[kSegment], int32_t expert, const Take& take) const {
+    return for_each_slot(s_experts, count_, expert, [&](int32_t slot, int32_t rank) { take(first_ + slot, rank); });
+  }
+
+ private:
+  int32_t first_, count_;
+};
+
+// This warp's expert in the grids below.
+__device__ int32_t expert_of_warp() {
+  return static_cast<int32_t>(blockIdx.x) * kBlockWarps + static_cast<int32_t>(threadIdx.x) / kSlotWarp;
+}
+
+// Grid: experts, a warp each, behind them slots to look at; by segments.
+__global__ void __launch_bounds__(kThreads) count_slots(SlotJob job, SlotGroups groups, unsigned expert_blocks) {
+  __shared__ int32_t s_experts[kSegment];
   wait_for_previous();
-  const int lane = static_cast<int>(threadIdx.x) % kSlotWarp;
-  const int64_t expert = static_cast<int64_t>(blockIdx.x) * kBlockWarps + threadIdx.x / kSlotWarp;
+  const Segment segment(job);
+  if (blockIdx.x >= expert_blocks) {
+    const int32_t first = segment.first() + static_cast<int32_t>(blockIdx.x - expert_blocks) * kCheckedSlots;
+    const int32_t end = min(first + kCheckedSlots, segment.end());
+    for (int32_t slot = first + static_cast<int32_t>(threadIdx.x) / kSlotWarp; slot < end; slot += kBlockWarps) {
+      zero_if_foreign(job, slot);
+    }
+    return;
+  }
+  segment.load(job, s_experts);
+  const int32_t expert = expert_of_warp();
   if (expert >= job.num_local) return;
-  // What the experts before take.
-  unsigned positions = 0, entries = 0;
-  for (int64_t other = lane; other < expert; other += kSlotWarp) {
-    positions += static_cast<unsigned>(round_up_to(groups.counts[other], kPositionGroup));
-    entries += static_cast<unsigned>((groups.counts[other] + job.work_slots - 1) / job.work_slots);
+  const int32_t count = segment.for_each_slot_of(s_experts, expert, [](int32_t, int32_t) {});
+  if (threadIdx.x % kSlotWarp == 0) groups.counts[blockIdx.y * job.num_local + expert] = count;
+}
+
+// Grid: experts, a warp each; by segments. Every block adds up what the experts before its own take.
+__global__ void __launch_bounds__(kThreads) list_slots(SlotJob job, SlotGroups groups) {
+  struct Range {
+    int32_t begin, count, before, first_entry;  // positions; slots, and those of the segments before; work
+  };
+  __shared__ int32_t s_experts[kSegment];
+  __shared__ Range s_ranges[kBlockWarps];
+  wait_for_previous();
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kSlotWarp;
+  const Segment segment(job);
+  segment.load(job, s_experts);
+  int32_t positions = 0, entries = 0;  // of the experts so far
+  for (int64_t base = 0; base < job.num_local; base += kThreads) {
+    const auto expert = static_cast<int32_t>(base) + thread;
+    Range range{};
+    if (expert < job.num_local) {
+#pragma unroll 8
+      for (unsigned i = 0; i < gridDim.y; ++i) {
+        const int32_t count = groups.counts[i * job.num_local + expert];
+        range.before += i < blockIdx.y ? count : 0;
+        range.count += count;
+      }
+    }
+    const auto position_sums = sum_before(round_up_to(range.count, kPositionGroup));
+    const auto entry_sums = sum_before((range.count + job.work_slots - 1) / job.work_slots);
+    range.begin = positions + position_sums.before, range.first_entry = entries + entry_sums.before;
+    if (expert / kBlockWarps == static_cast<int32_t>(blockIdx.x)) s_ranges[expert % kBlockWarps] = range;
+    positions += position_sums.total, entries += entry_sums.total;
   }
-  const auto begin = static_cast<int32_t>(__reduce_add_sync(~0u, positions));
-  const auto first_entry = static_cast<int32_t>(__reduce_add_sync(~0u, entries));
-  const int32_t count =
-      for_each_slot(job.experts, static_cast<int32_t>(job.num_slots), static_cast<int32_t>(job.first_expert + expert),
-                    [&](int32_t slot, int32_t rank) { groups.slots[begin + rank] = slot; });
-  const int32_t padded = round_up_to(count, kPositionGroup),
-                own_entries = (count + job.work_slots - 1) / job.work_slots;
-  if (count + lane < padded) groups.slots[begin + count + lane] = -1;
-  for (int32_t entry = lane; entry < own_entries; entry += kSlotWarp) {
-    const int32_t before = entry * job.work_slots;
-    groups.work[first_entry + entry] = work_of(job, expert, begin + before, min(count - before, job.work_slots));
-  }
-  if (expert == job.num_local - 1 && lane == 0) {
-    groups.totals[0] = begin + padded, groups.totals[1] = first_entry + own_entries;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && thread == 0) groups.totals[0] = positions, groups.totals[1] = entries;
+  __syncthreads();
+  const int32_t expert = expert_of_warp();
+  if (expert >= job.num_local) return;
+  const Range range = s_ranges[thread / kSlotWarp];
+  segment.for_each_slot_of(s_experts, expert,
+                           [&](int32_t slot, int32_t rank) { groups.slots[range.begin + range.before + rank] = slot; });
+  if (blockIdx.y > 0) return;
+  const int32_t count = range.count;
+  if (count + lane < round_up_to(count, kPositionGroup)) groups.slots[range.begin + count + lane] = -1;
+  for (int32_t before = lane * job.work_slots, entry = range.first_entry + lane; before < count;
+       before += kSlotWarp * job.work_slots, entry += kSlotWarp) {
+    groups.work[entry] = work_of(job, expert, range.begin + before, min(count - before, job.work_slots));
   }
 }
 
@@ -71,16 +129,18 @@ int64_t most_work(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t 
 
 void take_slot_groups(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, Workspace& workspace,
                       SlotGroups& groups) {
-  groups.counts = workspace.take<int32_t>(desc.num_local);
+  groups.counts = workspace.take<int32_t>(num_segments(num_slots) * desc.num_local);
   groups.slots = workspace.take<int32_t>(most_positions(desc, num_slots));
   groups.totals = workspace.take<int32_t>(2);
   groups.work = workspace.take<ExpertWork>(most_work(desc, num_slots, work_slots));
 }
 
 void group_slots(const SlotJob& job, const SlotGroups& groups, device::Queue& queue) {
-  launch("count_slots", queue, count_slots, dim3(blocks(job.num_local) + blocks(job.num_slots)), kThreads, 0, job,
-         groups);
-  launch("list_slots", queue, list_slots, dim3(blocks(job.num_local)), kThreads, 0, job, groups);
+  const unsigned expert_blocks = blocks(job.num_local), checks = kSegment / kCheckedSlots;
+  const auto segments = static_cast<unsigned>(num_segments(job.num_slots));
+  launch("count_slots", queue, count_slots, dim3(expert_blocks + checks, segments), kThreads, 0, job, groups,
+         expert_blocks);
+  launch("list_slots", queue, list_slots, dim3(expert_blocks, segments), kThreads, 0, job, groups);
 }
 
 }  // namespace tessera::backends::cuda_common

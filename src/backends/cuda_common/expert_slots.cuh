@@ -22,7 +22,7 @@ struct ExpertWork {
 
 // Part of the workspace: what grouping makes.
 struct SlotGroups {
-  int32_t* counts;  // [num_local] slots of an expert
+  int32_t* counts;  // [segments, num_local] slots of an expert
   int32_t* slots;   // [positions]; -1: none
   int32_t* totals;  // {positions, entries of work}
   ExpertWork* work;
