@@ -3,6 +3,7 @@
 // keys at a time (ops/attention: parts and their merging). Few tokens are spread over more blocks: each leaves its
 // parts' results in the workspace, and a second kernel merges them. Either way a token's sums are the same.
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/attention_parts.cuh"
 #include "backends/cuda_common/key_pairs.cuh"
 #include "backends/cuda_common/launch.cuh"
 
@@ -21,40 +22,8 @@ static_assert(kPart == kWarpKeys * kWarps && kMaxWidth == kWarpChannels * kWarps
 // tokens, 128 to an entry, are 65.
 constexpr int kSplitTokens = 8, kSplits = 16, kSlots = 72;
 
-struct Job {
-  const uint16_t* q;
-  const int64_t* positions;
-  ops::SequenceBases<const uint8_t> window_cache;
-  int64_t window, window_slots;
-  ops::PagedEntries<const uint8_t> entry_cache;
-  const int32_t *num_entries, *selected;
-  int64_t selected_stride;
-  const float* sink;
-  uint16_t* out;
-  Entries entries;
-  int heads, width;
-  float scale;
-  float2* states;  // [tokens, slots, heads] maximum and sum of a part
-  float* outputs;  // [tokens, slots, heads, width] its unnormalised output
-  int slots;       // 0: nothing is spread
-};
-
-// A token's keys.
-struct Keys {
-  int64_t window_begin, num_window, num_entries;
-  int window_parts, num_parts;
-};
-
-__device__ Keys keys_of(const Job& job, int64_t t) {
-  const int64_t position = job.positions[t];
-  Keys keys;
-  keys.window_begin = max(int64_t{0}, position - job.window + 1);
-  keys.num_window = position + 1 - keys.window_begin;
-  keys.num_entries = job.entry_cache.exists() ? job.num_entries[t] : 0;
-  keys.window_parts = static_cast<int>((keys.num_window + kPart - 1) / kPart);
-  keys.num_parts = keys.window_parts + static_cast<int>((keys.num_entries + kPart - 1) / kPart);
-  return keys;
-}
+using Job = AttentionJob;
+using Keys = AttentionKeys;
 
 struct Shared {
   // Rows are padded so that the lanes of a warp meet different banks.
@@ -65,31 +34,10 @@ struct Shared {
   float max[kHeads], sum[kHeads];
 };
 
-// Folds a part's maximum and sum into the total's; outputs are to be multiplied by what it returns, the total's by x
-// and the part's by y. Negative: the part is empty and changes nothing.
-__device__ float2 merge_factors(float2& total, float2 part) {
-  const float max = part.x != part.x || part.x > total.x ? part.x : total.x;
-  if (max == -__builtin_huge_valf()) return {-1, -1};  // exp(-inf - -inf) would be NaN
-  const float keep = expf(total.x - max), add = expf(part.x - max);
-  total = {max, total.y * keep + part.y * add};
-  return {keep, add};
-}
-
 // The addresses of a part's keys; their number. All threads.
 __device__ int find_keys(const Job& job, Shared& shared, const Keys& keys, int64_t t, int part) {
-  const bool is_window = part < keys.window_parts;
-  const int64_t first = static_cast<int64_t>(is_window ? part : part - keys.window_parts) * kPart;
-  const int count = static_cast<int>(min(int64_t{kPart}, (is_window ? keys.num_window : keys.num_entries) - first));
-  const int n = static_cast<int>(threadIdx.x);
-  if (n < count) {
-    if (is_window) {
-      const int64_t slot = (keys.window_begin + first + n) % job.window_slots;
-      shared.keys[n] = job.window_cache.of_row(t) + slot * job.entries.bytes;
-    } else {
-      const int64_t index = job.selected == nullptr ? first + n : job.selected[t * job.selected_stride + first + n];
-      shared.keys[n] = job.entry_cache.of_row(t).at(index, job.entries.bytes);
-    }
-  }
+  const int count = keys.count_of(part), n = static_cast<int>(threadIdx.x);
+  if (n < count) shared.keys[n] = keys.key_at(job, t, part, keys.index_of(job, t, part, n));
   __syncthreads();
   return count;
 }
@@ -212,7 +160,7 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
   const int64_t t = blockIdx.x;
   const int first_head = static_cast<int>(blockIdx.y) * kHeads, lane = static_cast<int>(threadIdx.x) % 32;
   const int channel = static_cast<int>(threadIdx.x) / 32 * kWarpChannels + lane % 4 * kHeld;
-  const Keys keys = keys_of(job, t);
+  const Keys keys = Keys::of_token(job, t);
   const bool is_spread = keys.num_parts <= job.slots;
   const int stride = is_spread ? static_cast<int>(gridDim.z) : 1;
   if (static_cast<int>(blockIdx.z) >= (is_spread ? keys.num_parts : 1)) return;
@@ -273,52 +221,11 @@ __global__ void __launch_bounds__(kBlock) attention_parts(Job job) {
   for (int r = 0; r < 2; ++r) {
     const int head = first_head + lane / 4 + 8 * r;
     if (head >= job.heads || channel >= job.width) continue;
-    const float keep = merge_factors(state[r], {job.sink[head], 1}).x;  // a term without a value
+    const float factor = last_factor(state[r], job.sink[head]);
     uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      row[i] = numeric::bf16_from_float(output_of(output, r, i) * (keep < 0 ? 1.0f : keep) / state[r].y);
-    }
+    for (int i = 0; i < kHeld; ++i) row[i] = numeric::bf16_from_float(output_of(output, r, i) * factor);
   }
-}
-
-constexpr int kMergeThreads = kMaxWidth / 4;  // each has four channels
-
-// Grid: tokens by heads.
-__global__ void __launch_bounds__(kMergeThreads) merge_parts(Job job) {
-  __shared__ float2 s_factors[kSlots + 1], s_total;
-  wait_for_previous();
-  const int64_t t = blockIdx.x, head = blockIdx.y;
-  const int num_parts = keys_of(job, t).num_parts, channel = static_cast<int>(threadIdx.x) * 4;
-  if (num_parts > job.slots) return;  // attention_parts is done with it
-  for (int part = static_cast<int>(threadIdx.x); part < num_parts; part += kMergeThreads) {
-    s_factors[part] = job.states[(t * job.slots + part) * job.heads + head];
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    float2 total = {-__builtin_huge_valf(), 0};
-    for (int part = 0; part < num_parts; ++part) s_factors[part] = merge_factors(total, s_factors[part]);
-    s_factors[num_parts] = merge_factors(total, {job.sink[head], 1});
-    s_total = total;
-  }
-  __syncthreads();
-  if (channel >= job.width) return;
-  float values[4] = {};
-#pragma unroll 4
-  for (int part = 0; part < num_parts; ++part) {
-    const float2 factors = s_factors[part];
-    const int64_t slot = (t * job.slots + part) * job.heads + head;
-    const float4 add = *reinterpret_cast<const float4*>(job.outputs + slot * job.width + channel);
-    if (factors.x < 0) continue;
-    values[0] = values[0] * factors.x + add.x * factors.y;
-    values[1] = values[1] * factors.x + add.y * factors.y;
-    values[2] = values[2] * factors.x + add.z * factors.y;
-    values[3] = values[3] * factors.x + add.w * factors.y;
-  }
-  const float keep = s_factors[num_parts].x < 0 ? 1.0f : s_factors[num_parts].x;
-  uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * keep / s_total.y);
 }
 
 }  // namespace
@@ -337,39 +244,20 @@ bool attention_mma_supports(const ops::Attention::Desc& desc, std::string& why_n
 }
 
 int64_t attention_mma_workspace(const ops::Attention::Desc& desc, int64_t) {
-  return kSlots * desc.heads *
-         (desc.head_dim * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(sizeof(float2)));
+  return attention_parts_workspace(desc, kSlots);
 }
 
 void attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const bool is_spread = args.num_tokens <= kSplitTokens;
-  float* outputs = static_cast<float*>(args.workspace);
-  const Job job{static_cast<const uint16_t*>(args.q.data),
-                args.positions,
-                args.window_cache,
-                desc.window,
-                args.window_slots,
-                args.entry_cache,
-                args.num_entries,
-                args.selected,
-                args.selected_stride,
-                args.sink,
-                static_cast<uint16_t*>(args.out.data),
-                entries_of(desc.layout),
-                static_cast<int>(desc.heads),
-                static_cast<int>(desc.head_dim),
-                desc.scale,
-                reinterpret_cast<float2*>(outputs + kSlots * desc.heads * desc.head_dim),
-                outputs,
-                is_spread ? kSlots / static_cast<int>(args.num_tokens) : 0};
-  const unsigned tokens = static_cast<unsigned>(args.num_tokens), heads = static_cast<unsigned>(desc.heads);
-  const dim3 grid(tokens, ceil_div<unsigned>(heads, kHeads), is_spread ? kSplits : 1);
+  const Job job = attention_job(desc, args, is_spread ? kSlots : 0);
+  const dim3 grid(static_cast<unsigned>(args.num_tokens), ceil_div<unsigned>(static_cast<unsigned>(desc.heads), kHeads),
+                  is_spread ? kSplits : 1);
   const bool is_fp8 = desc.layout.format == ops::EntryFormat::kKvFp8Bf16;
   launch("attention_parts", queue,
          is_fp8 ? attention_parts<ops::EntryFormat::kKvFp8Bf16> : attention_parts<ops::EntryFormat::kBf16>, grid,
          kBlock, 0, job);
-  if (is_spread) launch("merge_parts", queue, merge_parts, dim3(tokens, heads), kMergeThreads, 0, job);
+  if (is_spread) launch_attention_merge<kSlots>(queue, job);
 }
 
 }  // namespace tessera::backends::cuda

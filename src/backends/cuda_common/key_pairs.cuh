@@ -63,24 +63,26 @@ __device__ inline uint32_t scaled_pair(uint32_t spread, bool is_usual, const Pai
   return is_usual ? pair : with_e4m3_nan(ptx::multiply_bf16x2(pair, scale.second), spread);
 }
 
-// pairs[i] = channels 2 i and 2 i + 1 of a key.
-__device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
-  if (!is_fp8) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
-    return;
-  }
-  const PairScale scale = pair_scale(piece.scale, piece.scale);
+// pairs[i] = channels 2 i and 2 i + 1 of the 16 whose codes are in `words`.
+__device__ inline void fp8_pairs(const uint32_t (&words)[4], uint32_t scale_code, uint32_t (&pairs)[8]) {
+  const PairScale scale = pair_scale(scale_code, scale_code);
   bool is_usual = scale.second == kOnePair;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) is_usual = is_usual && !has_e4m3_nan(piece.words[i]);
+  for (int i = 0; i < 4; ++i) is_usual = is_usual && !has_e4m3_nan(words[i]);
   const auto fill = [&](bool usual) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      pairs[i] = scaled_pair(__byte_perm(piece.words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
+      pairs[i] = scaled_pair(__byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
     }
   };
   is_usual ? fill(true) : fill(false);
+}
+
+// pairs[i] = channels 2 i and 2 i + 1 of a key.
+__device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
+  if (is_fp8) return fp8_pairs({piece.words[0], piece.words[1], piece.words[2], piece.words[3]}, piece.scale, pairs);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
 }
 
 // pairs[i] = channel i of two keys; of FP8 without the scales and times 2^-120 (the probabilities take both), and a

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What attention's kernels share: a call's arguments, a token's keys in parts of at most kAttentionPart
+// (ops/attention), and how parts' results become one. Few tokens are spread over thread blocks by parts: each part's
+// result goes to the workspace, and merge_attention_parts adds them up in order, as a block does that has all parts.
+#include <cstdint>
+
+#include "backends/cuda_common/entries.cuh"
+#include "backends/cuda_common/launch.cuh"
+#include "ops/attention/attention.h"
+
+namespace tessera::backends::cuda_common {
+
+struct AttentionJob {
+  const uint16_t* q;
+  const int64_t* positions;
+  ops::SequenceBases<const uint8_t> window_cache;
+  int64_t window, window_slots;
+  ops::PagedEntries<const uint8_t> entry_cache;
+  const int32_t *num_entries, *selected;
+  int64_t selected_stride;
+  const float* sink;
+  uint16_t* out;
+  Entries entries;
+  int heads, width;
+  float scale;
+  float2* states;  // [tokens, slots, heads] maximum and sum of a part
+  float* outputs;  // [tokens, slots, heads, width] its unnormalised output
+  int slots;       // parts of a token that the workspace holds; of a token with more, nothing is spread
+  int64_t num_tokens;
+};
+
+// Bytes for the results of that many parts.
+inline int64_t attention_parts_workspace(const ops::Attention::Desc& desc, int64_t parts) {
+  return parts * desc.heads *
+         (desc.head_dim * static_cast<int64_t>(sizeof(float)) + static_cast<int64_t>(sizeof(float2)));
+}
+
+// `parts` are what the workspace holds, of all tokens; 0: nothing is spread.
+inline AttentionJob attention_job(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t parts) {
+  float* outputs = static_cast<float*>(args.workspace);
+  return {static_cast<const uint16_t*>(args.q.data),
+          args.positions,
+          args.window_cache,
+          desc.window,
+          args.window_slots,
+          args.entry_cache,
+          args.num_entries,
+          args.selected,
+          args.selected_stride,
+          args.sink,
+          static_cast<uint16_t*>(args.out.data),
+          entries_of(desc.layout),
+          static_cast<int>(desc.heads),
+          static_cast<int>(desc.head_dim),
+          desc.scale,
+          reinterpret_cast<float2*>(outputs + parts * desc.heads * desc.head_dim),
+          outputs,
+          static_cast<int>(parts / args.num_tokens),
+          args.num_tokens};
+}
+
+// A token's keys.
+struct AttentionKeys {
+  static constexpr int kPart = static_cast<int>(ops::kAttentionPart);
+  int window_begin, num_window, num_entries;
+  int window_parts, num_parts;
+
+  __device__ static AttentionKeys of(const AttentionJob& job, int64_t position, int num_entries) {
+    AttentionKeys keys;
+    keys.window_begin = static_cast<int>(max(int64_t{0}, position - job.window + 1));
+    keys.num_window = static_cast<int>(position) + 1 - keys.window_begin;
+    keys.num_entries = num_entries;
+    keys.window_parts = (keys.num_window + kPart - 1) / kPart;
+    keys.num_parts = keys.window_parts + (keys.num_entries + kPart - 1) / kPart;
+    return keys;
+  }
+  __device__ static AttentionKeys of_token(const AttentionJob& job, int64_t t) {
+    return of(job, job.positions[t], job.entry_cache.exists() ? job.num_entries[t] : 0);
+  }
+
+  __device__ bool is_window(int part) const { return part < window_parts; }
+  // The rank of a part's first key, in the window or in the list of entries.
+  __device__ int first_of(int part) const { return (is_window(part) ? part : part - window_parts) * kPart; }
+  __device__ int count_of(int part) const {
+    return min(kPart, (is_window(part) ? num_window : num_entries) - first_of(part));
+  }
+  // Key n of a part: its slot in the ring or its index among the entries, and its address from that.
+  __device__ int index_of(const AttentionJob& job, int64_t t, int part, int n) const {
+    const int rank = first_of(part) + n;
+    if (is_window(part)) return (window_begin + rank) % static_cast<int>(job.window_slots);
+    return job.selected == nullptr ? rank : job.selected[t * job.selected_stride + rank];
+  }
+  __device__ const uint8_t* key_at(const AttentionJob& job, int64_t t, int part, int index) const {
+    return is_window(part) ? job.window_cache.of_row(t) + index * job.entries.bytes
+                           : job.entry_cache.of_row(t).at(index, job.entries.bytes);
+  }
+};
+
+// Folds a part's maximum and sum into the total's; outputs are to be multiplied by what it returns, the total's by x
+// and the part's by y. Negative: the part is empty and changes nothing.
+__device__ inline float2 merge_factors(float2& total, float2 part) {
+  const float max = part.x != part.x || part.x > total.x ? part.x : total.x;
+  if (max == -__builtin_huge_valf()) return {-1, -1};  // exp(-inf - -inf) would be NaN
+  const float keep = expf(total.x - max), add = expf(part.x - max);
+  total = {max, total.y * keep + part.y * add};
+  return {keep, add};
+}
+
+// What the sum of all parts is multiplied by: folds the sink in, a term without a value, and divides.
+__device__ inline float last_factor(float2& total, float sink) {
+  const float keep = merge_factors(total, {sink, 1}).x;
+  return (keep < 0 ? 1.0f : keep) / total.y;
+}
+
+constexpr int kMergeThreads = static_cast<int>(ops::kMaxHeadDim) / 4;  // each has four channels
+
+// Grid: tokens by heads. kSlots: at least the job's.
+template <int kSlots>
+__global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(AttentionJob job) {
+  __shared__ float2 s_factors[kSlots];
+  __shared__ float s_last;
+  wait_for_previous();
+  const int64_t t = blockIdx.x, head = blockIdx.y;
+  const int num_parts = AttentionKeys::of_token(job, t).num_parts, channel = static_cast<int>(threadIdx.x) * 4;
+  if (num_parts > job.slots) return;  // a block that has had all of them is done with it
+  for (int part = static_cast<int>(threadIdx.x); part < num_parts; part += kMergeThreads) {
+    s_factors[part] = job.states[(t * job.slots + part) * job.heads + head];
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float2 total = {-__builtin_huge_valf(), 0};
+    for (int part = 0; part < num_parts; ++part) s_factors[part] = merge_factors(total, s_factors[part]);
+    s_last = last_factor(total, job.sink[head]);
+  }
+  __syncthreads();
+  if (channel >= job.width) return;
+  float values[4] = {};
+#pragma unroll 4
+  for (int part = 0; part < num_parts; ++part) {
+    const float2 factors = s_factors[part];
+    const int64_t slot = (t * job.slots + part) * job.heads + head;
+    const float4 add = *reinterpret_cast<const float4*>(job.outputs + slot * job.width + channel);
+    if (factors.x < 0) continue;
+    values[0] = values[0] * factors.x + add.x * factors.y;
+    values[1] = values[1] * factors.x + add.y * factors.y;
+    values[2] = values[2] * factors.x + add.z * factors.y;
+    values[3] = values[3] * factors.x + add.w * factors.y;
+  }
+  uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * s_last);
+}
+
+template <int kSlots>
+void launch_attention_merge(const device::Queue& queue, const AttentionJob& job) {
+  const dim3 grid(static_cast<unsigned>(job.num_tokens), static_cast<unsigned>(job.heads));
+  launch("merge_attention_parts", queue, merge_attention_parts<kSlots>, grid, kMergeThreads, 0, job);
+}
+
+}  // namespace tessera::backends::cuda_common
