@@ -34,6 +34,8 @@ constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_suppo
 constexpr Variant<LinearGroup> kLinearGroup[] = {{"wgmma", sm90::linear_group_supports,
                                                   packed_layout<LinearGroup::Desc>, sm90::linear_group_workspace,
                                                   sm90::linear_group}};
+constexpr Variant<Attention> kAttention[] = {
+    {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
 
 }  // namespace
 
@@ -41,7 +43,7 @@ extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup),
+    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup, kAttention),
     .is_on_gpu = true,
     .extends = &cuda_backend,
 };

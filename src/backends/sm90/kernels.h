@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What backend.cc lists: linear maps and experts with packed NVFP4 weights on Hopper. Many tokens take wgmma kernels,
-// few the portable backend's; both give the same bits (wide_sums.cuh).
+// What backend.cc lists: linear maps and experts with packed NVFP4 weights on Hopper, of which many tokens take wgmma
+// kernels, few the portable backend's, and both give the same bits (wide_sums.cuh); and attention.
 #include <string>
 
 #include "ops/backend.h"
@@ -17,5 +17,8 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not);
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens);
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
+bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
+int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
+void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
 
 }  // namespace tessera::backends::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// BF16 instructions of sm_80 and later. Source: PTX ISA, "mma.m16n8k16" and "fma" for bf16x2.
+// BF16 instructions of sm_80 and later. Source: PTX ISA, "mma.m16n8k16", "fma" and "cvt" for bf16x2.
 #include <cstdint>
 
 #ifdef TESSERA_CUDA_EMULATED
@@ -35,6 +35,17 @@ __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   uint32_t product;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
   return product;
+#endif
+}
+
+// Two values as BF16, the first in the lower half; of a NaN some NaN.
+__device__ inline uint32_t round_to_bf16x2(float first, float second) {
+#ifdef TESSERA_CUDA_EMULATED
+  return emulated::round_to_bf16x2(first, second);
+#else
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
 #endif
 }
 

@@ -55,4 +55,8 @@ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   return product(0) | product(1) << 16;
 }
 
+inline uint32_t round_to_bf16x2(float first, float second) {
+  return uint32_t{numeric::bf16_from_float(first)} | uint32_t{numeric::bf16_from_float(second)} << 16;
+}
+
 }  // namespace tessera::backends::cuda_common::ptx::emulated

@@ -12,33 +12,46 @@
 
 namespace tessera::backends::cuda_common::ptx::emulated {
 
+// Where 16 bits of a swizzled operand lie: its swizzle is one of address bits, 16-byte place ^ row of the group of 8.
+inline double swizzled_value(const char* at) {
+  const auto address = reinterpret_cast<uintptr_t>(at);
+  return bf16_half(*reinterpret_cast<const uint16_t*>(address ^ (address >> 7 & 7) << 4), 0);
+}
+
 // A thread's part of a product: two rows by all columns.
 struct WgmmaPart final : device::emulated::LateWork {
   float* d;
   int columns;
+  const char* a = nullptr;  // null: `rows` has them
+  int a_stride = 0;
   std::array<std::array<double, 16>, 2> rows;
   const char* b;
   int stride;
+  bool has_k_rows = false;  // of B, else columns
   bool adds;
 
   void make() const override {
-    const int t = device::emulated::current.lane() % 4;
+    const int lane = device::emulated::current.lane(), warp = device::emulated::current.index() / 32 % 4;
+    const int t = lane % 4;
+    auto held = rows;
+    for (int i = 0; a != nullptr && i < 32; ++i) {
+      const int row = 16 * warp + i / 16 * 8 + lane / 4, k = i % 16;
+      held[static_cast<size_t>(i / 16)][static_cast<size_t>(k)] =
+          swizzled_value(a + row / 8 * a_stride + row % 8 * 128 + 2 * k);
+    }
     for (int i = 0; i < columns / 2; ++i) {
       const int column = i / 4 * 8 + 2 * t + i % 2;
       double sum = adds ? static_cast<double>(d[i]) : 0.0;
       for (int k = 0; k < 16; ++k)
-        sum += rows[static_cast<size_t>(i % 4 / 2)][static_cast<size_t>(k)] * value(k, column);
+        sum += held[static_cast<size_t>(i % 4 / 2)][static_cast<size_t>(k)] * value(k, column);
       d[i] = static_cast<float>(sum);
     }
   }
 
  private:
   double value(int k, int column) const {
-    // The swizzle is one of address bits: 16-byte place ^ row of the group of 8.
-    const char* at = b + column / 8 * stride + column % 8 * 128 + 2 * k;
-    const auto address = reinterpret_cast<uintptr_t>(at);
-    const auto* swizzled = reinterpret_cast<const uint16_t*>(address ^ (address >> 7 & 7) << 4);
-    return bf16_half(*swizzled, 0);
+    const int row = has_k_rows ? k : column, in_row = has_k_rows ? column : k;
+    return swizzled_value(b + row / 8 * stride + row % 8 * 128 + 2 * in_row);
   }
 };
 
@@ -47,10 +60,12 @@ struct WgmmaRows {
   std::array<std::array<double, 16>, 2>* rows;
 };
 
-inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char* b, int stride, bool adds) {
+inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char* b, int stride, bool adds,
+                       bool has_k_rows = false) {
   using device::emulated::kWarp;
   auto part = std::make_unique<WgmmaPart>();
   part->d = d, part->columns = columns, part->b = b, part->stride = stride, part->adds = adds;
+  part->has_k_rows = has_k_rows;
   WgmmaRows mine{a, &part->rows};
   device::emulated::collective(device::emulated::Site::current(), ~0u, &mine, [](void* const(&lanes)[kWarp]) {
     for (int lane = 0; lane < kWarp; ++lane) {
@@ -66,6 +81,18 @@ inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char
       }
     }
   });
+  device::emulated::work_late(device::emulated::LateKind::kProducts, std::move(part));
+}
+
+inline void wgmma_bf16_rows(float* d, const uint32_t (&a)[4], const char* b, int stride, bool adds) {
+  wgmma_bf16(d, 64, a, b, stride, adds, true);
+}
+
+inline void wgmma_bf16_shared(float* d, const char* a, int a_stride, const char* b, int stride, bool adds) {
+  auto part = std::make_unique<WgmmaPart>();
+  part->d = d, part->columns = 64, part->a = a, part->a_stride = a_stride;
+  part->b = b, part->stride = stride, part->adds = adds;
+  __syncwarp();
   device::emulated::work_late(device::emulated::LateKind::kProducts, std::move(part));
 }
 

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's attention at 512 channels: against the reference, and a token's bits alone, spread over thread blocks, and
+// among so many that it is not; windows that are not full, entries in pages, several sequences, rows that only fill a
+// batch up, heads that fill no 64, and logits that are not finite.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "testing/op_harness.h"
+
+namespace tessera {
+namespace {
+
+using ops::EntryFormat;
+
+constexpr int64_t kWidth = 512;
+
+// A batch of two sequences and rows of nobody, whose places are a third's: an empty ring and one page.
+struct Batch {
+  int64_t heads = 0, slots = 0, stride = 0;
+  int shift = 0;
+  ops::Attention::Desc desc;
+  std::vector<std::vector<uint8_t>> rings, pages;
+  std::vector<const uint8_t*> ring_table, page_table;
+  std::vector<int32_t> places, counts, selected;
+  std::vector<int64_t> positions;
+  std::vector<float> sink;
+  device::Tensor q;
+};
+
+class HopperAttentionTest : public testing::RandomTest {
+ protected:
+  std::vector<uint8_t> entries(const ops::EntryLayout& layout, int64_t count) {
+    const std::vector<float> values = testing::adversarial(rng_, count, layout.width);
+    std::vector<uint8_t> bytes(static_cast<size_t>(count * layout.entry_bytes()));
+    for (int64_t i = 0; i < count; ++i)
+      ops::encode_entry(layout, values.data() + i * layout.width, bytes.data() + i * layout.entry_bytes());
+    return bytes;
+  }
+  int64_t some(int64_t from, int64_t below) {
+    return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
+  }
+  Batch batch(EntryFormat format, int64_t heads, int64_t window, int64_t tokens, int64_t most_entries,
+              bool is_selected);
+  void check(const Batch& batch, float sink_shift = 0);
+};
+
+Batch HopperAttentionTest::batch(EntryFormat format, int64_t heads, int64_t window, int64_t tokens,
+                                 int64_t most_entries, bool is_selected) {
+  Batch b;
+  b.heads = heads, b.slots = window + tokens, b.shift = static_cast<int>(some(3, 4));
+  b.desc = {
+      .heads = heads, .head_dim = kWidth, .window = window, .scale = 0.044194174f, .layout = {format, kWidth, 64}};
+  b.stride = (most_entries >> b.shift) + 1;
+  const int64_t page_entries = int64_t{1} << b.shift;
+  for (int place = 0; place < 3; ++place) b.rings.push_back(entries(b.desc.layout, b.slots));
+  for (int64_t page = 0; page < 3 * b.stride; ++page) b.pages.push_back(entries(b.desc.layout, page_entries));
+  for (const auto& ring : b.rings) b.ring_table.push_back(ring.data());
+  for (const auto& page : b.pages) b.page_table.push_back(page.data());
+  const int64_t first_positions[] = {0, some(0, 2000), 0};
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int32_t place = t + 1 == tokens ? 2 : static_cast<int32_t>(t % 2);
+    b.places.push_back(place);
+    b.positions.push_back(first_positions[place] + (place == 2 ? 0 : t));
+    // All, none, and around a part's edges.
+    const int64_t kinds[] = {most_entries, 0, 127, 128, 129, some(0, most_entries + 1)};
+    const int64_t count = place == 2 ? 0 : std::min(most_entries, kinds[t % 6]);
+    b.counts.push_back(static_cast<int32_t>(count));
+    if (!is_selected) continue;
+    int64_t left = count;
+    for (int64_t j = 0; j < most_entries && left > 0; ++j) {
+      if (static_cast<int64_t>(rng_.below(static_cast<uint64_t>(most_entries - j))) >= left) continue;
+      b.selected.push_back(static_cast<int32_t>(j));
+      --left;
+    }
+    b.selected.resize(static_cast<size_t>((t + 1) * most_entries), -1);
+  }
+  for (int64_t h = 0; h < heads; ++h) b.sink.push_back(rng_.normal());
+  b.q = testing::as_tensor(testing::adversarial(rng_, tokens * heads, kWidth), DType::kBF16, {tokens, heads, kWidth});
+  return b;
+}
+
+void HopperAttentionTest::check(const Batch& b, float sink_shift) {
+  const int64_t tokens = static_cast<int64_t>(b.places.size());
+  const int64_t most_entries = b.selected.empty() ? 0 : static_cast<int64_t>(b.selected.size()) / tokens;
+  std::vector<float> sink = b.sink;
+  for (float& value : sink) value += sink_shift;
+  const auto run = [&](const ops::Variant<ops::Attention>& variant, int64_t first, int64_t count) {
+    device::Queue queue(2);
+    const device::Buffer workspace = testing::workspace_for(variant, b.desc, count);
+    testing::PoisonedTensor out(DType::kBF16, {count, b.heads, kWidth});
+    variant.run(b.desc,
+                {.q = {b.q.as<uint16_t>() + first * b.heads * kWidth, DType::kBF16, {count, b.heads, kWidth}},
+                 .positions = b.positions.data() + first,
+                 .window_cache = {b.ring_table.data(), b.places.data() + first},
+                 .window_slots = b.slots,
+                 .entry_cache = {b.page_table.data(), b.stride, b.places.data() + first, 0, b.shift},
+                 .num_entries = b.counts.data() + first,
+                 .selected = b.selected.empty() ? nullptr : b.selected.data() + first * most_entries,
+                 .selected_stride = most_entries,
+                 .sink = sink.data(),
+                 .out = out.view(),
+                 .num_tokens = count,
+                 .workspace = workspace.data()},
+                queue);
+    EXPECT_TRUE(out.is_guard_intact());
+    return out.floats();
+  };
+  const ops::Variant<ops::Attention> scalar{"scalar", nullptr, nullptr, nullptr, ops::attention_reference};
+  const std::vector<float> reference = run(scalar, 0, tokens);
+  bool has_run = false;
+  testing::for_each_variant<ops::Attention>(b.desc, [&](const ops::Variant<ops::Attention>& variant, bool) {
+    if (std::string(variant.name) != "wgmma") return;
+    has_run = true;
+    const std::vector<float> all = run(variant, 0, tokens);
+    EXPECT_TRUE(testing::is_close(all, reference, testing::kBf16Bound));
+    const auto expect_same = [&](int64_t first, int64_t count) {
+      const size_t row = static_cast<size_t>(b.heads * kWidth);
+      EXPECT_TRUE(testing::same_bits(
+          run(variant, first, count),
+          std::span(all).subspan(static_cast<size_t>(first) * row, static_cast<size_t>(count) * row)))
+          << count << " tokens from " << first << " on, of " << tokens;
+    };
+    for (int64_t t = 0; t < std::min<int64_t>(tokens, 8); ++t) expect_same(t, 1);
+    expect_same(tokens - 1, 1);
+    expect_same(1, std::min<int64_t>(tokens - 1, 5));
+    expect_same(tokens / 3, tokens / 2);
+  });
+  std::string why_not;
+  const auto gpu = testing::find_test_gpu(why_not);
+  EXPECT_EQ(has_run, gpu.has_value() && gpu->compute_major == 9);
+}
+
+TEST_F(HopperAttentionTest, FewTokens) {
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 7, 300, true));
+  check(batch(EntryFormat::kKvFp8Bf16, 37, 130, 6, 140, false));
+  check(batch(EntryFormat::kBf16, 128, 128, 3, 129, true));
+}
+
+// More than are spread over thread blocks.
+TEST_F(HopperAttentionTest, ManyTokens) {
+  if (testing::kGpuIsEmulated) return check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 66, 70, true));
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 601, 130, true));
+  check(batch(EntryFormat::kKvFp8Bf16, 128, 128, 333, 1024, true));
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 800, 512, true));
+  check(batch(EntryFormat::kBf16, 64, 128, 300, 700, false));
+}
+
+TEST_F(HopperAttentionTest, SinkFarAboveAndBelow) {
+  const Batch one = batch(EntryFormat::kKvFp8Bf16, 16, 128, 3, 20, false);
+  check(one, 60);
+  check(one, -200);
+}
+
+// Queries whose products with every key are -inf: the sink alone is left, and outputs are zero.
+TEST_F(HopperAttentionTest, LogitsOfMinusInfinity) {
+  Batch one = batch(EntryFormat::kKvFp8Bf16, 16, 128, 4, 20, false);
+  const auto refill = [&](std::vector<uint8_t>& bytes) {
+    std::vector<float> key(kWidth);
+    const auto entry_bytes = static_cast<size_t>(one.desc.layout.entry_bytes());
+    for (size_t at = 0; at < bytes.size(); at += entry_bytes) {
+      for (float& value : key) value = 0.5f + rng_.uniform();
+      ops::encode_entry(one.desc.layout, key.data(), bytes.data() + at);
+    }
+  };
+  for (auto& ring : one.rings) refill(ring);
+  for (auto& page : one.pages) refill(page);
+  constexpr uint16_t kMinusInfinity = 0xFF80;
+  for (size_t t = 0; t < one.places.size(); ++t) {
+    uint16_t* head = one.q.as<uint16_t>() + (t * 16 + t) * kWidth;
+    std::fill_n(head, kWidth, uint16_t{0});
+    head[5 + 100 * t] = kMinusInfinity;
+  }
+  check(one);
+}
+
+}  // namespace
+}  // namespace tessera
