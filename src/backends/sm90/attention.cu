@@ -11,6 +11,7 @@
 //              8 j + 2 t + i, so that a lane's share of a product's columns is 16 channels in order
 #include <algorithm>
 
+#include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/sm90/attention_keys.cuh"
 #include "backends/sm90/kernels.h"
 
