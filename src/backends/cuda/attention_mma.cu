@@ -77,28 +77,29 @@ __device__ void multiply_keys(const Job& job, Shared& shared, int count) {
   for (int i = 0; i < 4; ++i) shared.logits[g + i / 2 * 8][first_key + 2 * t + i % 2] = sums[i] * job.scale;
 }
 
-// Probabilities, maximum and sum of each head: a warp has a head, a lane every 32nd key.
+// Probabilities, maximum and sum of each head, a warp's: those of sm90/attention.cu, bit for bit. Lane (half, t,
+// quarter) has keys 64 half + 16 quarter + 8 (i / 2) + 2 t + i % 2, as the sum wants them.
 __device__ void soften(Shared& shared, int count) {
   const int head = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  float max = -__builtin_huge_valf();
-  for (int n = lane; n < count; n += 32) {
-    const float logit = shared.logits[head][n];
-    max = logit != logit || logit > max ? logit : max;
+  const int first_key = lane / 16 * 64 + lane % 4 * 16 + lane / 4 % 4 * 2;
+  float p[4], max = -__builtin_huge_valf();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int n = first_key + i / 2 * 8 + i % 2;
+    p[i] = n < count ? shared.logits[head][n] : -__builtin_huge_valf();
+    max = fmaxf(max, p[i]);  // a NaN shows in the sum
   }
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(~0u, max, step);
-    max = other != other || other > max ? other : max;
-  }
+  for (int step = 16; step > 0; step /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, step));
+  const float base = probability_base(max);
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPart / 32; ++i) {
-    const int n = lane + i * 32;
-    const float p = n < count ? expf(shared.logits[head][n] - max) : 0.0f;
-    sum += p;
-    shared.probabilities[head][n] = numeric::bf16_from_float(p);
+  for (int i = 0; i < 4; ++i) {
+    p[i] = probability(p[i], base);
+    sum += p[i];
+    shared.probabilities[head][first_key + i / 2 * 8 + i % 2] = numeric::bf16_from_float(p[i]);
   }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane == 0) shared.max[head] = max, shared.sum[head] = sum;
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  if (lane == 0) shared.max[head] = sum != sum ? sum : max, shared.sum[head] = sum;
 }
 
 // Values of a part on their way: a lane's 4 channels of 4 keys of each 16.

@@ -97,6 +97,15 @@ struct AttentionKeys {
   }
 };
 
+// A part's probability of a logit, not yet divided by the sum. base: of the part's maximum, which may be -inf.
+__device__ inline float probability_base(float max) {
+  return max == -__builtin_huge_valf() ? 0.0f : max;
+}
+__device__ inline float probability(float logit, float base) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  return exp2f((logit - base) * kLog2E);
+}
+
 // Folds a part's maximum and sum into the total's; outputs are to be multiplied by what it returns, the total's by x
 // and the part's by y. Negative: the part is empty and changes nothing.
 __device__ inline float2 merge_factors(float2& total, float2 part) {

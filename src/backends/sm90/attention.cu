@@ -6,11 +6,13 @@
 //              part before has been multiplied by the probabilities, of the next token's queries as soon as logits are
 // What bounds it: the tensor cores' BF16 products, and shared memory, which gives them their operands.
 // Few tokens are spread over thread blocks by parts and by output channels, and a second kernel merges parts; how a
-// token's sums are formed depends on neither.
+// token's sums are formed depends on neither. A handful has the portable kernel, whose bits are the same: it has more
+// loads on their way, and here a part is a chain of them.
 //   channels   block b of 64 lies in rows of 128 bytes (ptx::SharedOperand); its channel 16 t + 2 j + i stands at
 //              8 j + 2 t + i, so that a lane's share of a product's columns is 16 channels in order
 #include <algorithm>
 
+#include "backends/cuda/kernels.h"
 #include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/sm90/attention_keys.cuh"
 #include "backends/sm90/kernels.h"
@@ -174,15 +176,15 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       state[r].x = fmaxf(state[r].x, s_.max[my_group ^ 1][row_ + 8 * r]);
-      const float base = state[r].x == -__builtin_huge_valf() ? 0.0f : state[r].x;
-      float sum = 0;
+      const float base = cuda_common::probability_base(state[r].x);
+      float sums[4] = {};  // of 16 keys
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         float& p = of_row(logits, r, i);
-        p = exp2f((p - base) * kLog2E);
-        sum += p;
+        p = cuda_common::probability(p, base);
+        sums[i / 4] += p;
       }
-      state[r].y = sum_of_row(sum);
+      state[r].y = sum_of_row((sums[0] + sums[1]) + (sums[2] + sums[3]));
       if (t_ == 0) s_.sum[my_group][row_ + 8 * r] = state[r].y;
     }
 #pragma unroll
@@ -277,7 +279,6 @@ class Consumer {
     }
   }
 
-  static constexpr float kLog2E = 1.4426950408889634f;
   const Job& job_;
   Shared& s_;
   const int row_, t_;
@@ -329,12 +330,14 @@ bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not) 
   return false;
 }
 
-int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t) {
-  return cuda_common::attention_parts_workspace(desc, kSlots);
+int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_tokens) {
+  return std::max(cuda_common::attention_parts_workspace(desc, kSlots),
+                  cuda::attention_mma_workspace(desc, most_tokens));
 }
 
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
+  if (args.num_tokens <= kFewTokens) return cuda::attention_mma(desc, args, queue);
   const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, kHeads);
   const int64_t multiprocessors = cuda_common::multiprocessors();
   const bool is_spread = items <= kMostSpread;
