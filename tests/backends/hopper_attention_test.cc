@@ -142,6 +142,8 @@ TEST_F(HopperAttentionTest, FewTokens) {
 // More than are spread over thread blocks.
 TEST_F(HopperAttentionTest, ManyTokens) {
   if (testing::kGpuIsEmulated) return check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 66, 70, true));
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 64, 512, true));   // as many as are spread
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 9, 5000, false));  // some have more parts than the workspace holds
   check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 601, 130, true));
   check(batch(EntryFormat::kKvFp8Bf16, 128, 128, 333, 1024, true));
   check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 800, 512, true));

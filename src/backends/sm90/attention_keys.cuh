@@ -28,8 +28,8 @@ constexpr int kSteps = kPart / 16;  // of the product with the values
 static_assert(kPart == 2 * 64 && kBlocks % 2 == 0);
 
 // Few tokens: so many have the portable kernel; up to so many pairs of a token and 64 heads are spread; the parts that
-// the workspace holds for them.
-constexpr int kFewTokens = 8, kMostSpread = 64, kSlots = 288;
+// the workspace holds for them (five to each of 64 tokens of Flash, nine to each of 32 of Pro).
+constexpr int kFewTokens = 8, kMostSpread = 64, kSlots = 320;
 
 // A part as consumers need to know it. First and last: of those that this thread block has of a token.
 struct Part {
