@@ -128,6 +128,7 @@ TEST_F(BlackwellTest, Linear) {
     };
     check(desc(256, 128, 1), 1);
     check(desc(16 * some(1, 80), some(1, 300), 1), some(1, 8));
+    check(desc(320, some(129, 128), 1), some(65, 64));  // two tiles of rows: of 64 tokens, on three multiprocessors
     check(desc(64 * some(1, 8), 128 * some(1, 2), some(2, 3)), some(9, 40));
     check(desc(2048 + 48, some(129, 200), 1), some(8, 2));            // around the stages' ring more than once
     check(desc(some(1, 30) * 16, some(700, 200), 1), some(121, 24));  // tiles a block, tokens of two tiles

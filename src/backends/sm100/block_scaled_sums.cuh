@@ -173,6 +173,7 @@ class BlockScaledSums {
       for (int j = 0; j < kCount; ++j) sums[i][j] = __uint_as_float(bits[i][j]);
     }
     tiles_.store(place, row, first_token, sums);
+    __syncwarp();  // lanes without a row left early, and all read tensor memory as one
   }
 
   const Tiles& tiles_;

@@ -119,7 +119,7 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
   } else if (desc.groups > 1 && desc.out % PackedTile::kRows != 0) {
     why_not = "a group's outputs are no multiple of 128";
   } else {
-    return true;
+    return ops::linear_reference_supports(desc, why_not);
   }
   return false;
 }

@@ -16,13 +16,12 @@ using namespace tessera::ops;
 // option TESSERA_SM120_EMULATED so has any from 9.0 on.
 bool available(const device::Machine& machine, std::string& why_not) {
 #if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM120_EMULATED)
-  return machine.gpu->compute_major >= 9;
-#else
+  if (machine.gpu->compute_major >= 9) return true;
+#endif
   if (machine.gpu->compute_major == 12 && machine.gpu->compute_minor <= 1) return true;
   why_not = fmt::format("needs compute capability 12.0 or 12.1 (RTX PRO 6000, RTX 5090, GB10), found {}.{}",
                         machine.gpu->compute_major, machine.gpu->compute_minor);
   return false;
-#endif
 }
 
 template <class Desc>
