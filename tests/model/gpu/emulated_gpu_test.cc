@@ -11,6 +11,7 @@
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
+#include "testing/trace_recorder.h"
 
 namespace tessera {
 namespace {
@@ -22,8 +23,27 @@ model::LoadedModel load_on(const char* device, ops::CacheMode cache) {
   return testing::load(testing::tiny_model(), ops::InputMode::kA16, cache);
 }
 
-// Chunked and recorded decode steps give a prefill's bits; the CPU's likeliest token is the GPU's where the CPU's lead
-// is more than the two may differ.
+// Experts of every layer and row: ids in rising order, top_k of them a row.
+using Choices = std::vector<std::vector<int32_t>>;
+
+Choices choices_of(testing::TraceRecorder& trace, int64_t num_layers, size_t num_rows) {
+  Choices choices;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const std::vector<int32_t>& ids = trace.ints("layers." + std::to_string(layer) + ".ffn.expert_ids");
+    const size_t top_k = ids.size() / num_rows;
+    for (size_t row = 0; row < num_rows; ++row) {
+      const auto first = ids.begin() + static_cast<int64_t>(row * top_k);
+      choices.emplace_back(first, first + static_cast<int64_t>(top_k));
+      std::sort(choices.back().begin(), choices.back().end());
+    }
+  }
+  return choices;
+}
+
+// Chunked and recorded decode steps give a prefill's bits, and these are the CPU's but for roundings. Random tokens
+// bring near ties to the router, where roundings choose the expert: from the first such row on the two go their own
+// ways (a tenth apart in that row, little in those after it), so rows are held to the bound up to there, and the
+// choices that differ are counted: one or two of 72 at times with right kernels, most with wrong ones.
 TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -33,14 +53,36 @@ TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
   const std::vector<int32_t> ids = testing::random_ids(rng, 12, vocab);
   const auto whole = gpu.runner->new_sequence(12), split = gpu.runner->new_sequence(16),
              other = cpu.runner->new_sequence(12);
+  testing::TraceRecorder gpu_trace({"expert_ids"}), cpu_trace({"expert_ids"});
+  gpu.runner->set_tracer(&gpu_trace);
   const std::vector<float> expected = testing::feed(*gpu.runner, *whole, ids, LogitRows::kAll);
+  gpu.runner->set_tracer(nullptr);
   std::vector<float> found = testing::feed(*gpu.runner, *split, std::span(ids).first(5), LogitRows::kAll);
   const std::vector<float> rest = testing::feed(*gpu.runner, *split, std::span(ids).subspan(5), LogitRows::kAll, 1);
   found.insert(found.end(), rest.begin(), rest.end());
   EXPECT_TRUE(testing::same_bits(found, expected));
+  cpu.runner->set_tracer(&cpu_trace);
   const std::vector<float> reference = testing::feed(*cpu.runner, *other, ids, LogitRows::kAll);
-  constexpr double kBound = 0.05;  // of the largest logit: BF16 activations, summed in another order
-  EXPECT_TRUE(testing::is_close(expected, reference, kBound));
+  cpu.runner->set_tracer(nullptr);
+  ASSERT_EQ(reference.size(), expected.size());
+  const size_t width = static_cast<size_t>(vocab), num_rows = ids.size();
+  const Choices on_gpu = choices_of(gpu_trace, gpu.config.num_layers, num_rows),
+                on_cpu = choices_of(cpu_trace, gpu.config.num_layers, num_rows);
+  ASSERT_EQ(on_gpu.size(), static_cast<size_t>(gpu.config.num_layers) * num_rows);
+  size_t first = num_rows, different = 0;
+  for (size_t i = 0; i < on_gpu.size(); ++i) {
+    if (on_gpu[i] == on_cpu[i]) continue;
+    ++different;
+    first = std::min(first, i % num_rows);
+  }
+  EXPECT_LE(different, on_gpu.size() / 6);
+  EXPECT_TRUE(testing::is_close(expected, reference, 0.5));
+  constexpr double kBound = 0.02;  // rows seen are off by 0.002 to 0.01: BF16 activations, summed in another order
+  for (size_t row = 0; row < first; ++row) {
+    EXPECT_TRUE(testing::is_close(std::span(expected).subspan(row * width, width),
+                                  std::span(reference).subspan(row * width, width), kBound))
+        << "row " << row;
+  }
 }
 
 // A prefill and recorded steps with fused ops have the bits of those without.
