@@ -6,6 +6,7 @@ option(TESSERA_FUZZ "build the libFuzzer targets (clang only)" OFF)
 option(TESSERA_CUDA "build the GPU backends; needs CUDA 13's nvcc" OFF)
 option(TESSERA_CUDA_EMULATED "build the GPU backends for a GPU that is emulated on the CPU; needs no CUDA" OFF)
 option(TESSERA_SM120_EMULATED "build the backend sm120 for this build's GPUs, its products in software: a test on Hopper" OFF)
+option(TESSERA_CCACHE "compile through ccache where it is installed" ON)
 set(TESSERA_SANITIZE "" CACHE STRING "comma-separated sanitizers: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -15,6 +16,18 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# What one checkout has compiled serves every other: paths in the source folder do not count, where it is built neither.
+if(TESSERA_CCACHE)
+  find_program(TESSERA_CCACHE_PROGRAM ccache)
+  mark_as_advanced(TESSERA_CCACHE_PROGRAM)
+  foreach(language C CXX CUDA)
+    if(TESSERA_CCACHE_PROGRAM AND NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+      set(CMAKE_${language}_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+                                              CCACHE_NOHASHDIR=1 ${TESSERA_CCACHE_PROGRAM})
+    endif()
+  endforeach()
 endif()
 
 add_library(tessera_flags INTERFACE)
