@@ -16,7 +16,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SUMS, INPUTS, UNITS = 'sm120/scaled_sums.cuh', 'sm120/scaled_inputs.cuh', 'sm120/scaled_units.h'
-LINEAR, MOE, MODEL = 'sm120/linear.cu', 'sm120/moe.cu', 'cuda_common/ptx/emulated/block_scaled_sums.h'
+LINEAR, MOE, EXPERTS, MODEL = 'sm120/linear.cu', 'sm120/moe.cu', 'cuda_common/scaled_experts.cuh', 'cuda_common/ptx/emulated/block_scaled_sums.h'
 RELEASE = '''        if (has_tokens) add_unit(s_.stages[at_.stage], totals);
         __syncwarp();
         if (lane_ == 0) s_.free[at_.stage].arrive();
@@ -57,14 +57,14 @@ MUTATIONS = [
     ('wide: tokens of a quarter forgotten', SUMS, '* InputUnit::kRows < work.count;', '* InputUnit::kRows + 1 < work.count;'),
     ('linear: g left out', LINEAR, '*factor(work, token) * tensor_scale', 'tensor_scale'),
     ('linear: second group has the first one\'s weights', LINEAR, 'work.group * out + row, 0, in', 'row, 0, in'),
-    ('experts: up has gate\'s tensor scale', MOE, 'g * work.tensor_scales[1]', 'g * work.tensor_scales[0]'),
+    ('experts: up has gate\'s tensor scale', EXPERTS, 'g * work.tensor_scales[1]', 'g * work.tensor_scales[0]'),
     ('experts: up is gate', MOE, 'matrix == 0 ? work.data[0] : work.data[1]', 'matrix == 0 ? work.data[0] : work.data[0]'),
-    ('experts: routing weight of a position', MOE, 'numeric::bf16_from_float(h * job.routing[slot_of(work, token)])', 'numeric::bf16_from_float(h * job.routing[work.first + token])'),
-    ('experts: g of h always measured', MOE, 'job.limit > 0 ?', 'job.limit > 1000 ?'),
+    ('experts: routing weight of a position', EXPERTS, 'value * routing[slot_of(work, token)]', 'value * routing[work.first + token]'),
+    ('experts: g of h always measured', EXPERTS, 'limit > 0 ?', 'limit > 1000 ?'),
     ('model: 34 bits', MODEL, 'kFraction = 35', 'kFraction = 34'),
     ('model: cut toward minus infinity', MODEL, 'return value < 0 ? -(-value >> places) : value >> places;', 'return value >> places;'),
 ]
-DEPENDENTS = {SUMS: [LINEAR], INPUTS: [LINEAR], LINEAR: [LINEAR], MOE: [MOE],
+DEPENDENTS = {SUMS: [LINEAR], INPUTS: [LINEAR], LINEAR: [LINEAR], MOE: [MOE], EXPERTS: [MOE],
               UNITS: [LINEAR, MOE, 'sm120/scaled_units.cu', 'test'], MODEL: [LINEAR, MOE, 'test']}
 TEST = 'tests/backends/sm120_test.cc'
 

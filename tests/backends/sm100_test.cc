@@ -7,9 +7,8 @@
 
 #include "backends/cuda_common/ptx/emulated/tcgen05_sums.h"
 #include "backends/layout_round_trip.h"
+#include "backends/scaled_experts.h"
 #include "backends/sm100/packed_tiles.h"
-#include "numeric/bf16.h"
-#include "numeric/nvfp4.h"
 #include "ops/linear/linear.h"
 #include "ops/reference_rows.h"
 #include "tensor/scale_layout.h"
@@ -21,30 +20,21 @@ namespace {
 using backends::sm100::PackedTile;
 namespace emulated = backends::cuda_common::ptx::emulated;
 using numeric::kNvfp4Block;
-
-// NVFP4 rows, as the checkpoint has a weight.
-struct Nvfp4Rows {
-  const uint8_t *codes, *scales;
-  int64_t width;
-};
+using testing::Routing, testing::ScaledRow;
 
 // What the tensor cores add up for a row of each: one chain of products of 64 columns from zero, ascending.
-float chain_of(const Nvfp4Rows& a, int64_t a_row, const Nvfp4Rows& b, int64_t b_row) {
+float chain_of(const ScaledRow& weight, const ScaledRow& input) {
   uint32_t sum = 0;
-  for (int64_t begin = 0; begin < a.width; begin += 64) {
-    int groups[emulated::kGroupsOfProduct] = {};
-    uint8_t a_scales[emulated::kGroupsOfProduct] = {}, b_scales[emulated::kGroupsOfProduct] = {};
-    for (int64_t j = 0; j < 4 && begin + j * kNvfp4Block < a.width; ++j) {
-      const int64_t column = begin + j * kNvfp4Block;
-      const auto code = [&](const Nvfp4Rows& rows, int64_t row, int64_t k) {
-        const int64_t at = row * rows.width + k;
-        return emulated::halves_of_e2m1(static_cast<uint32_t>(rows.codes[at / 2] >> at % 2 * 4 & 15));
-      };
-      for (int64_t k = column; k < column + kNvfp4Block; ++k) groups[j] += code(a, a_row, k) * code(b, b_row, k);
-      a_scales[j] = a.scales[(a_row * a.width + column) / kNvfp4Block];
-      b_scales[j] = b.scales[(b_row * b.width + column) / kNvfp4Block];
+  constexpr size_t kColumns = 64, kScales = emulated::kGroupsOfProduct;
+  for (size_t begin = 0; begin < weight.halves.size(); begin += kColumns) {
+    int groups[kScales] = {};
+    uint8_t weight_scales[kScales], input_scales[kScales];
+    for (size_t k = 0; k < kColumns; ++k) {
+      groups[k / kNvfp4Block] += weight.halves[begin + k] * input.halves[begin + k];
     }
-    sum = emulated::add_scaled_groups(sum, groups, a_scales, b_scales);
+    std::copy_n(weight.scales.begin() + static_cast<int64_t>(begin / kNvfp4Block), kScales, weight_scales);
+    std::copy_n(input.scales.begin() + static_cast<int64_t>(begin / kNvfp4Block), kScales, input_scales);
+    sum = emulated::add_scaled_groups(sum, groups, weight_scales, input_scales);
   }
   return std::bit_cast<float>(sum);
 }
@@ -66,6 +56,7 @@ class BlackwellTest : public testing::RandomTest {
     if (!testing::kGpuIsEmulated && gpu->compute_major != 10) GTEST_SKIP() << "not Blackwell";
   }
   void check(const ops::Linear::Desc& desc, int64_t num_tokens);
+  void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, Routing kind);
   int64_t some(int64_t from, int64_t below) {
     return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
   }
@@ -88,18 +79,14 @@ void BlackwellTest::check(const ops::Linear::Desc& desc, int64_t num_tokens) {
   ops::load_floats(input, 0, static_cast<int64_t>(x.size()), x.data());  // as rounded when stored
   const std::vector<float> found = testing::run_linear(staged, desc, input, packed.view, 0, num_tokens, 1);
 
-  std::vector<uint8_t> codes(static_cast<size_t>(num_tokens * width / 2)),
-      scales(static_cast<size_t>(num_tokens * width / kNvfp4Block));
-  const Nvfp4Rows w{weight.data.as<uint8_t>(), weight.scales.as<uint8_t>(), desc.in},
-      t{codes.data(), scales.data(), desc.in};
+  std::vector<ScaledRow> weights;
+  for (int64_t n = 0; n < rows; ++n) weights.push_back(testing::weight_row(weight.view, n));
   std::vector<float> expected;
   for (int64_t row = 0; row < num_tokens * desc.groups; ++row) {
-    const float* values = x.data() + row * desc.in;
-    const float g = numeric::nvfp4_activation_scale(numeric::abs_max(values, desc.in));
-    numeric::nvfp4_quantize_row(values, desc.in, g, codes.data() + row * desc.in / 2,
-                                scales.data() + row * desc.in / kNvfp4Block);
-    for (int64_t n = 0; n < desc.out; ++n) {
-      const float y = chain_of(w, row % desc.groups * desc.out + n, t, row) * (g * weight.view.tensor_scale);
+    const ScaledRow values =
+        testing::input_row(std::span(x).subspan(static_cast<size_t>(row * desc.in), static_cast<size_t>(desc.in)), 0);
+    for (int64_t n = row % desc.groups * desc.out; n < (row % desc.groups + 1) * desc.out; ++n) {
+      const float y = chain_of(weights[static_cast<size_t>(n)], values) * (values.factor * weight.view.tensor_scale);
       expected.push_back(ops::round_to(desc.output, y));
     }
   }
@@ -140,6 +127,55 @@ TEST_F(BlackwellTest, Linear) {
          .activation = DType::kF32,
          .output = DType::kF32},
         17);
+}
+
+void BlackwellTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
+                                  Routing kind) {
+  SCOPED_TRACE(desc.to_string() + ", " + std::to_string(num_tokens) + " tokens");
+  const ops::Variant<ops::MoeExperts>& variant = blackwell_variant<ops::MoeExperts>();
+  testing::staged_variant<ops::MoeExperts>() = &variant;
+  ops::Variant<ops::MoeExperts> staged = variant;
+  staged.run = testing::run_on_gpu<ops::MoeExperts>;
+  std::string why_not;
+  ASSERT_TRUE(variant.supports(desc, why_not)) << why_not;
+  const testing::ScaledExpertsCase experts(rng_, desc, num_tokens, num_experts, kind);
+  const std::vector<float> found = experts.found(staged, 0, num_tokens), expected = experts.expected(chain_of);
+  if (testing::kGpuIsEmulated) {
+    EXPECT_TRUE(testing::same_values(found, expected));
+  } else {
+    EXPECT_TRUE(testing::is_close(found, expected, 0.03));  // a GPU's exp is another
+  }
+  const int64_t token = some(0, num_tokens), count = std::min(num_tokens - token, some(1, 9));
+  const size_t width = static_cast<size_t>(desc.top_k * desc.hidden);
+  EXPECT_TRUE(testing::same_bits(
+      experts.found(staged, token, count),
+      std::span(found).subspan(static_cast<size_t>(token) * width, static_cast<size_t>(count) * width)))
+      << count << " tokens from " << token << " on";
+}
+
+TEST_F(BlackwellTest, Experts) {
+  const auto desc = [](int64_t hidden, int64_t inner, int64_t first, int64_t local, float limit = 10) {
+    return ops::MoeExperts::Desc{.hidden = hidden,
+                                 .inner = inner,
+                                 .first_expert = first,
+                                 .num_local = local,
+                                 .top_k = 2,
+                                 .format = ops::WeightFormat::kNvfp4,
+                                 .input = ops::InputMode::kA4,
+                                 .swiglu_limit = limit};
+  };
+  // Few tokens to an expert and many, tiles with tails, rows of h that fill a stage, half of it, or two; experts
+  // without a token, of other ranks, one that all choose; no clamp.
+  check_experts(desc(272, 80, 0, 4), 1, 4, Routing::kAny);
+  check_experts(desc(64, 272, 0, 6), 7, 6, Routing::kNoneOfSome);
+  check_experts(desc(256, 48, 0, 5, 0), 9, 5, Routing::kAny);
+  check_experts(desc(144, 384, 0, 3, 0), some(60, 20), 3, Routing::kOneExpert);
+  check_experts(desc(96, 256, 3, 4), 40, 9, Routing::kAny);
+  check_experts(desc(304, 96, 0, 5), 20, 5, Routing::kOneExpert);
+  check_experts(desc(272, 80, 0, 3), some(38, 9), 3, Routing::kAny);
+  check_experts(desc(144, 160, 0, 3), some(150, 20), 3, Routing::kOneExpert);
+  check_experts(desc(64, 64, 2, 2), 70, 6, Routing::kNoneOfSome);
+  check_experts(desc(32, 32, 8, 4), 5, 8, Routing::kAny);  // no slot is here
 }
 
 // A row of x that holds a NaN, or an infinity, makes its own outputs NaN and no others.

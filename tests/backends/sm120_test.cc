@@ -12,7 +12,7 @@
 
 #include "backends/cuda_common/ptx/emulated/block_scaled_sums.h"
 #include "backends/layout_round_trip.h"
-#include "numeric/bf16.h"
+#include "backends/scaled_experts.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
 #include "ops/packed_weight.h"
@@ -23,6 +23,7 @@
 
 #include "backends/cuda_common/ptx/block_scaled_mma.cuh"
 #include "backends/cuda_common/ptx/emulated/block_scaled_shuffles.cuh"
+#include "device/cuda/emulated/capability.h"
 #endif
 
 namespace tessera {
@@ -32,6 +33,7 @@ using backends::cuda_common::ptx::emulated::block_scaled_sum;
 using backends::sm120::InputUnit, backends::sm120::kStepColumns, backends::sm120::kUnitColumns,
     backends::sm120::WeightUnit;
 using ops::InputMode, ops::WeightFormat;
+using testing::input_row, testing::Routing, testing::ScaledRow, testing::weight_row;
 
 // One step by its description, in other arithmetic: doubles, which hold every number that occurs, and rounding to
 // nearest corrected to rounding toward zero.
@@ -67,8 +69,20 @@ float plain_step(const int (&dots)[4], uint32_t a_scales, uint32_t b_scales, flo
 
 class BlockScaledTest : public testing::RandomTest {
  protected:
-  uint32_t word() { return static_cast<uint32_t>(rng_.next_u64()); }
-  int below(int count) { return static_cast<int>(rng_.below(static_cast<uint64_t>(count))); }
+#ifdef TESSERA_CUDA_EMULATED
+  BlockScaledTest() {
+    device::emulated::set_compute_capability(12, 0);
+  }
+  ~BlockScaledTest() override {
+    device::emulated::set_compute_capability(9, 0);
+  }
+#endif
+  uint32_t word() {
+    return static_cast<uint32_t>(rng_.next_u64());
+  }
+  int below(int count) {
+    return static_cast<int>(rng_.below(static_cast<uint64_t>(count)));
+  }
   // Four scales without NaN, of all sizes or of one.
   uint32_t scales() {
     uint32_t bytes = 0;
@@ -262,42 +276,6 @@ TEST_F(LaneTest, ProductsReadTheRegistersOfTheTables) {
 
 // Plain loops ------------------------------------------------------------------------------------------------------
 
-// A row of NVFP4 values, padded with zeros to whole units.
-struct ScaledRow {
-  std::vector<int8_t> halves;
-  std::vector<uint8_t> scales;
-  float factor = 1;
-};
-
-ScaledRow scaled_row(const uint8_t* codes, const uint8_t* scales, int64_t width) {
-  ScaledRow row;
-  const size_t padded = static_cast<size_t>(round_up<int64_t>(width, kUnitColumns));
-  row.halves.resize(padded), row.scales.resize(padded / 16);
-  for (int64_t k = 0; k < width; ++k) {
-    const int code = codes[k / 2] >> (k % 2 * 4) & 15;
-    row.halves[static_cast<size_t>(k)] = static_cast<int8_t>(2 * numeric::e2m1_to_float(static_cast<uint8_t>(code)));
-  }
-  std::copy_n(scales, width / 16, row.scales.begin());
-  return row;
-}
-ScaledRow weight_row(const ops::WeightView& weight, int64_t row) {
-  return scaled_row(static_cast<const uint8_t*>(weight.data) + row * (weight.cols / 2),
-                    static_cast<const uint8_t*>(weight.block_scales) + row * (weight.cols / 16), weight.cols);
-}
-ScaledRow input_row(const uint16_t* values, int64_t width, float bound) {
-  std::vector<float> floats(static_cast<size_t>(width));
-  float amax = 0;
-  for (size_t k = 0; k < floats.size(); ++k) {
-    floats[k] = numeric::bf16_to_float(values[k]);
-    amax = std::isnan(amax) || std::isnan(floats[k]) ? NAN : std::max(amax, std::fabs(floats[k]));
-  }
-  const float g = bound > 0 ? bound : numeric::nvfp4_activation_scale(amax);
-  std::vector<uint8_t> codes(floats.size() / 2), scales(floats.size() / 16);
-  numeric::nvfp4_quantize_row(floats.data(), width, g, codes.data(), scales.data());
-  ScaledRow row = scaled_row(codes.data(), scales.data(), width);
-  row.factor = g;
-  return row;
-}
 // Chains of four steps from zero, added in ascending order.
 float plain_sum(const ScaledRow& weight, const ScaledRow& input) {
   float total = 0;
@@ -330,21 +308,10 @@ bool is_expected() {
   }
   return false;
 }
-// Equal, or both NaN.
-::testing::AssertionResult same_values(const std::vector<float>& found, const std::vector<float>& expected) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const bool is_same = std::isnan(expected[i]) ? std::isnan(found[i]) : found[i] == expected[i];
-    if (!is_same) return ::testing::AssertionFailure() << "at " << i << ": " << found[i] << ", not " << expected[i];
-  }
-  return ::testing::AssertionSuccess();
-}
-
 class BlockScaledOpsTest : public BlockScaledTest {
  protected:
   using Edit = void (*)(testing::RandomWeight&, device::Tensor&);
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens, Edit edit = nullptr);
-  // What tokens choose.
-  enum class Routing { kAny, kOneExpert, kNoneOfSome };
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, Routing routing);
 };
 
@@ -372,7 +339,7 @@ void BlockScaledOpsTest::check_linear(const ops::Linear::Desc& desc, int64_t num
     if (!is_block_scaled(variant.name)) return;
     is_found = true;
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
-    EXPECT_TRUE(same_values(testing::run_linear(variant, desc, x, packed.view, 0, num_tokens, 1), expected));
+    EXPECT_TRUE(testing::same_values(testing::run_linear(variant, desc, x, packed.view, 0, num_tokens, 1), expected));
   });
   EXPECT_EQ(is_found, is_expected());
 }
@@ -455,67 +422,15 @@ TEST_F(BlockScaledOpsTest, NothingIsReadBehindAnArray) {
 void BlockScaledOpsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
                                        Routing kind) {
   SCOPED_TRACE(desc.to_string() + ", " + std::to_string(num_tokens) + " tokens");
-  std::vector<testing::RandomWeight> weights;
-  for (int64_t e = 0; e < desc.num_local; ++e) {
-    for (const auto& [rows, cols] :
-         {std::pair{desc.inner, desc.hidden}, {desc.inner, desc.hidden}, {desc.hidden, desc.inner}}) {
-      weights.push_back(testing::random_weight(rng_, desc.format, rows, cols));
-      weights.back().view.tensor_scale *= 0.02f;  // so that SwiGLU sees more than its limits
-    }
-  }
-  const device::Tensor x =
-      testing::as_tensor(testing::adversarial(rng_, num_tokens, desc.hidden), DType::kBF16, {num_tokens, desc.hidden});
-  std::vector<int32_t> ids;
-  std::vector<float> routing;
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    const int first =
-        kind == Routing::kOneExpert ? static_cast<int>(desc.first_expert) : below(static_cast<int>(num_experts) - 1);
-    const int step = kind == Routing::kNoneOfSome ? 2 : 1;
-    ids.insert(ids.end(), {first / step * step, static_cast<int32_t>(num_experts) - 1});
-    routing.insert(routing.end(), {rng_.uniform(), below(9) == 0 ? 0.0f : rng_.uniform()});
-  }
-  std::vector<float> expected(static_cast<size_t>(num_tokens * desc.top_k * desc.hidden));
-  std::vector<std::vector<ScaledRow>> rows;
-  for (const testing::RandomWeight& weight : weights) {
-    std::vector<ScaledRow>& all = rows.emplace_back();
-    for (int64_t n = 0; n < weight.view.rows; ++n) all.push_back(weight_row(weight.view, n));
-  }
-  for (size_t slot = 0; slot < ids.size(); ++slot) {
-    const int64_t e = ids[slot] - desc.first_expert;
-    if (e < 0 || e >= desc.num_local) continue;
-    const size_t first = static_cast<size_t>(3 * e);
-    const ScaledRow input =
-        input_row(x.as<uint16_t>() + static_cast<int64_t>(slot) / desc.top_k * desc.hidden, desc.hidden, 0);
-    std::vector<uint16_t> h;
-    for (size_t n = 0; n < static_cast<size_t>(desc.inner); ++n) {
-      const auto map = [&](size_t matrix) {
-        return numeric::bf16_round(plain_sum(rows[first + matrix][n], input) *
-                                   (input.factor * weights[first + matrix].view.tensor_scale));
-      };
-      h.push_back(numeric::bf16_from_float(ops::swiglu_value(map(0), map(1), desc.swiglu_limit) * routing[slot]));
-    }
-    const float bound =
-        desc.swiglu_limit > 0 ? numeric::nvfp4_bounded_activation_scale(routing[slot], desc.swiglu_limit) : 0;
-    const ScaledRow middle = input_row(h.data(), desc.inner, bound);
-    for (int64_t n = 0; n < desc.hidden; ++n) {
-      expected[slot * static_cast<size_t>(desc.hidden) + static_cast<size_t>(n)] =
-          numeric::bf16_round(plain_sum(rows[first + 2][static_cast<size_t>(n)], middle) *
-                              (middle.factor * weights[first + 2].view.tensor_scale));
-    }
-  }
+  const testing::ScaledExpertsCase experts(rng_, desc, num_tokens, num_experts, kind);
+  const std::vector<float> expected = experts.expected(plain_sum);
   bool is_found = false;
   testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
     if (!is_block_scaled(variant.name)) return;
     is_found = true;
-    std::vector<testing::VariantWeight> packed;
-    std::vector<ops::WeightView> views[3];
-    for (size_t i = 0; i < weights.size(); ++i) {
-      packed.push_back(testing::weight_for(variant, desc, weights[i].view));
-      views[i % 3].push_back(packed.back().view);
-    }
-    const std::vector<float> found = testing::run_experts(variant, desc, {x, ids, routing}, views, 0, num_tokens, 1);
+    const std::vector<float> found = experts.found(variant, 0, num_tokens);
     if (testing::is_emulated(variant)) {
-      EXPECT_TRUE(same_values(found, expected));
+      EXPECT_TRUE(testing::same_values(found, expected));
     } else {
       EXPECT_TRUE(testing::is_close(found, expected, 0.03));  // a GPU's exp is another
     }

@@ -6,6 +6,7 @@
 namespace tessera::testing {
 
 std::optional<device::GpuDevice> find_test_gpu(std::string& why_not) {
+  if (kGpuIsEmulated) return device::find_gpu(0, why_not);  // it may say another architecture than before
   static std::string reason;
   static const std::optional<device::GpuDevice> found = device::find_gpu(0, reason);
   why_not = reason;

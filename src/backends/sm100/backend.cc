@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Datacenter Blackwell (compute capability 10.0 and 10.3: B200, B300): NVFP4 products of NVFP4 inputs on its tensor
-// cores. All else is the portable backend's.
+// Datacenter Blackwell (compute capability 10.0 and 10.3: B200, B300): NVFP4 maps and experts with NVFP4 inputs on its
+// tensor cores. All else is the portable backend's.
 #include <fmt/format.h>
 
 #include "backends/sm100/kernels.h"
@@ -27,6 +27,8 @@ const PackedLayout* packed_layout(const Desc&) {
 
 constexpr Variant<Linear> kLinear[] = {
     {"tcgen05", sm100::linear_supports, packed_layout<Linear::Desc>, sm100::linear_workspace, sm100::linear}};
+constexpr Variant<MoeExperts> kMoeExperts[] = {{"tcgen05", sm100::moe_experts_supports, packed_layout<MoeExperts::Desc>,
+                                                sm100::moe_experts_workspace, sm100::moe_experts}};
 
 }  // namespace
 
@@ -34,7 +36,7 @@ extern constinit const Backend sm100_backend = {
     .name = "sm100",
     .available = available,
     .verification = Verification::kEmulated,
-    .variants = make_variants(kLinear),
+    .variants = make_variants(kLinear, kMoeExperts),
     .is_on_gpu = true,
 };
 

@@ -15,8 +15,8 @@ using namespace tessera::ops;
 // The kernels are for 12.0 and 12.1 alone. The emulated GPU has every instruction that ptx/ has, and with the CMake
 // option TESSERA_SM120_EMULATED so has any from 9.0 on.
 bool available(const device::Machine& machine, std::string& why_not) {
-#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM120_EMULATED)
-  if (machine.gpu->compute_major >= 9) return true;
+#ifdef TESSERA_SM120_EMULATED
+  if (machine.gpu->compute_major == 9) return true;
 #endif
   if (machine.gpu->compute_major == 12 && machine.gpu->compute_minor <= 1) return true;
   why_not = fmt::format("needs compute capability 12.0 or 12.1 (RTX PRO 6000, RTX 5090, GB10), found {}.{}",

@@ -34,7 +34,7 @@ struct MoeExperts {
   struct Args {
     TensorView x;                      // [tokens, hidden] activation
     const int32_t* experts = nullptr;  // [tokens, top_k] ascending ids
-    const float* routing = nullptr;    // [tokens, top_k] weights
+    const float* routing = nullptr;    // [tokens, top_k] weights, not negative
     const WeightView* w1 = nullptr;    // [num_local] of [inner, hidden]: gate
     const WeightView* w3 = nullptr;    // [num_local] of [inner, hidden]: up
     const WeightView* w2 = nullptr;    // [num_local] of [hidden, inner]: down

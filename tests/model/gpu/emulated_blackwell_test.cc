@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole model with NVFP4 inputs (a4) on an emulated GPU that says it is a B200: maps on Blackwell's tensor cores,
-// the rest on the portable backend.
+// The whole model with NVFP4 inputs (a4) on an emulated GPU that says it is a B200, and on one that says it is an RTX
+// PRO 6000: maps and experts on its tensor cores, the rest on the portable backend.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,9 +16,14 @@ namespace {
 
 using model::LogitRows;
 
-class EmulatedBlackwell : public ::testing::Test {
+struct Blackwell {
+  int compute_major;
+  const char* variant;  // of its backend, of maps and experts
+};
+
+class EmulatedBlackwell : public ::testing::TestWithParam<Blackwell> {
  protected:
-  EmulatedBlackwell() { device::emulated::set_compute_capability(10, 0); }
+  EmulatedBlackwell() { device::emulated::set_compute_capability(GetParam().compute_major, 0); }
   ~EmulatedBlackwell() override { device::emulated::set_compute_capability(9, 0); }
 
   static model::LoadedModel load_on(const char* device) {
@@ -28,10 +33,14 @@ class EmulatedBlackwell : public ::testing::Test {
 };
 
 // Prompt 63 of tests/goldens/tiny-v4-eval.jsonl, "9*6=", and its answer.
-TEST_F(EmulatedBlackwell, GivesTheReferencesGreedyTokens) {
+TEST_P(EmulatedBlackwell, GivesTheReferencesGreedyTokens) {
   const auto gpu = load_on("cuda:0"), cpu = load_on("cpu");
-  const auto is_tcgen05 = [](const ops::PlanLine& line) { return line.chosen == "sm100.tcgen05"; };
-  EXPECT_GT(std::ranges::count_if(gpu.plan, is_tcgen05), 20);
+  const auto lines_of = [&](const char* op) {
+    return std::ranges::count_if(
+        gpu.plan, [&](const ops::PlanLine& line) { return line.chosen == GetParam().variant && line.op == op; });
+  };
+  EXPECT_GT(lines_of("linear"), 20);
+  EXPECT_GE(lines_of("moe_experts"), gpu.config.num_layers);
   const std::vector<int32_t> prompt = {0, 3, 32, 17, 29, 36, 4, 6};
   const size_t vocab = static_cast<size_t>(gpu.runner->facts().vocab_size);
   const auto there = gpu.runner->new_sequence(32), here = cpu.runner->new_sequence(32);
@@ -53,6 +62,10 @@ TEST_F(EmulatedBlackwell, GivesTheReferencesGreedyTokens) {
   const std::vector<float> logits = testing::feed(*gpu.runner, *split, prompt, LogitRows::kLast, 7);
   EXPECT_TRUE(testing::same_bits(std::span(logits).last(vocab), first_logits));
 }
+
+INSTANTIATE_TEST_SUITE_P(Targets, EmulatedBlackwell,
+                         ::testing::Values(Blackwell{10, "sm100.tcgen05"}, Blackwell{12, "sm120.block_scaled"}),
+                         [](const auto& test) { return "Compute" + std::to_string(test.param.compute_major) + "0"; });
 
 }  // namespace
 }  // namespace tessera
