@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Blackwell's tensor cores (sm_100a, sm_103a) and their tensor memory, of one thread block (cta_group::1). Who
-// multiplies: one thread issues copies of scales, products and commits, which are made in that order while it goes on;
+// Blackwell's tensor cores (sm_100a, sm_103a) and their tensor memory, of one thread block (kBlocks 1, cta_group::1) or
+// of a pair of a cluster's (2, cta_group::2): what a kernel uses of both is of one kind. Who multiplies: one thread, of
+// the pair's even block, issues copies of scales, products and commits, which are made in that order while it goes on;
 // operands lie in shared memory, scales and sums in tensor memory. Source: PTX ISA, "TensorCore 5th Generation Family
 // Instructions". What crosses threads needs fence_before_thread_sync() before the barrier and fence_after_thread_sync()
 // behind it. Addresses in tensor memory: lane in bits 16 to 31, column in 0 to 15.
@@ -33,47 +34,81 @@ __device__ inline uint32_t shared_address(const void* shared) {
 namespace tcgen05 {
 
 // By a whole warp: writes the address of `columns` columns (a power of two, 32 to 512) to *shared; waits while another
-// block has them. The same warp gives them back before the block ends.
-__device__ inline void alloc(uint32_t* shared, int columns TESSERA_AND_SITE) {
+// block has them. The same warp gives them back before the block ends. Both blocks of a pair do so, each where the
+// other has not ended, and get the same columns.
+template <int kBlocks = 1>
+__device__ void alloc(uint32_t* shared, int columns TESSERA_AND_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_alloc(shared, columns, site);
+  emulated::tcgen05_alloc(shared, columns, kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_address(shared)),
+                 "r"(columns)
+                 : "memory");
+    return;
+  }
   asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(shared_address(shared)),
                "r"(columns)
                : "memory");
 #endif
 }
-__device__ inline void relinquish_alloc_permit(TESSERA_SITE) {
+template <int kBlocks = 1>
+__device__ void relinquish_alloc_permit(TESSERA_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_relinquish_alloc_permit(site);
+  emulated::tcgen05_relinquish_alloc_permit(kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;" ::: "memory");
+    return;
+  }
   asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
 #endif
 }
-__device__ inline void dealloc(uint32_t address, int columns TESSERA_AND_SITE) {
+template <int kBlocks = 1>
+__device__ void dealloc(uint32_t address, int columns TESSERA_AND_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_dealloc(address, columns, site);
+  emulated::tcgen05_dealloc(address, columns, kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns) : "memory");
+    return;
+  }
   asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "r"(columns) : "memory");
 #endif
 }
 
 // By one thread: copies the ScaleAtom that `descriptor` names (tcgen05_operands.h) to four columns, for all lanes.
-__device__ inline void cp_scales(uint32_t address, uint64_t descriptor TESSERA_AND_SITE) {
+// In both blocks of a pair, each from its own shared memory to its own tensor memory.
+template <int kBlocks = 1>
+__device__ void cp_scales(uint32_t address, uint64_t descriptor TESSERA_AND_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_cp_scales(address, descriptor, site);
+  emulated::tcgen05_cp_scales(address, descriptor, kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile("tcgen05.cp.cta_group::2.32x128b.warpx4 [%0], %1;" ::"r"(address), "l"(descriptor) : "memory");
+    return;
+  }
   asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(address), "l"(descriptor) : "memory");
 #endif
 }
 
 // By one thread: sums (128 lanes by N columns from `d` on) = A B, `adds`: += A B, for 64 columns of NVFP4 with a scale
-// per 16. Descriptors: tcgen05_operands.h; `instruction` names N.
-__device__ inline void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
-                                 uint32_t b_scales, bool adds TESSERA_AND_SITE) {
+// per 16. Descriptors: tcgen05_operands.h; `instruction` names N. Of a pair each block has 128 of 256 rows of A and of
+// the sums, with their scales, half of B's rows and all of B's scales, at the same places.
+template <int kBlocks = 1>
+__device__ void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
+                          uint32_t b_scales, bool adds TESSERA_AND_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_mma_nvfp4(d, a, b, instruction, a_scales, b_scales, adds, site);
+  emulated::tcgen05_mma_nvfp4(d, a, b, instruction, a_scales, b_scales, adds, kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %6, 0;\n"
+        "tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], adds;\n}\n" ::"r"(d),
+        "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(static_cast<int>(adds))
+        : "memory");
+    return;
+  }
   asm volatile(
       "{\n.reg .pred adds;\nsetp.ne.b32 adds, %6, 0;\n"
       "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], adds;\n}\n" ::"r"(d),
@@ -82,11 +117,21 @@ __device__ inline void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t in
 #endif
 }
 
-// By the thread that issued them: `barrier` counts an arrival when all copies and products so far are made.
-__device__ inline void commit(SharedBarrier& barrier) {
+// By the thread that issued them: `barrier`, of a pair that of each block at this place, counts an arrival when all
+// copies and products so far are made.
+template <int kBlocks = 1>
+__device__ void commit(SharedBarrier& barrier TESSERA_AND_SITE) {
 #ifdef TESSERA_CUDA_EMULATED
-  emulated::tcgen05_commit(&barrier.bits);
+  emulated::tcgen05_commit(&barrier.bits, kBlocks, site);
 #else
+  if constexpr (kBlocks == 2) {
+    asm volatile(
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+            barrier.address()),
+        "h"(static_cast<uint16_t>(3))
+        : "memory");
+    return;
+  }
   asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(barrier.address())
                : "memory");
 #endif

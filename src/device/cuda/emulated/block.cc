@@ -57,6 +57,7 @@ class Copy final : public LateWork {
 struct Thread {
   Fibre fibre;
   uint3 index;
+  int rank = 0;                     // of its block in the cluster
   const char* waits_for = nullptr;  // null: it can run
   Site site;
   bool (*is_ready)(const void* context) = nullptr;  // null: others say when it can run again
@@ -75,6 +76,21 @@ struct Meeting {
   void* payloads[kWarp] = {};
 };
 
+// A block of the cluster that runs.
+struct Block {
+  uint3 index;
+  unsigned char* shared = nullptr;
+  std::vector<std::vector<Meeting>> meetings;  // by warp
+  std::unique_ptr<BlockState> state;
+  int num_alive = 0, num_at_barrier = 0;
+  Site barrier_site;
+};
+
+struct EngineWork {
+  int rank;  // of the block that asked for it
+  std::unique_ptr<const LateWork> work;
+};
+
 // What ends a thread, or late work, that breaks a rule.
 struct Broken {};
 
@@ -85,26 +101,30 @@ bool is_same_place(const Site& a, const Site& b) {
 // The grid that runs. There is one at a time (stream.cc sees to that).
 class Grid {
  public:
-  bool run(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes) {
+  bool run(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes, int cluster) {
     code_ = &code;
     broken_rule_.clear();
     current.block_size = block, current.grid_size = grid;
     num_threads_ = static_cast<int>(block.x * block.y * block.z);
-    while (static_cast<int>(threads_.size()) < num_threads_) threads_.push_back(std::make_unique<Thread>());
-    // Of exactly that size, so that AddressSanitizer sees what lies beyond.
-    void* shared = nullptr;
-    if (shared_bytes > 0 && posix_memalign(&shared, kSharedAlignment, shared_bytes) != 0) throw std::bad_alloc();
-    shared_ = static_cast<unsigned char*>(shared), shared_bytes_ = shared_bytes;
+    blocks_.resize(static_cast<size_t>(cluster));
+    while (static_cast<int>(threads_.size()) < num_threads_ * cluster) threads_.push_back(std::make_unique<Thread>());
+    shared_bytes_ = shared_bytes;
+    for (Block& one : blocks_) {
+      // Of exactly that size, so that AddressSanitizer sees what lies beyond.
+      void* shared = nullptr;
+      if (shared_bytes > 0 && posix_memalign(&shared, kSharedAlignment, shared_bytes) != 0) throw std::bad_alloc();
+      one.shared = static_cast<unsigned char*>(shared);
+    }
     for (unsigned z = 0; z < grid.z; ++z) {
       for (unsigned y = 0; y < grid.y; ++y) {
-        for (unsigned x = 0; x < grid.x && broken_rule_.empty(); ++x) {
-          current.block = {x, y, z};
-          if (shared_ != nullptr) std::memset(shared_, kPoison, shared_bytes);
-          run_block();
+        for (unsigned x = 0; x < grid.x && broken_rule_.empty(); x += static_cast<unsigned>(cluster)) {
+          for (unsigned rank = 0; Block & one : blocks_) one.index = {x + rank++, y, z};
+          run_cluster();
         }
       }
     }
-    std::free(shared_);
+    for (Block& one : blocks_) std::free(one.shared);
+    blocks_.clear();
     return broken_rule_.empty();
   }
 
@@ -114,17 +134,23 @@ class Grid {
   }
 
   void sync_block(const Site& site) {
-    if (num_at_barrier_ > 0 && !is_same_place(site, barrier_site_)) {
-      fail("__syncthreads() at " + words(site) + " while others wait at " + words(barrier_site_));
+    Block& block = this_block();
+    if (block.num_at_barrier > 0 && !is_same_place(site, block.barrier_site)) {
+      fail("__syncthreads() at " + words(site) + " while others wait at " + words(block.barrier_site));
     }
-    barrier_site_ = site;
-    ++num_at_barrier_;
-    if (!open_barrier()) pause("a barrier", site);
+    block.barrier_site = site;
+    ++block.num_at_barrier;
+    if (!open_barrier(block)) pause(kAtBarrier, site);
+  }
+
+  void sync_cluster(const Site& site) {
+    ++num_at_cluster_barrier_;
+    if (!open_cluster_barrier()) pause(kAtClusterBarrier, site);
   }
 
   void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp])) {
     const int lane = current.lane();
-    std::vector<Meeting>& meetings = meetings_[static_cast<size_t>(current.index() / kWarp)];
+    std::vector<Meeting>& meetings = this_block().meetings[static_cast<size_t>(current.index() / kWarp)];
     if ((mask >> lane & 1) == 0) fail(words(site) + ": a lane is not in its own mask");
     auto meeting = std::ranges::find_if(meetings, [&](const Meeting& m) { return (m.mask & mask) != 0; });
     if (meeting == meetings.end()) meeting = meetings.insert(meetings.end(), {mask, 0, site, {}});
@@ -138,7 +164,8 @@ class Grid {
     meetings.erase(meeting);
     complete(complete_one.payloads);
     for (int i = 0; i < kWarp; ++i) {
-      if (complete_one.payloads[i] != nullptr) thread_at(current.index() / kWarp * kWarp + i).waits_for = nullptr;
+      if (complete_one.payloads[i] != nullptr)
+        thread_at(current.rank, current.index() / kWarp * kWarp + i).waits_for = nullptr;
     }
   }
 
@@ -152,7 +179,7 @@ class Grid {
 
   void engine_work_late(std::unique_ptr<const LateWork> work) {
     if (toss()) return work->make();
-    engine_work_.push_back(std::move(work));
+    engine_work_.push_back({current.rank, std::move(work)});
   }
 
   void tensor_work_late(std::unique_ptr<const LateWork> work) {
@@ -163,18 +190,35 @@ class Grid {
   }
 
   BlockState& block_state(std::unique_ptr<BlockState> (*make)()) {
-    if (block_state_ == nullptr) block_state_ = make();
-    return *block_state_;
+    Block& block = this_block();
+    if (block.state == nullptr) block.state = make();
+    return *block.state;
   }
 
-  void* dynamic_shared() const { return shared_; }
+  void* dynamic_shared() { return this_block().shared; }
+  void* dynamic_shared_of(int rank) {
+    if (rank < 0 || rank >= cluster_size()) fail("reaches for a block that the cluster does not have");
+    Block& block = blocks_[static_cast<size_t>(rank)];
+    if (block.num_alive == 0) fail("reaches into shared memory of a block that has ended");
+    return block.shared;
+  }
+  int cluster_size() const { return static_cast<int>(blocks_.size()); }
   size_t dynamic_shared_bytes() const { return shared_bytes_; }
   Thread& running() { return *running_; }
   bool toss() { return (random_() >> 16 & 1) != 0; }
   int below(int count) { return static_cast<int>((random_() >> 8) % static_cast<unsigned>(count)); }
 
  private:
-  Thread& thread_at(int index) { return *threads_[static_cast<size_t>(index)]; }
+  static constexpr const char *kAtBarrier = "a barrier", *kAtClusterBarrier = "the cluster's barrier";
+
+  Block& this_block() { return blocks_[static_cast<size_t>(current.rank)]; }
+  Thread& thread_at(int rank, int index) { return *threads_[static_cast<size_t>(rank * num_threads_ + index)]; }
+  int num_cluster_threads() const { return cluster_size() * num_threads_; }
+  int num_alive() const {
+    int count = 0;
+    for (const Block& block : blocks_) count += block.num_alive;
+    return count;
+  }
 
   void pause(const char* waits_for, const Site& site) {
     running_->waits_for = waits_for;
@@ -182,32 +226,46 @@ class Grid {
     running_->fibre.pause();
   }
 
-  // Lets the threads on that have met at the barrier, once no other is left.
-  bool open_barrier() {
-    if (num_at_barrier_ < num_alive_) return false;
-    num_at_barrier_ = 0;
+  // Lets the threads on that have met at the block's barrier, once no other is left.
+  bool open_barrier(Block& block) {
+    if (block.num_at_barrier < block.num_alive) return false;
+    block.num_at_barrier = 0;
+    const auto rank = static_cast<int>(&block - blocks_.data());
     for (int i = 0; i < num_threads_; ++i) {
-      Thread& thread = thread_at(i);
-      if (!thread.fibre.has_ended() && &thread != running_) thread.waits_for = nullptr;
+      Thread& thread = thread_at(rank, i);
+      if (thread.waits_for == kAtBarrier && &thread != running_) thread.waits_for = nullptr;
+    }
+    return true;
+  }
+  bool open_cluster_barrier() {
+    if (num_at_cluster_barrier_ < num_alive()) return false;
+    num_at_cluster_barrier_ = 0;
+    for (int i = 0; i < num_cluster_threads(); ++i) {
+      Thread& thread = thread_at(0, i);
+      if (thread.waits_for == kAtClusterBarrier && &thread != running_) thread.waits_for = nullptr;
     }
     return true;
   }
 
   static void run_thread();
 
+  // Something that is under way, and whose.
+  using Late = EngineWork;
+
   // While no thread runs.
-  static void make_late(const LateWork& work) {
+  static void make_late(const Late& late) {
+    current.rank = late.rank;
     try {
-      work.make();
+      late.work->make();
     } catch (const Broken&) {
     }
   }
 
   // The oldest work that some thread has given the tensor cores.
-  std::unique_ptr<const LateWork> take_tensor_work() {
+  Late take_tensor_work() {
     int chosen = below(num_tensor_work_);
-    for (int i = 0; i < num_threads_; ++i) {
-      auto& queue = thread_at(i).tensor_work;
+    for (int i = 0; i < num_cluster_threads(); ++i) {
+      auto& queue = thread_at(0, i).tensor_work;
       if (chosen >= static_cast<int>(queue.size())) {
         chosen -= static_cast<int>(queue.size());
         continue;
@@ -215,91 +273,115 @@ class Grid {
       std::unique_ptr<const LateWork> work = std::move(queue.front());
       queue.pop_front();
       --num_tensor_work_;
-      return work;
+      return {i / num_threads_, std::move(work)};
     }
-    return nullptr;  // none is left
+    return {};  // none is left
   }
 
-  // Something that is under way; null: nothing is.
-  std::unique_ptr<const LateWork> take_late_work() {
+  Late take_late_work() {
     const int engine = static_cast<int>(engine_work_.size());
-    if (num_tensor_work_ + engine == 0) return nullptr;
+    if (num_tensor_work_ + engine == 0) return {};
     if (below(num_tensor_work_ + engine) >= engine) return take_tensor_work();
     std::swap(engine_work_[static_cast<size_t>(below(engine))], engine_work_.back());
-    std::unique_ptr<const LateWork> work = std::move(engine_work_.back());
+    Late late = std::move(engine_work_.back());
     engine_work_.pop_back();
-    return work;
+    return late;
   }
 
-  void run_block() {
+  void begin_cluster() {
 #ifndef __SANITIZE_ADDRESS__
     if (__start_tessera_shared != nullptr) {
       std::memset(__start_tessera_shared, kPoison, static_cast<size_t>(__stop_tessera_shared - __start_tessera_shared));
     }
 #endif
     engine_work_.clear();
-    block_state_.reset();
-    num_tensor_work_ = 0;
-    meetings_.assign(static_cast<size_t>(num_threads_ + kWarp - 1) / kWarp, {});
-    num_alive_ = num_threads_, num_at_barrier_ = 0;
-    for (int i = 0; i < num_threads_; ++i) {
-      Thread& thread = thread_at(i);
-      const auto at = static_cast<unsigned>(i);
+    num_tensor_work_ = num_at_cluster_barrier_ = 0;
+    for (Block& block : blocks_) {
+      if (block.shared != nullptr) std::memset(block.shared, kPoison, shared_bytes_);
+      block.state.reset();
+      block.meetings.assign(static_cast<size_t>(num_threads_ + kWarp - 1) / kWarp, {});
+      block.num_alive = num_threads_, block.num_at_barrier = 0;
+    }
+    for (int i = 0; i < num_cluster_threads(); ++i) {
+      Thread& thread = thread_at(0, i);
+      const auto at = static_cast<unsigned>(i % num_threads_);
       const dim3& size = current.block_size;
       thread.index = {at % size.x, at / size.x % size.y, at / size.x / size.y};
+      thread.rank = i / num_threads_;
       thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
       for (LateGroups& groups : thread.late) groups.open.clear(), groups.closed.clear();
       thread.tensor_work.clear();
       thread.fibre.start(run_thread);
     }
-    // Threads in a random order, another for each block: results must not depend on it.
-    order_.resize(static_cast<size_t>(num_threads_));
+    // Threads in a random order, another for each cluster: results must not depend on it.
+    order_.resize(static_cast<size_t>(num_cluster_threads()));
     std::iota(order_.begin(), order_.end(), 0);
     for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random_() % i]);
-    while (num_alive_ > 0) {
+  }
+
+  void become(const Thread& thread) {
+    current.thread = thread.index, current.rank = thread.rank;
+    current.block = this_block().index;
+  }
+
+  void resume(Thread& thread) {
+    thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
+    running_ = &thread;
+    become(thread);
+    thread.fibre.resume();
+    if (!broken_rule_.empty() || !thread.fibre.has_ended()) return;
+    Block& block = this_block();
+    --block.num_alive;
+    std::ranges::for_each(thread.late[static_cast<int>(LateKind::kCopies)].closed, make_all);
+    if (block.num_alive > 0 && block.num_at_barrier > 0) open_barrier(block);
+    if (num_alive() > 0 && num_at_cluster_barrier_ > 0) open_cluster_barrier();
+  }
+
+  // Nobody can run, and nothing is under way.
+  void blame_who_waits() {
+    for (int i = 0; i < num_cluster_threads() && broken_rule_.empty(); ++i) {
+      Thread& thread = thread_at(0, i);
+      if (thread.fibre.has_ended()) continue;
+      become(thread);
+      broken_rule_ = words(thread.site) + ": waits for ever for " + thread.waits_for;
+      if (thread.lack != nullptr) broken_rule_ += ": " + thread.lack(thread.context);
+    }
+  }
+
+  void run_cluster() {
+    begin_cluster();
+    while (num_alive() > 0) {
       bool has_run = false;
       for (const int i : order_) {
-        Thread& thread = thread_at(i);
-        if (thread.fibre.has_ended() || !thread.can_run()) continue;
+        Thread& thread = thread_at(0, i);
+        if (thread.fibre.has_ended()) continue;
+        current.rank = thread.rank;  // what it waits for may look at its block
+        if (!thread.can_run()) continue;
         has_run = true;
-        thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
-        running_ = &thread;
-        current.thread = thread.index;
-        thread.fibre.resume();
+        resume(thread);
         if (!broken_rule_.empty()) return report();
-        if (thread.fibre.has_ended()) {
-          --num_alive_;
-          std::ranges::for_each(thread.late[static_cast<int>(LateKind::kCopies)].closed, make_all);
-          if (num_alive_ > 0 && num_at_barrier_ > 0) open_barrier();
-        }
       }
       // Late enough where nobody can run; the tensor cores' work now and then before.
-      std::unique_ptr<const LateWork> work;
+      Late late{};
       if (!has_run) {
-        work = take_late_work();
+        late = take_late_work();
       } else if (num_tensor_work_ > 0 && below(8) == 0) {
-        work = take_tensor_work();
+        late = take_tensor_work();
       }
-      if (work != nullptr) {
-        make_late(*work);
-        if (!broken_rule_.empty()) return report();
+      if (late.work != nullptr) {
+        make_late(late);
       } else if (!has_run) {
-        for (int i = 0; i < num_threads_ && broken_rule_.empty(); ++i) {
-          Thread& thread = thread_at(i);
-          if (thread.fibre.has_ended()) continue;
-          current.thread = thread.index;
-          broken_rule_ = words(thread.site) + ": waits for ever for " + thread.waits_for;
-          if (thread.lack != nullptr) broken_rule_ += ": " + thread.lack(thread.context);
-        }
-        return report();
+        blame_who_waits();
       }
+      if (!broken_rule_.empty()) return report();
     }
     if (!engine_work_.empty()) {
       broken_rule_ = "the block has ended while copies of the copy engine were under way";
     } else if (num_tensor_work_ > 0) {
       broken_rule_ = "the block has ended while work of the tensor cores was under way";
-    } else if (block_state_ != nullptr) {
-      broken_rule_ = block_state_->fault_at_end();
+    }
+    for (const Block& block : blocks_) {
+      if (broken_rule_.empty() && block.state != nullptr) broken_rule_ = block.state->fault_at_end();
     }
     if (!broken_rule_.empty()) report();
   }
@@ -311,17 +393,15 @@ class Grid {
   }
 
   const ThreadCode* code_ = nullptr;
-  unsigned char* shared_ = nullptr;
   size_t shared_bytes_ = 0;
   std::string broken_rule_;
-  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<std::unique_ptr<Thread>> threads_;  // block by block
   std::vector<int> order_;
-  std::vector<std::vector<Meeting>> meetings_;  // by warp
-  LateGroup engine_work_;
-  std::unique_ptr<BlockState> block_state_;
+  std::vector<Block> blocks_;  // of the cluster
+  std::vector<EngineWork> engine_work_;
   Thread* running_ = nullptr;
-  int num_threads_ = 0, num_alive_ = 0, num_at_barrier_ = 0, num_tensor_work_ = 0;
-  Site barrier_site_;
+  int num_threads_ = 0;  // of a block
+  int num_at_cluster_barrier_ = 0, num_tensor_work_ = 0;
   std::minstd_rand random_{1};
 };
 
@@ -345,8 +425,8 @@ std::string words(const Site& site) {
   return (source == std::string::npos ? path : path.substr(source)) + ":" + std::to_string(site.line());
 }
 
-bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes) {
-  return the_grid().run(code, grid, block, shared_bytes);
+bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes, int cluster) {
+  return the_grid().run(code, grid, block, shared_bytes, cluster);
 }
 
 void fail(std::string rule) {
@@ -355,6 +435,14 @@ void fail(std::string rule) {
 
 void sync_block(const Site& site) {
   the_grid().sync_block(site);
+}
+
+void sync_cluster(const Site& site) {
+  the_grid().sync_cluster(site);
+}
+
+int cluster_size() {
+  return the_grid().cluster_size();
 }
 
 void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp])) {
@@ -367,6 +455,10 @@ void* dynamic_shared() {
 
 size_t dynamic_shared_bytes() {
   return the_grid().dynamic_shared_bytes();
+}
+
+void* dynamic_shared_of(int rank) {
+  return the_grid().dynamic_shared_of(rank);
 }
 
 int random_below(int below) {

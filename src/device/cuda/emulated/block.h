@@ -2,7 +2,7 @@
 #pragma once
 // A thread block of the emulated GPU: each thread is a fibre that runs until it waits for others. Barriers and
 // warp-wide instructions check what a GPU leaves undefined: lanes that meet at different places of the source, wait for
-// a lane that has ended, or wait for ever. Blocks run one after another.
+// a lane that has ended, or wait for ever. Clusters of blocks run one after another; the blocks of one run together.
 #include <cuda_runtime_api.h>
 
 #include <memory>
@@ -18,6 +18,7 @@ constexpr int kWarp = 32;
 struct Current {
   uint3 thread, block;
   dim3 block_size, grid_size;
+  int rank = 0;  // of the block in its cluster
   int index() const { return static_cast<int>((thread.z * block_size.y + thread.y) * block_size.x + thread.x); }
   int lane() const { return index() % kWarp; }
 };
@@ -30,9 +31,10 @@ class ThreadCode {
   virtual void run() const = 0;
 };
 
-// Runs the grid's blocks with `shared_bytes` of dynamic shared memory each. False where a thread broke a rule: a line
-// on stderr has said which and where, and the rest of the grid was not run.
-bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes);
+// Runs the grid's blocks with `shared_bytes` of dynamic shared memory each, in clusters of `cluster` neighbours along
+// x, which divides grid.x. False where a thread broke a rule: a line on stderr has said which and where, and the rest
+// of the grid was not run. Shared variables that kernels declare are one for a cluster: its kernels have none.
+bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes, int cluster = 1);
 
 // The rest is for running threads.
 
@@ -42,11 +44,16 @@ bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes
 std::string words(const Site& site);
 // Waits for all threads of the block that have not ended.
 void sync_block(const Site& site);
+// Waits for all threads of the cluster that have not ended.
+void sync_cluster(const Site& site);
+int cluster_size();
 // Waits for the lanes of `mask`, this one among them, at the same place. The last to arrive calls complete() with every
 // lane's payload (null: not in the mask); payloads live until each lane has returned.
 void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp]));
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
+// That of the cluster's block `rank`; breaks a rule where that has ended.
+void* dynamic_shared_of(int rank);
 // 0 to below - 1, by chance.
 int random_below(int below);
 
@@ -86,5 +93,15 @@ class BlockState {
   virtual std::string fault_at_end() const = 0;
 };
 BlockState& block_state(std::unique_ptr<BlockState> (*make)());
+// Does something as if block `rank` of the cluster did it: its shared memory, its state.
+template <class Do>
+void as_block(int rank, const Do& act) {
+  struct Back {
+    int rank = current.rank;
+    ~Back() { current.rank = rank; }
+  } back;
+  current.rank = rank;
+  act();
+}
 
 }  // namespace tessera::device::emulated

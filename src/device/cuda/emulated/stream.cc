@@ -103,20 +103,34 @@ struct Pool {};
 
 namespace {
 
+// Blocks of a cluster, along x; 0: clusters that the emulated GPU does not have.
+int cluster_of(const cudaLaunchConfig_t& config) {
+  constexpr unsigned kMostBlocks = 8;  // what every GPU with clusters has
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    if (config.attrs[i].id != cudaLaunchAttributeClusterDimension) continue;
+    const auto& size = config.attrs[i].val.clusterDim;
+    if (size.y != 1 || size.z != 1 || size.x > kMostBlocks) return 0;
+    return static_cast<int>(size.x);
+  }
+  return 1;
+}
+
 class GridWork final : public Work {
  public:
   GridWork(const cudaLaunchConfig_t& config, std::shared_ptr<const ThreadCode> code)
       : grid_(config.gridDim),
         block_(config.blockDim),
         shared_bytes_(config.dynamicSmemBytes),
+        cluster_(cluster_of(config)),
         code_(std::move(code)) {}
   void run() const override {
-    if (!gpu().is_lost && !run_grid(*code_, grid_, block_, shared_bytes_)) gpu().is_lost = true;
+    if (!gpu().is_lost && !run_grid(*code_, grid_, block_, shared_bytes_, cluster_)) gpu().is_lost = true;
   }
 
  private:
   dim3 grid_, block_;
   size_t shared_bytes_;
+  int cluster_;
   std::shared_ptr<const ThreadCode> code_;
 };
 
@@ -239,7 +253,8 @@ cudaError_t launch_code(const cudaLaunchConfig_t& config, const void* kernel, st
       grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535;
   const bool is_block =
       block.x > 0 && block.y > 0 && block.z > 0 && block.z <= 64 && uint64_t{block.x} * block.y * block.z <= 1024;
-  if (!is_grid || !is_block) return result(cudaErrorInvalidConfiguration);
+  const auto cluster = static_cast<unsigned>(cluster_of(config));
+  if (!is_grid || !is_block || cluster == 0 || grid.x % cluster != 0) return result(cudaErrorInvalidConfiguration);
   const auto asked = gpu().shared_limits.find(kernel);
   const size_t limit = asked == gpu().shared_limits.end() ? kSharedBytesUnasked : asked->second;
   if (config.dynamicSmemBytes > limit) return result(cudaErrorInvalidValue);

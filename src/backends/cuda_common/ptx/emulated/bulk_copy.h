@@ -44,6 +44,13 @@ inline void arrive(uint64_t* bits, int bytes) {
   store_barrier(bits, state);
 }
 
+// At the barrier that block `rank` of the cluster has at the same place.
+inline void arrive_at(const uint64_t* here, int rank) {
+  const int64_t offset = shared_offset(here);
+  if (offset < 0) device::emulated::fail("a barrier of another block that is not in dynamic shared memory");
+  arrive(reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset), 0);
+}
+
 struct BarrierPhase {
   const uint64_t* bits;
   int parity;

@@ -40,28 +40,58 @@ void by_whole_warp(const Site& site, const char* what, uint32_t argument, const 
   });
 }
 
+// Calls act(i) as if block i of those that work together did it: this one, or both of its pair (cta_group::2).
+template <class Act>
+void in_each_block(int num_blocks, const Act& act) {
+  if (num_blocks == 1) return act(0);
+  const int first = device::emulated::current.rank & ~1;
+  for (int i = 0; i < num_blocks; ++i) {
+    device::emulated::dynamic_shared_of(first + i);  // is it still there
+    device::emulated::as_block(first + i, [&] { act(i); });
+  }
+}
+// What two blocks do together, one of them asks for.
+inline void check_pair(const Site& site, const char* what, int num_blocks, bool by_both) {
+  if (num_blocks == 1) return;
+  if (device::emulated::cluster_size() % 2 != 0) fail_at(site, what, "cta_group::2 without a cluster of pairs");
+  if (!by_both && device::emulated::current.rank % 2 != 0) fail_at(site, what, "is for the pair's even block to give");
+}
+
 inline bool is_allocation_size(int columns) {
   return columns >= TensorMemory::kLeastColumns && columns <= TensorMemory::kColumns && (columns & (columns - 1)) == 0;
 }
 
-inline void tcgen05_alloc(uint32_t* shared, int columns, const Site& site) {
+inline void tcgen05_alloc(uint32_t* shared, int columns, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.alloc";
+  check_pair(site, kWhat, num_blocks, true);
   by_whole_warp(site, kWhat, static_cast<uint32_t>(columns), [&] {
     TensorMemory& memory = TensorMemory::of_block();
     if (!is_allocation_size(columns)) fail_at(site, kWhat, "columns are no power of two from 32 to 512");
     if (memory.has_relinquished) fail_at(site, kWhat, "the block has given up its right to allocate");
-    const int first = memory.allocate(columns);
-    if (first == TensorMemory::kNobody) fail_at(site, kWhat, "waits for ever for columns that its own block has");
+    int first = memory.take_grant(columns);  // by what the other of the pair asked for
+    if (first == TensorMemory::kNobody) {
+      first = memory.allocate(columns);
+      if (first == TensorMemory::kNobody) fail_at(site, kWhat, "waits for ever for columns that its own block has");
+      const int rank = device::emulated::current.rank;
+      in_each_block(num_blocks, [&](int) {
+        if (device::emulated::current.rank == rank) return;
+        if (!TensorMemory::of_block().grant(first, columns))
+          fail_at(site, kWhat, "a pair's blocks have different columns");
+      });
+    }
     *shared = static_cast<uint32_t>(first);
   });
 }
 
-inline void tcgen05_relinquish_alloc_permit(const Site& site) {
-  by_whole_warp(site, "tcgen05.relinquish_alloc_permit", 0, [] { TensorMemory::of_block().has_relinquished = true; });
+inline void tcgen05_relinquish_alloc_permit(int num_blocks, const Site& site) {
+  constexpr const char* kWhat = "tcgen05.relinquish_alloc_permit";
+  check_pair(site, kWhat, num_blocks, true);
+  by_whole_warp(site, kWhat, 0, [] { TensorMemory::of_block().has_relinquished = true; });
 }
 
-inline void tcgen05_dealloc(uint32_t address, int columns, const Site& site) {
+inline void tcgen05_dealloc(uint32_t address, int columns, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.dealloc";
+  check_pair(site, kWhat, num_blocks, true);
   by_whole_warp(site, kWhat, address, [&] {
     const char* fault = TensorMemory::of_block().release(static_cast<int>(address), columns);
     if (fault != nullptr) fail_at(site, kWhat, fault);
@@ -83,8 +113,14 @@ inline int check_columns(const Site& site, const char* what, const char* operand
 // 32x128b.warpx4: 32 lanes of 16 bytes to four columns, a copy for every 32 lanes.
 class ScaleCopy final : public device::emulated::LateWork {
  public:
-  ScaleCopy(int column, SharedMatrix source, Site site) : column_(column), source_(source), site_(site) {}
+  ScaleCopy(int column, SharedMatrix source, int num_blocks, Site site)
+      : column_(column), source_(source), num_blocks_(num_blocks), site_(site) {}
   void make() const override {
+    in_each_block(num_blocks_, [&](int) { copy(); });
+  }
+
+ private:
+  void copy() const {
     TensorMemory& memory = TensorMemory::of_block();
     for (uint32_t lane = 0; lane < TensorMemory::kQuadrant; ++lane) {
       const unsigned char* from = shared_at(source_.address(lane, 0), 16);
@@ -99,27 +135,32 @@ class ScaleCopy final : public device::emulated::LateWork {
     }
   }
 
- private:
   int column_;
   SharedMatrix source_;
+  int num_blocks_;
   Site site_;
 };
 
-inline void tcgen05_cp_scales(uint32_t address, uint64_t descriptor, const Site& site) {
+// Of two blocks each copies from its own shared memory to its own tensor memory.
+inline void tcgen05_cp_scales(uint32_t address, uint64_t descriptor, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.cp";
+  check_pair(site, kWhat, num_blocks, false);
   SharedMatrix source{};
   const char* fault = decode_shared_matrix(descriptor, source);
   if (fault != nullptr) fail_at(site, kWhat, fault);
   if (source.row_bytes != 16) fail_at(site, kWhat, "its source is swizzled");
   if (source.stride != 128) fail_at(site, kWhat, "its source's stride is not 8 lanes of 16 bytes");
-  const int first = check_columns(site, kWhat, "scales", address, 4);
-  TensorMemory& memory = TensorMemory::of_block();
-  for (int i = first; i < first + 4; ++i) {
-    if (memory.column(i).num_products > 0 || memory.column(i).unread != 0) {
-      fail_at(site, kWhat, "overwrites column " + std::to_string(i) + ", which holds sums");
+  const int first = column_of(address);
+  in_each_block(num_blocks, [&](int) {
+    check_columns(site, kWhat, "scales", address, 4);
+    for (int i = first; i < first + 4; ++i) {
+      const TensorMemory::Column& column = TensorMemory::of_block().column(i);
+      if (column.num_products > 0 || column.unread != 0) {
+        fail_at(site, kWhat, "overwrites column " + std::to_string(i) + ", which holds sums");
+      }
     }
-  }
-  device::emulated::tensor_work_late(std::make_unique<ScaleCopy>(first, source, site));
+  });
+  device::emulated::tensor_work_late(std::make_unique<ScaleCopy>(first, source, num_blocks, site));
 }
 
 // What it takes to make a product.
@@ -128,6 +169,7 @@ struct Nvfp4Operands {
   int d, a_scales, b_scales;  // columns
   int n;
   bool adds;
+  int num_blocks;
 };
 
 class Nvfp4MmaWork final : public device::emulated::LateWork {
@@ -135,11 +177,23 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
   Nvfp4MmaWork(const Nvfp4Operands& operands, Site site)
       : operands_(operands), site_(site), thread_(device::emulated::current.index()) {}
 
+  // Of two blocks each has 128 rows of A and of the sums, with their scales, half of B and all of B's scales.
   void make() const override {
-    constexpr int kM = TensorMemory::kLanes;
+    const auto b = std::make_unique<Rows<kMostColumns>>();
+    const int n_each = operands_.n / operands_.num_blocks;
+    in_each_block(operands_.num_blocks, [&](int i) { b->load(*this, operands_.b, i * n_each, n_each); });
+    in_each_block(operands_.num_blocks, [&](int) { multiply(*b); });
+  }
+
+ private:
+  static constexpr int kMostColumns = 256, kM = TensorMemory::kLanes;
+  template <int kRows>
+  class Rows;
+
+  void multiply(const Rows<kMostColumns>& b) const {
     TensorMemory& memory = TensorMemory::of_block();
-    const auto a = std::make_unique<Rows<kM>>(*this, operands_.a, kM);
-    const auto b = std::make_unique<Rows<kMostColumns>>(*this, operands_.b, operands_.n);
+    const auto a = std::make_unique<Rows<kM>>();
+    a->load(*this, operands_.a, 0, kM);
     for (int quadrant = 0; quadrant < 4; ++quadrant) {
       std::array<Scales, kMostColumns> b_scales;
       for (int n = 0; n < operands_.n; ++n) {
@@ -150,7 +204,7 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
         if (row / TensorMemory::kQuadrant != quadrant) continue;  // its copy has to be there all the same
         for (int n = 0; n < operands_.n; ++n) {
           int groups[kGroupsOfProduct];
-          for (int i = 0; i < kGroupsOfProduct; ++i) groups[i] = group_sum(a->at(row, i), b->at(n, i));
+          for (int i = 0; i < kGroupsOfProduct; ++i) groups[i] = group_sum(a->at(row, i), b.at(n, i));
           const int column = operands_.d + n;
           const TensorMemory::Cell& old = memory.cell(row, column);
           if (operands_.adds && !old.is_written) {
@@ -169,9 +223,6 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
     }
   }
 
- private:
-  static constexpr int kMostColumns = 256;
-
   struct Scales {
     uint8_t bytes[kGroupsOfProduct];
   };
@@ -182,13 +233,14 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
   template <int kRows>
   class Rows {
    public:
-    Rows(const Nvfp4MmaWork& work, const SharedMatrix& matrix, int rows) {
-      for (int row = 0; row < rows; ++row) {
+    // `count` rows of the matrix, from `first` on here.
+    void load(const Nvfp4MmaWork& work, const SharedMatrix& matrix, int first, int count) {
+      for (int row = 0; row < count; ++row) {
         for (int byte = 0; byte < 32; ++byte) {
           const unsigned char* at =
               shared_at(matrix.address(static_cast<uint32_t>(row), static_cast<uint32_t>(byte)), 1);
           if (at == nullptr) work.fail("an operand lies beyond shared memory");
-          int8_t* halves = &halves_[row][2 * byte];
+          int8_t* halves = &halves_[first + row][2 * byte];
           halves[0] = static_cast<int8_t>(halves_of_e2m1(*at & 15u));
           halves[1] = static_cast<int8_t>(halves_of_e2m1(*at >> 4));
         }
@@ -233,14 +285,15 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
 };
 
 inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descriptor, uint32_t a_scales,
-                              uint32_t b_scales, bool adds, const Site& site) {
+                              uint32_t b_scales, bool adds, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.mma";
+  check_pair(site, kWhat, num_blocks, false);
   Nvfp4Operands operands{};
   Nvfp4Instruction instruction{};
   const auto check = [&](const char* fault) {
     if (fault != nullptr) fail_at(site, kWhat, fault);
   };
-  check(decode_nvfp4_instruction(descriptor, 1, instruction));
+  check(decode_nvfp4_instruction(descriptor, num_blocks, instruction));
   check(decode_shared_matrix(a, operands.a));
   check(decode_shared_matrix(b, operands.b));
   for (const SharedMatrix* matrix : {&operands.a, &operands.b}) {
@@ -249,10 +302,12 @@ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descr
     }
   }
   const int n = operands.n = instruction.n, b_columns = (n + 31) / 32;
-  operands.adds = adds;
-  operands.d = check_columns(site, kWhat, "sums", d, n);
-  operands.a_scales = check_columns(site, kWhat, "scales of A", a_scales, 4);
-  operands.b_scales = check_columns(site, kWhat, "scales of B", b_scales, b_columns);
+  operands.adds = adds, operands.num_blocks = num_blocks;
+  in_each_block(num_blocks, [&](int) {
+    operands.d = check_columns(site, kWhat, "sums", d, n);
+    operands.a_scales = check_columns(site, kWhat, "scales of A", a_scales, 4);
+    operands.b_scales = check_columns(site, kWhat, "scales of B", b_scales, b_columns);
+  });
   const auto overlap = [](int first, int count, int other, int other_count) {
     return first < other + other_count && other < first + count;
   };
@@ -260,35 +315,44 @@ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descr
       overlap(operands.a_scales, 4, operands.b_scales, b_columns)) {
     fail_at(site, kWhat, "sums and scales overlap in tensor memory");
   }
-  TensorMemory& memory = TensorMemory::of_block();
-  for (int i = operands.d; i < operands.d + n; ++i) {
-    TensorMemory::Column& column = memory.column(i);
-    if (!column.loading.empty()) {
-      fail_at(site, kWhat, "writes column " + std::to_string(i) + ", of which a load has not been waited for");
+  in_each_block(num_blocks, [&](int) {
+    TensorMemory& memory = TensorMemory::of_block();
+    for (int i = operands.d; i < operands.d + n; ++i) {
+      TensorMemory::Column& column = memory.column(i);
+      if (!column.loading.empty()) {
+        fail_at(site, kWhat, "writes column " + std::to_string(i) + ", of which a load has not been waited for");
+      }
+      if (!adds && (column.unread != 0 || column.num_products > 0)) {
+        fail_at(site, kWhat, "begins column " + std::to_string(i) + " anew, whose sums nobody has read");
+      }
     }
-    if (!adds && (column.unread != 0 || column.num_products > 0)) {
-      fail_at(site, kWhat, "begins column " + std::to_string(i) + " anew, whose sums nobody has read");
-    }
-  }
-  for (int i = operands.d; i < operands.d + n; ++i) ++memory.column(i).num_products;
+    for (int i = operands.d; i < operands.d + n; ++i) ++memory.column(i).num_products;
+  });
   device::emulated::tensor_work_late(std::make_unique<Nvfp4MmaWork>(operands, site));
 }
 
 class CommitWork final : public device::emulated::LateWork {
  public:
-  explicit CommitWork(uint64_t* barrier) : barrier_(barrier), thread_(device::emulated::current.index()) {}
+  CommitWork(uint64_t* barrier, int num_blocks)
+      : offset_(shared_offset(barrier)), num_blocks_(num_blocks), thread_(device::emulated::current.index()) {}
   void make() const override {
-    TensorMemory::of_block().commit(thread_);
-    arrive(barrier_, 0);
+    in_each_block(num_blocks_, [&](int) {
+      TensorMemory::of_block().commit(thread_);
+      arrive(reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared()) + offset_), 0);
+    });
   }
 
  private:
-  uint64_t* barrier_;
-  int thread_;
+  int64_t offset_;
+  int num_blocks_, thread_;
 };
 
-inline void tcgen05_commit(uint64_t* barrier) {
-  device::emulated::tensor_work_late(std::make_unique<CommitWork>(barrier));
+// Of two blocks the barrier of each at this place counts an arrival.
+inline void tcgen05_commit(uint64_t* barrier, int num_blocks, const Site& site) {
+  constexpr const char* kWhat = "tcgen05.commit";
+  check_pair(site, kWhat, num_blocks, false);
+  if (shared_offset(barrier) < 0) fail_at(site, kWhat, "its barrier is not in dynamic shared memory");
+  device::emulated::tensor_work_late(std::make_unique<CommitWork>(barrier, num_blocks));
 }
 
 // A lane's part of a load or store 32x32b: `count` columns of its own lane.

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/emulated/block.h"
@@ -59,11 +60,23 @@ class TensorMemory final : public device::emulated::BlockState {
     }
     if (free.empty()) return kNobody;
     const int first = free[static_cast<size_t>(device::emulated::random_below(static_cast<int>(free.size())))];
+    take(first, count);
+    return first;
+  }
+  // The same columns as the other block of a pair, which asked first: take_grant() gives them when this one asks.
+  // False: they are not free.
+  bool grant(int first, int count) {
     for (int i = first; i < first + count; ++i) {
-      column(i) = {.is_allocated = true};
-      for (int lane = 0; lane < kLanes; ++lane) cell(lane, i) = {};
+      if (column(i).is_allocated) return false;
     }
-    allocations_[first] = count;
+    take(first, count);
+    granted_.push_back({first, count});
+    return true;
+  }
+  int take_grant(int count) {
+    if (granted_.empty() || granted_.front().second != count) return kNobody;
+    const int first = granted_.front().first;
+    granted_.erase(granted_.begin());
     return first;
   }
   // Null, or what is wrong.
@@ -109,9 +122,18 @@ class TensorMemory final : public device::emulated::BlockState {
   }
 
  private:
+  void take(int first, int count) {
+    for (int i = first; i < first + count; ++i) {
+      column(i) = {.is_allocated = true};
+      for (int lane = 0; lane < kLanes; ++lane) cell(lane, i) = {};
+    }
+    allocations_[first] = count;
+  }
+
   std::array<Column, kColumns> columns_;
   std::vector<std::array<Cell, kLanes>> cells_ = std::vector<std::array<Cell, kLanes>>(kColumns);
-  std::map<int, int> allocations_;  // first columns and counts
+  std::map<int, int> allocations_;            // first columns and counts
+  std::vector<std::pair<int, int>> granted_;  // the same, not yet asked for
 };
 
 }  // namespace tessera::backends::cuda_common::ptx::emulated

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, and arriving at each other's barriers.
+// Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait".
+#include <cstdint>
+
+#include "backends/cuda_common/ptx/bulk_copy.cuh"
+
+namespace tessera::backends::cuda_common::ptx {
+
+__device__ inline int cluster_rank() {
+#ifdef TESSERA_CUDA_EMULATED
+  return device::emulated::current.rank;
+#else
+  uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+#endif
+}
+
+// By all threads of all blocks; what was written before is seen behind it.
+#ifdef TESSERA_CUDA_EMULATED
+inline void sync_cluster(const device::emulated::Site& site = device::emulated::Site::current()) {
+  device::emulated::sync_cluster(site);
+}
+#else
+__device__ inline void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#endif
+
+// One arrival at the barrier that block `rank` has at the place of `here`. Who waits for it there uses
+// wait_for_cluster.
+__device__ inline void arrive_at(SharedBarrier& here, int rank) {
+#ifdef TESSERA_CUDA_EMULATED
+  emulated::arrive_at(&here.bits, rank);
+#else
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(here.address()),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
+// SharedBarrier::wait, where threads of other blocks arrive too.
+#ifdef TESSERA_CUDA_EMULATED
+inline void wait_for_cluster(SharedBarrier& barrier, int parity,
+                             const device::emulated::Site& site = device::emulated::Site::current()) {
+  barrier.wait(parity, site);
+}
+#else
+__device__ inline void wait_for_cluster(SharedBarrier& barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred ended;\n"
+      "try_again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
+      "@!ended bra try_again;\n}" ::"r"(barrier.address()),
+      "r"(parity)
+      : "memory");
+}
+#endif
+
+}  // namespace tessera::backends::cuda_common::ptx
