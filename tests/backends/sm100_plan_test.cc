@@ -30,7 +30,8 @@ void check_plan() {
     for (int i = 0; i < kMatrices; ++i) take(columns, Plan::sums(set, i), kTokens);
     for (int operand = 0; operand <= kMatrices; ++operand) {
       for (int product = 0; product < PackedTile::kProducts; ++product) {
-        take(columns, Plan::scales(set, operand, product), ScaleAtom::kColumns);
+        const int atoms = operand == kMatrices ? InputTile::atoms(kTokens) : 1;
+        take(columns, Plan::scales(set, operand, product), atoms * ScaleAtom::kColumns);
       }
     }
   }
@@ -44,6 +45,7 @@ TEST(Sm100Plan, ColumnsOfTensorMemoryAreOnesOwn) {
   check_plan<1, 32>();
   check_plan<1, 128>();
   check_plan<2, 96>();
+  check_plan<1, 192>();
 }
 
 TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
@@ -60,7 +62,7 @@ TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
 
 TEST(Sm100Plan, InputTilesHaveAPlaceForEveryByteOfTheirRows) {
   constexpr int64_t kWidth = 600;  // three stages
-  for (const int rows : {8, 40, 128}) {
+  for (const int rows : {8, 40, 128, 144, 192}) {
     std::set<int64_t> bytes;
     for (int row = 0; row < rows; ++row) {
       for (int block = 0; block < 3 * PackedTile::kBlocks; ++block) {
@@ -68,8 +70,9 @@ TEST(Sm100Plan, InputTilesHaveAPlaceForEveryByteOfTheirRows) {
         take(bytes, InputTile::scale_at(rows, row, block), 1);
       }
     }
-    EXPECT_LT(*bytes.rbegin(), InputTile::bytes(rows, 1, kWidth));
-    EXPECT_EQ(InputTile::bytes(rows, 1, kWidth), 3 * InputTile::stage_bytes(rows));
+    const int64_t all = InputTile::bytes(rows, InputTile::atoms(rows), kWidth);
+    EXPECT_LT(*bytes.rbegin(), all);
+    EXPECT_EQ(all, 3 * InputTile::stage_bytes(rows));
   }
 }
 

@@ -118,7 +118,11 @@ TEST_F(BlackwellTest, Linear) {
     check(desc(320, some(129, 128), 1), some(65, 64));  // two tiles of rows: of 64 tokens, on three multiprocessors
     check(desc(64 * some(1, 8), 128 * some(1, 2), some(2, 3)), some(9, 40));
     check(desc(2048 + 48, some(129, 200), 1), some(8, 2));            // around the stages' ring more than once
-    check(desc(some(1, 30) * 16, some(700, 200), 1), some(121, 24));  // tiles a block, tokens of two tiles
+    check(desc(some(1, 30) * 16, some(700, 200), 1), some(100, 28));  // tiles a block, tokens of two tiles
+    // Pairs of blocks: a tile that is not full, one that is, two; rows for one of the two blocks.
+    check(desc(some(1, 30) * 16, some(1, 128), 1), some(129, 40));
+    check(desc(some(20, 30) * 16, some(129, 300), 1), 192);
+    check(desc(some(1, 30) * 16, 128 * some(1, 3), 2), some(193, 60));
   }
   check({.in = 272,
          .out = 40,

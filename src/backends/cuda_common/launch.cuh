@@ -25,25 +25,42 @@ __device__ inline void wait_for_previous() {
 constexpr size_t kSharedForAll = 16 << 10;
 
 // An empty grid is a no-op. `name` is what an error says; an error inside the kernel surfaces in a later call.
+// In clusters of `cluster` blocks along x, which divides grid.x.
 template <class... Parameters, class... Arguments>
-void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
-            size_t shared_bytes, Arguments... arguments) {
+void launch_clusters(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid,
+                     unsigned block, size_t shared_bytes, unsigned cluster, Arguments... arguments) {
   if (grid.x == 0 || grid.y == 0) return;
   if (shared_bytes > kSharedForAll) {
     TESSERA_CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned num_attributes = 0;
+  if (cluster > 1) {
+    cudaLaunchAttribute& size = attributes[num_attributes++];
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = cluster, size.val.clusterDim.y = size.val.clusterDim.z = 1;
+  }
+  if (queue.overlaps_kernels()) {
+    cudaLaunchAttribute& overlap = attributes[num_attributes++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(block);
   config.dynamicSmemBytes = shared_bytes;
   config.stream = static_cast<cudaStream_t>(queue.stream());
-  config.attrs = &overlap;
-  config.numAttrs = queue.overlaps_kernels() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = num_attributes;
   device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
+}
+
+// The same without clusters.
+template <class... Parameters, class... Arguments>
+void launch(const char* name, const device::Queue& queue, void (*kernel)(Parameters...), dim3 grid, unsigned block,
+            size_t shared_bytes, Arguments... arguments) {
+  launch_clusters(name, queue, kernel, grid, block, shared_bytes, 1, arguments...);
 }
 
 // Of the current GPU.

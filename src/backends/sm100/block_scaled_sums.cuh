@@ -4,25 +4,29 @@
 // read of the weights, many the products. Weights are the operand of 128 rows, tokens the N columns, 8 to kTokens of
 // them: so few tokens cost no more than they are. A tile's sums are one chain of products from zero in ascending
 // columns, 64 at a time: they depend neither on the tile's tokens nor on who else is in it.
-//   tile      128 rows of each of kMatrices matrices by up to kTokens tokens; a thread block takes tile after tile
+//   tile      128 rows of each of kMatrices matrices by up to kTokens tokens; a thread block takes tile after tile, or
+//   a
+//             pair of them (kBlocks 2, a cluster) one of 256 rows: each brings its own rows and half of the inputs'
+//             codes, and the even one gives the products of both
 //   warp 5    brings 256 columns at a time by bulk copies, kStages ahead, over tiles too
 //   warp 4    one thread issues copies of scales, products and commits; two sets of sums, so that products of the
-//             next tile run while those of the last are stored, and two of scales
+//             next tile run while those of the last are stored, and two of scales; of a pair's odd block it says to
+//             the even one which stages are full
 //   warps 0-3 take sums from tensor memory, a row each thread, and store them
 // What the tiles of a launch are, a class Tiles says:
-//   kMatrices, kTokens     constants
+//   kMatrices, kTokens, kBlocks  constants
 //   width(), count()       columns; tiles
-//   place(tile)            what all else about a tile is worked out from
+//   place(tile, rank)      what all else about this block's part of a tile is worked out from
 //   weights(place, i)      the first packed tile of its rows in matrix i (packed_tiles.h)
 //   inputs(place)          its input tile (input_tiles.cuh)
-//   tokens(place)          1 to kTokens
+//   tokens(place)          1 to kTokens; inputs are those up to a multiple of 8 kBlocks
 //   store(place, row, first_token, sums)
 //                          takes sums[i][j] of matrix i and token first_token + j, of row 0 to 127; by warps as one
 #include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda_common/launch.cuh"
-#include "backends/cuda_common/ptx/bulk_copy.cuh"
+#include "backends/cuda_common/ptx/cluster.cuh"
 #include "backends/cuda_common/ptx/tcgen05.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm100/input_tiles.cuh"
@@ -37,11 +41,11 @@ using cuda_common::RingPlace;
 constexpr int kWarp = 32, kStoreWarps = 4, kProductWarp = kStoreWarps, kCopyWarp = kProductWarp + 1;
 constexpr int kSumsThreads = (kCopyWarp + 1) * kWarp, kStoreThreads = kStoreWarps * kWarp;
 
-template <int kMatrices, int kTokens>
+template <int kMatrices, int kTokens, int kBlocks>
 struct SumsShared {
   struct Stage {  // 256 columns
     char weights[kMatrices][PackedTile::kBytes];
-    char inputs[InputTile::stage_bytes(kTokens)];
+    char inputs[InputTile::code_bytes(kTokens / kBlocks) + InputTile::scale_bytes(kTokens)];
   };
   static constexpr int kMostBytes = 226 << 10;  // of 227 KiB; the rest is for barriers
   static constexpr int kStages = std::min(8, kMostBytes / static_cast<int>(sizeof(Stage)));
@@ -56,49 +60,67 @@ struct SumsShared {
 template <class Tiles>
 class BlockScaledSums {
  public:
-  using Shared = SumsShared<Tiles::kMatrices, Tiles::kTokens>;
+  using Shared = SumsShared<Tiles::kMatrices, Tiles::kTokens, Tiles::kBlocks>;
   using Plan = TensorPlan<Tiles::kMatrices, Tiles::kTokens>;
 
-  __device__ BlockScaledSums(const Tiles& tiles, Shared& s) : tiles_(tiles), s_(s) {}
+  __device__ BlockScaledSums(const Tiles& tiles, Shared& s, int rank) : tiles_(tiles), s_(s), rank_(rank) {}
 
   // By one thread.
   __device__ void copy() {
     RingPlace<Shared::kStages> at;
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step()) {
-      const auto place = tiles_.place(tile);
-      const int input_bytes = InputTile::stage_bytes(InputTile::padded(tiles_.tokens(place)));
+      const auto place = tiles_.place(tile, rank_);
+      const int tokens = padded_tokens(place), stage_bytes = InputTile::stage_bytes(tokens);
+      const int code_bytes = InputTile::code_bytes(tokens / kBlocks), scale_bytes = InputTile::scale_bytes(tokens);
       const char* inputs = tiles_.inputs(place);
-      for (int stage = 0; stage < num_stages(); ++stage, at.advance()) {
+      for (int stage = 0; stage < num_stages(); ++stage, at.advance(), inputs += stage_bytes) {
         ptx::SharedBarrier& full = s_.full[at.stage];
         s_.free[at.stage].wait(at.parity ^ 1);
-        full.arrive_and_expect(kMatrices * PackedTile::kBytes + input_bytes);
+        full.arrive_and_expect(kMatrices * PackedTile::kBytes + code_bytes + scale_bytes);
 #pragma unroll
         for (int i = 0; i < kMatrices; ++i) {
           ptx::copy_bulk(s_.stages[at.stage].weights[i],
                          tiles_.weights(place, i) + static_cast<int64_t>(stage) * PackedTile::kBytes,
                          PackedTile::kBytes, full);
         }
-        ptx::copy_bulk(s_.stages[at.stage].inputs, inputs + static_cast<int64_t>(stage) * input_bytes, input_bytes,
-                       full);
+        char* to = s_.stages[at.stage].inputs;
+        if constexpr (kBlocks == 1) {
+          ptx::copy_bulk(to, inputs, code_bytes + scale_bytes, full);
+        } else {
+          ptx::copy_bulk(to, inputs + rank_ * code_bytes, code_bytes, full);
+          ptx::copy_bulk(to + code_bytes, inputs + kBlocks * code_bytes, scale_bytes, full);
+        }
       }
     }
   }
 
-  // By one thread.
+  // By one thread, of a pair the even block's.
   __device__ void multiply() {
     RingPlace<Shared::kStages> at;
     RingPlace<2> sums;
     int scale_set = 0;
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step(), sums.advance()) {
-      const int tokens = InputTile::padded(tiles_.tokens(tiles_.place(tile)));
-      s_.sums_free[sums.stage].wait(sums.parity ^ 1);
+      const int tokens = padded_tokens(tiles_.place(tile, rank_));
+      wait(s_.sums_free[sums.stage], sums.parity ^ 1);
       for (int stage = 0; stage < num_stages(); ++stage, at.advance(), scale_set ^= 1) {
-        s_.full[at.stage].wait(at.parity);
+        wait(s_.full[at.stage], at.parity);
         ptx::tcgen05::fence_after_thread_sync();
         multiply_stage(s_.stages[at.stage], sums.stage, scale_set, tokens, stage > 0);
-        ptx::tcgen05::commit(s_.free[at.stage]);
+        ptx::tcgen05::commit<kBlocks>(s_.free[at.stage]);
       }
-      ptx::tcgen05::commit(s_.sums_full[sums.stage]);
+      ptx::tcgen05::commit<kBlocks>(s_.sums_full[sums.stage]);
+    }
+  }
+
+  // By one thread of a pair's odd block: bulk copies count at a barrier of their own block alone, so somebody has to
+  // pass on that they are there.
+  __device__ void pass_on() {
+    RingPlace<Shared::kStages> at;
+    for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step()) {
+      for (int stage = 0; stage < num_stages(); ++stage, at.advance()) {
+        s_.full[at.stage].wait(at.parity);
+        ptx::arrive_at(s_.full[at.stage], 0);
+      }
     }
   }
 
@@ -106,26 +128,42 @@ class BlockScaledSums {
   __device__ void store() {
     RingPlace<2> sums;
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step(), sums.advance()) {
-      const auto place = tiles_.place(tile);
-      const int tokens = InputTile::padded(tiles_.tokens(place));
+      const auto place = tiles_.place(tile, rank_);
+      const int tokens = padded_tokens(place);
       s_.sums_full[sums.stage].wait(sums.parity);
       ptx::tcgen05::fence_after_thread_sync();
       int token = 0;
       for (; token + 16 <= tokens; token += 16) store_some<16>(place, sums.stage, token);
       if (token < tokens) store_some<8>(place, sums.stage, token);
       ptx::tcgen05::fence_before_thread_sync();
-      s_.sums_free[sums.stage].arrive();
+      if (rank_ == 0) {
+        s_.sums_free[sums.stage].arrive();
+      } else {
+        ptx::arrive_at(s_.sums_free[sums.stage], 0);
+      }
     }
   }
 
  private:
-  static constexpr int kMatrices = Tiles::kMatrices;
+  static constexpr int kMatrices = Tiles::kMatrices, kBlocks = Tiles::kBlocks;
 
   __device__ static int first_tile() {
-    return static_cast<int>(blockIdx.x);
+    return static_cast<int>(blockIdx.x) / kBlocks;
   }
   __device__ static int tile_step() {
-    return static_cast<int>(gridDim.x);
+    return static_cast<int>(gridDim.x) / kBlocks;
+  }
+  template <class Place>
+  __device__ int padded_tokens(const Place& place) const {
+    return round_up<int>(tiles_.tokens(place), InputTile::kGroup * kBlocks);
+  }
+  // For threads of both blocks.
+  __device__ static void wait(ptx::SharedBarrier& barrier, int parity) {
+    if constexpr (kBlocks == 1) {
+      barrier.wait(parity);
+    } else {
+      ptx::wait_for_cluster(barrier, parity);
+    }
   }
   __device__ int num_stages() const {
     return static_cast<int>(PackedTile::tiles_of_row(tiles_.width()));
@@ -133,24 +171,29 @@ class BlockScaledSums {
 
   __device__ void multiply_stage(const typename Shared::Stage& stage, int sums, int scale_set, int tokens, bool adds) {
     using cuda_common::ScaleAtom, cuda_common::advance_descriptor, cuda_common::codes_descriptor;
-    const uint32_t instruction = cuda_common::nvfp4_instruction(PackedTile::kRows, tokens);
+    const uint32_t instruction = cuda_common::nvfp4_instruction(PackedTile::kRows * kBlocks, tokens);
     const uint32_t inputs = ptx::shared_address(stage.inputs), memory = s_.tensor_memory;
-    const auto copy_scales = [&](uint32_t codes, int code_bytes, int operand, int product) {
-      const uint32_t atom = codes + static_cast<uint32_t>(code_bytes + product * ScaleAtom::kBytes);
-      ptx::tcgen05::cp_scales(memory + Plan::scales(scale_set, operand, product), cuda_common::scales_descriptor(atom));
+    const int code_bytes = InputTile::code_bytes(tokens / kBlocks), num_atoms = InputTile::atoms(tokens);
+    const auto copy_scales = [&](uint32_t atom, uint32_t columns) {
+      ptx::tcgen05::cp_scales<kBlocks>(memory + columns, cuda_common::scales_descriptor(atom));
     };
 #pragma unroll
     for (int product = 0; product < PackedTile::kProducts; ++product) {
       const int bytes = product * cuda_common::Nvfp4Product::kBytes;
-      copy_scales(inputs, cuda_common::SwizzledCodes::bytes(tokens), kMatrices, product);
+      for (int atom = 0; atom < num_atoms; ++atom) {
+        copy_scales(inputs + static_cast<uint32_t>(code_bytes + (product * num_atoms + atom) * ScaleAtom::kBytes),
+                    Plan::scales(scale_set, kMatrices, product) + static_cast<uint32_t>(atom * ScaleAtom::kColumns));
+      }
 #pragma unroll
       for (int i = 0; i < kMatrices; ++i) {
         const uint32_t weights = ptx::shared_address(stage.weights[i]);
-        copy_scales(weights, PackedTile::kCodeBytes, i, product);
-        ptx::tcgen05::mma_nvfp4(memory + Plan::sums(sums, i), advance_descriptor(codes_descriptor(weights), bytes),
-                                advance_descriptor(codes_descriptor(inputs), bytes), instruction,
-                                memory + Plan::scales(scale_set, i, product),
-                                memory + Plan::scales(scale_set, kMatrices, product), adds || product > 0);
+        copy_scales(weights + static_cast<uint32_t>(PackedTile::kCodeBytes + product * ScaleAtom::kBytes),
+                    Plan::scales(scale_set, i, product));
+        ptx::tcgen05::mma_nvfp4<kBlocks>(memory + Plan::sums(sums, i),
+                                         advance_descriptor(codes_descriptor(weights), bytes),
+                                         advance_descriptor(codes_descriptor(inputs), bytes), instruction,
+                                         memory + Plan::scales(scale_set, i, product),
+                                         memory + Plan::scales(scale_set, kMatrices, product), adds || product > 0);
       }
     }
   }
@@ -178,44 +221,64 @@ class BlockScaledSums {
 
   const Tiles& tiles_;
   Shared& s_;
+  const int rank_;  // of the pair
 };
+
+// Also where shared memory and barriers of a pair's other block have to be there, or to be there still.
+template <int kBlocks>
+__device__ void sync_blocks() {
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    ptx::sync_cluster();
+  }
+}
 
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
   using Sums = BlockScaledSums<Tiles>;
+  constexpr int kBlocks = Tiles::kBlocks;
   auto& s = *cuda_common::swizzled_shared<typename Sums::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
+  const int rank = kBlocks == 1 ? 0 : ptx::cluster_rank();
+  if constexpr (kBlocks > 1) ptx::sync_cluster();  // both are there to allocate
   if (warp == kProductWarp) {
-    ptx::tcgen05::alloc(&s.tensor_memory, Sums::Plan::kAllocated);
-    ptx::tcgen05::relinquish_alloc_permit();
+    ptx::tcgen05::alloc<kBlocks>(&s.tensor_memory, Sums::Plan::kAllocated);
+    ptx::tcgen05::relinquish_alloc_permit<kBlocks>();
   }
-  if (thread < Sums::Shared::kStages) s.full[thread].init(1), s.free[thread].init(1);
-  if (thread < 2) s.sums_full[thread].init(1), s.sums_free[thread].init(kStoreThreads);
+  if (thread < Sums::Shared::kStages) s.full[thread].init(rank == 0 ? kBlocks : 1), s.free[thread].init(1);
+  if (thread < 2) s.sums_full[thread].init(1), s.sums_free[thread].init(kStoreThreads * kBlocks);
   ptx::tcgen05::fence_before_thread_sync();
-  __syncthreads();
+  sync_blocks<kBlocks>();
   ptx::tcgen05::fence_after_thread_sync();
   cuda_common::wait_for_previous();
   const Tiles tiles(job);
-  Sums sums(tiles, s);
+  Sums sums(tiles, s, rank);
   if (warp < kStoreWarps) {
     sums.store();
   } else if (thread % kWarp == 0) {  // nobody else of these two warps has anything to do
-    if (warp == kProductWarp) sums.multiply();
-    if (warp == kCopyWarp) sums.copy();
+    if (warp == kCopyWarp) {
+      sums.copy();
+    } else if (rank == 0) {
+      sums.multiply();
+    } else {
+      sums.pass_on();
+    }
   }
   __syncwarp();
   ptx::tcgen05::fence_before_thread_sync();
-  __syncthreads();
+  sync_blocks<kBlocks>();
   ptx::tcgen05::fence_after_thread_sync();
-  if (warp == kProductWarp) ptx::tcgen05::dealloc(s.tensor_memory, Sums::Plan::kAllocated);
+  if (warp == kProductWarp) ptx::tcgen05::dealloc<kBlocks>(s.tensor_memory, Sums::Plan::kAllocated);
 }
 
 // On as many thread blocks as the GPU holds at once, at most.
 template <class Tiles, class Job>
 void launch_sums(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job) {
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(most_tiles, cuda_common::multiprocessors()));
-  cuda_common::launch(name, queue, block_scaled_sums<Tiles, Job>, dim3(blocks), kSumsThreads,
-                      sizeof(typename BlockScaledSums<Tiles>::Shared), job);
+  const int64_t blocks = std::min<int64_t>(most_tiles, std::max(1, cuda_common::multiprocessors() / Tiles::kBlocks));
+  cuda_common::launch_clusters(name, queue, block_scaled_sums<Tiles, Job>,
+                               dim3(static_cast<unsigned>(blocks * Tiles::kBlocks)), kSumsThreads,
+                               sizeof(typename BlockScaledSums<Tiles>::Shared), Tiles::kBlocks, job);
 }
 
 }  // namespace tessera::backends::sm100

@@ -10,8 +10,9 @@ namespace {
 
 using cuda_common::Values;
 
-// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages.
-constexpr int kMostTileTokens = 128, kFewTileTokens = 32;
+// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages. Tiles
+// of two blocks are for more than 128 tokens: of 192, so that tensor memory holds their sums twice.
+constexpr int kPairTileTokens = 192, kMostTileTokens = 128, kFewTileTokens = 32;
 
 struct LinearJob {
   Values x;        // [tokens, groups * in]
@@ -21,23 +22,25 @@ struct LinearJob {
   float tensor_scale;
   Values y;  // [tokens, groups * out]
   int64_t in, out, groups, num_tokens;
-  int32_t tile_tokens;
+  int32_t tile_tokens, token_group;  // of a tile at most; tiles are multiples of
 };
 
 __device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
   return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
 }
 __device__ char* tile_of(const LinearJob& job, int64_t group, int64_t first_token) {
-  const int64_t rows = round_up<int64_t>(job.num_tokens, InputTile::kGroup), tile = first_token / job.tile_tokens;
+  const int64_t rows = round_up<int64_t>(job.num_tokens, job.token_group), tile = first_token / job.tile_tokens;
   const int64_t tiles = ceil_div<int64_t>(job.num_tokens, job.tile_tokens);
-  return job.tiles + group * InputTile::bytes(rows, tiles, job.in) + InputTile::bytes(first_token, tile, job.in);
+  const int atoms = InputTile::atoms(job.tile_tokens);
+  return job.tiles + group * InputTile::bytes(rows, tiles * atoms, job.in) +
+         InputTile::bytes(first_token, tile * atoms, job.in);
 }
 
-// Grid: tokens, up to a multiple of 8, by groups.
+// Grid: tokens, up to a multiple of the job's group, by groups.
 __global__ void __launch_bounds__(kQuantizeThreads) quantize_inputs(LinearJob job) {
   cuda_common::wait_for_previous();
   const int64_t token = blockIdx.x, group = blockIdx.y, first_token = token / job.tile_tokens * job.tile_tokens;
-  const InputRow to(tile_of(job, group, first_token), InputTile::padded(tile_tokens_of(job, first_token)),
+  const InputRow to(tile_of(job, group, first_token), round_up<int>(tile_tokens_of(job, first_token), job.token_group),
                     static_cast<int>(token - first_token));
   const bool is_there = token < job.num_tokens;
   const float g = quantize_into(to, job.x, (token * job.groups + group) * job.in, job.in, is_there);
@@ -48,24 +51,25 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_inputs(LinearJob jo
 template <int kTileTokens>
 class LinearTiles {
  public:
-  static constexpr int kMatrices = 1, kTokens = kTileTokens;
+  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens == kPairTileTokens ? 2 : 1;
   struct Place {
     int64_t group, first_row, first_token;
   };
   __device__ explicit LinearTiles(const LinearJob& job)
-      : job_(job),
-        row_tiles_(tiles_of(job.out, PackedTile::kRows)),
-        token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
+      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
 
   __device__ int64_t width() const { return job_.in; }
   __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
-  __device__ Place place(int tile) const {
+  __device__ Place place(int tile, int rank) const {
     const int token_tile = tile / row_tiles_;
-    return {token_tile / token_tiles_, int64_t{tile % row_tiles_} * PackedTile::kRows,
+    return {token_tile / token_tiles_, int64_t{tile % row_tiles_} * kTileRows + rank * PackedTile::kRows,
             int64_t{token_tile % token_tiles_} * job_.tile_tokens};
   }
   __device__ const char* weights(const Place& place, int) const {
-    return job_.data + PackedTile::offset(place.group * job_.out + place.first_row, job_.in);
+    int64_t row = place.first_row;
+    if (kBlocks > 1 && row >= job_.out)
+      row -= PackedTile::kRows;  // nobody has these; the rows before stand in for them
+    return job_.data + PackedTile::offset(place.group * job_.out + row, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return tile_of(job_, place.group, place.first_token); }
   __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
@@ -83,6 +87,7 @@ class LinearTiles {
   }
 
  private:
+  static constexpr int64_t kTileRows = kBlocks * PackedTile::kRows;
   __device__ static int tiles_of(int64_t count, int64_t tile) {
     return static_cast<int>(ceil_div<int64_t>(count, tile));
   }
@@ -92,20 +97,24 @@ class LinearTiles {
 };
 
 int64_t num_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
-  return desc.groups * ceil_div<int64_t>(desc.out, PackedTile::kRows) * ceil_div<int64_t>(num_tokens, tile_tokens);
+  const int64_t rows = tile_tokens == kPairTileTokens ? 2 * PackedTile::kRows : PackedTile::kRows;
+  return desc.groups * ceil_div<int64_t>(desc.out, rows) * ceil_div<int64_t>(num_tokens, tile_tokens);
 }
 
 // The most tokens that leave no multiprocessor without a tile.
 int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
   int32_t tokens = kMostTileTokens;
   const int64_t multiprocessors = cuda_common::multiprocessors();
+  if (num_tokens > kMostTileTokens && 2 * num_tiles(desc, num_tokens, kPairTileTokens) >= multiprocessors - 1) {
+    return kPairTileTokens;
+  }
   while (tokens > kFewTileTokens && num_tiles(desc, num_tokens, tokens) < multiprocessors) tokens /= 2;
   return tokens;
 }
 
 // The workspace: input tiles, then factors.
 int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  return desc.groups * InputTile::bytes(round_up<int64_t>(num_tokens, InputTile::kGroup),
+  return desc.groups * InputTile::bytes(round_up<int64_t>(num_tokens, 2 * InputTile::kGroup),
                                         ceil_div<int64_t>(num_tokens, kFewTileTokens), desc.in);
 }
 
@@ -131,6 +140,7 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   char* workspace = static_cast<char*>(args.workspace);
+  const int32_t tile_tokens = tile_tokens_for(desc, args.num_tokens);
   const LinearJob job{cuda_common::values_of(args.x),
                       workspace,
                       reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
@@ -141,12 +151,15 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
                       desc.out,
                       desc.groups,
                       args.num_tokens,
-                      tile_tokens_for(desc, args.num_tokens)};
-  const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, InputTile::kGroup)),
+                      tile_tokens,
+                      tile_tokens == kPairTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
+  const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, job.token_group)),
                   static_cast<unsigned>(desc.groups));
   cuda_common::launch("quantize_inputs", queue, quantize_inputs, rows, kQuantizeThreads, 0, job);
   const int64_t tiles = num_tiles(desc, args.num_tokens, job.tile_tokens);
-  if (job.tile_tokens == kFewTileTokens) {
+  if (tile_tokens == kPairTileTokens) {
+    launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+  } else if (tile_tokens == kFewTileTokens) {
     launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
   } else {
     launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job);

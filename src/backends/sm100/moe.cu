@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_expert_inputs(Scale
   const int index = static_cast<int>(blockIdx.y), token = static_cast<int>(blockIdx.x);
   if (index >= job.groups.totals[1]) return;
   const ExpertWork work = job.groups.work[index];
-  const int rows = InputTile::padded(work.count);
+  const int rows = round_up<int>(work.count, InputTile::kGroup);
   if (token >= rows) return;
   const bool is_there = token < work.count;
   const int64_t width = kIsX ? job.hidden : job.inner;
@@ -52,7 +52,7 @@ class ExpertTiles {
         count_(job.groups.totals[1] * row_tiles_) {}
 
   __device__ int count() const { return count_; }
-  __device__ Place place(int tile) const {
+  __device__ Place place(int tile, int) const {
     const int index = tile / row_tiles_;
     return {job_.groups.work[index], index, tile % row_tiles_ * PackedTile::kRows};
   }
@@ -70,7 +70,7 @@ class ExpertTiles {
 template <int kTileTokens>
 class GateAndUpTiles : public ExpertTiles {
  public:
-  static constexpr int kMatrices = 2, kTokens = kTileTokens;
+  static constexpr int kMatrices = 2, kTokens = kTileTokens, kBlocks = 1;
 
   __device__ explicit GateAndUpTiles(const ScaledExperts& job) : ExpertTiles(job, job.inner) {}
   __device__ int64_t width() const { return job_.hidden; }
@@ -101,7 +101,7 @@ class GateAndUpTiles : public ExpertTiles {
   template <int kCount>
   __device__ void store_scaled(const Place& place, int row, int first_token, const float (&values)[kCount]) const {
     const TokenBlock mine(values);
-    const int token = first_token + mine.token(), rows = InputTile::padded(place.work.count);
+    const int token = first_token + mine.token(), rows = round_up<int>(place.work.count, InputTile::kGroup);
     if (mine.token() >= kCount) return;
     float g = 1;
     if (token < place.work.count) {
@@ -121,7 +121,7 @@ class GateAndUpTiles : public ExpertTiles {
 template <int kTileTokens>
 class DownTiles : public ExpertTiles {
  public:
-  static constexpr int kMatrices = 1, kTokens = kTileTokens;
+  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = 1;
 
   __device__ explicit DownTiles(const ScaledExperts& job) : ExpertTiles(job, job.hidden) {}
   __device__ int64_t width() const { return job_.inner; }

@@ -237,49 +237,5 @@ TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
   EXPECT_TRUE(testing::same_bits(feed(*state, 4, 2), expected));
 }
 
-// In a4 NVFP4 maps and experts are multiplied as they are: greedily drawn tokens, one by one, are those of the CPU
-// where its lead is more than the two may differ, and have the bits that all of them have at once.
-TEST(EmulatedGpu, DrawsTheCpusTokensWithNvfp4Activations) {
-  setenv("TESSERA_DEVICE", "cuda:0", 1);
-  const auto gpu = testing::load(testing::tiny_model(), ops::InputMode::kA4, ops::CacheMode::kFp8);
-  setenv("TESSERA_DEVICE", "cpu", 1);
-  const auto cpu = testing::load(testing::tiny_model(), ops::InputMode::kA4, ops::CacheMode::kFp8);
-  int num_maps = 0, num_experts = 0;
-  for (const ops::PlanLine& line : gpu.plan) {
-    const bool is_block_scaled = line.chosen.ends_with(".block_scaled");
-    num_maps += is_block_scaled && line.op == ops::Linear::kName;
-    num_experts += is_block_scaled && line.op == ops::MoeExperts::kName;
-  }
-  EXPECT_GT(num_maps, 0);
-  EXPECT_EQ(num_experts, 6) << "of every layer";
-
-  const size_t vocab = static_cast<size_t>(gpu.runner->facts().vocab_size);
-  std::vector<int32_t> ids = {0, 84, 105, 300, 41, 7, 512};
-  const size_t num_given = ids.size(), num_drawn = 3;
-  const auto found = gpu.runner->new_sequence(16), whole = gpu.runner->new_sequence(16),
-             reference = cpu.runner->new_sequence(16);
-  std::vector<float> rows;
-  for (size_t fed = 0; ids.size() < num_given + num_drawn;) {
-    const std::span<const int32_t> next = std::span(ids).subspan(fed);
-    const std::vector<float> logits = testing::feed(*gpu.runner, *found, next, LogitRows::kAll);
-    const std::vector<float> expected = testing::feed(*cpu.runner, *reference, next, LogitRows::kAll);
-    fed = ids.size();
-    float difference = 0;
-    for (size_t i = 0; i < logits.size(); ++i) difference = std::max(difference, std::fabs(logits[i] - expected[i]));
-    for (size_t at = 0; at < logits.size(); at += vocab) {
-      const std::span<const float> ours(logits.data() + at, vocab), theirs(expected.data() + at, vocab);
-      const auto first = static_cast<size_t>(testing::argmax(theirs)),
-                 other = static_cast<size_t>(testing::argmax(ours));
-      EXPECT_TRUE(first == other || theirs[first] - theirs[other] <= 2 * difference) << "position " << at / vocab;
-    }
-    rows.insert(rows.end(), logits.begin(), logits.end());
-    ids.push_back(testing::argmax(std::span(logits).last(vocab)));
-    EXPECT_EQ(ids.back(), testing::argmax(std::span(expected).last(vocab)));
-  }
-  const std::vector<float> all =
-      testing::feed(*gpu.runner, *whole, std::span(ids).first(ids.size() - 1), LogitRows::kAll);
-  EXPECT_TRUE(testing::same_bits(all, rows));
-}
-
 }  // namespace
 }  // namespace tessera
