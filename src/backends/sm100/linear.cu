@@ -10,9 +10,6 @@ namespace {
 
 using cuda_common::Values;
 
-// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages.
-constexpr int kMostTileTokens = 128, kFewTileTokens = 32;
-
 struct LinearJob {
   Values x;        // [tokens, groups * in]
   char* tiles;     // [groups][token tiles] (input_tiles.cuh)
@@ -91,18 +88,6 @@ class LinearTiles {
   const int row_tiles_, token_tiles_;
 };
 
-int64_t num_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
-  return desc.groups * ceil_div<int64_t>(desc.out, PackedTile::kRows) * ceil_div<int64_t>(num_tokens, tile_tokens);
-}
-
-// The most tokens that leave no multiprocessor without a tile.
-int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  int32_t tokens = kMostTileTokens;
-  const int64_t multiprocessors = cuda_common::multiprocessors();
-  while (tokens > kFewTileTokens && num_tiles(desc, num_tokens, tokens) < multiprocessors) tokens /= 2;
-  return tokens;
-}
-
 // The workspace: input tiles, then factors.
 int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
   return desc.groups * InputTile::bytes(round_up<int64_t>(num_tokens, InputTile::kGroup),
@@ -141,11 +126,11 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
                       desc.out,
                       desc.groups,
                       args.num_tokens,
-                      tile_tokens_for(desc, args.num_tokens)};
+                      linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors())};
   const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, InputTile::kGroup)),
                   static_cast<unsigned>(desc.groups));
   cuda_common::launch("quantize_inputs", queue, quantize_inputs, rows, kQuantizeThreads, 0, job);
-  const int64_t tiles = num_tiles(desc, args.num_tokens, job.tile_tokens);
+  const int64_t tiles = linear_tiles(desc, args.num_tokens, job.tile_tokens);
   if (job.tile_tokens == kFewTileTokens) {
     launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
   } else {

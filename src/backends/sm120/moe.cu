@@ -90,16 +90,6 @@ struct DownMap : ExpertMap {
   }
 };
 
-constexpr int kFewTiles = 4;
-
-// Tokens of a tile, by how many an expert has on average.
-int32_t work_slots_for(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  constexpr int64_t kOneTile = 6, kSomeTiles = 24;
-  const int64_t num_slots = num_tokens * desc.top_k;
-  if (num_slots > kSomeTiles * desc.num_local) return Wide::kTokens;
-  return (num_slots > kOneTile * desc.num_local ? kFewTiles : 1) * InputUnit::kRows;
-}
-
 int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, void* base,
                        MoeJob& job) {
   cuda_common::Workspace workspace(base);
@@ -121,8 +111,8 @@ void launch_map(const char* arrange_name, const char* name, const ops::MoeExpert
   launch_arrange(arrange_name, queue, most_work, std::min<int64_t>(job.work_slots, job.num_slots), map);
   if (job.work_slots == Wide::kTokens) {
     launch_wide(name, queue, most_work, rows, map);
-  } else if (job.work_slots == kFewTiles * InputUnit::kRows) {
-    launch_few<kFewTiles>(name, queue, most_work, rows, map);
+  } else if (job.work_slots == Few::kMostTokens) {
+    launch_few<Few::kMostTiles>(name, queue, most_work, rows, map);
   } else {
     launch_few<1>(name, queue, most_work, rows, map);
   }
@@ -147,7 +137,7 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   if (args.num_tokens == 0) return;
   MoeJob job{};
   job.num_slots = args.num_tokens * desc.top_k;
-  job.work_slots = work_slots_for(desc, args.num_tokens);
+  job.work_slots = expert_tile_slots(desc, args.num_tokens);
   take_workspace(desc, job.num_slots, job.work_slots, args.workspace, job);
   job.experts = args.experts, job.routing = args.routing;
   job.w1 = args.w1, job.w3 = args.w3, job.w2 = args.w2;
