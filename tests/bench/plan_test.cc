@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "backends/sm100/sums_plan.h"
 #include "base/error.h"
