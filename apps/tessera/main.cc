@@ -107,6 +107,7 @@ int run(int argc, char** argv) {
   verbs.push_back(add_devices(app));
   verbs.push_back(add_verify(app));
   verbs.push_back(add_bench(app));
+  verbs.push_back(add_plan(app));
   verbs.push_back(add_completion(app));
   verbs.push_back(add_man(app));
   verbs.push_back(add_version(app));

@@ -41,6 +41,7 @@ std::unique_ptr<Verb> add_inspect(CLI::App& app);
 std::unique_ptr<Verb> add_check(CLI::App& app);
 std::unique_ptr<Verb> add_devices(CLI::App& app);
 std::unique_ptr<Verb> add_verify(CLI::App& app);
+std::unique_ptr<Verb> add_plan(CLI::App& app);
 std::unique_ptr<Verb> add_completion(CLI::App& app);
 std::unique_ptr<Verb> add_man(CLI::App& app);
 std::unique_ptr<Verb> add_version(CLI::App& app);

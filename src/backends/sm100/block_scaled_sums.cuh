@@ -31,6 +31,7 @@
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm100/input_tiles.cuh"
 #include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/sums_plan.h"
 #include "backends/sm100/tensor_plan.h"
 
 namespace tessera::backends::sm100 {
@@ -45,11 +46,10 @@ template <int kMatrices, int kTokens, int kBlocks>
 struct SumsShared {
   struct Stage {  // 256 columns
     char weights[kMatrices][PackedTile::kBytes];
-    char inputs[InputTile::code_bytes(kTokens / kBlocks) + InputTile::scale_bytes(kTokens)];
+    char inputs[SumsPlan<kMatrices, kTokens, kBlocks>::kInputBytes];
   };
-  static constexpr int kMostBytes = 226 << 10;  // of 227 KiB; the rest is for barriers
-  static constexpr int kStages = std::min(8, kMostBytes / static_cast<int>(sizeof(Stage)));
-  static_assert(sizeof(Stage) % 1024 == 0 && kStages >= 3);
+  static constexpr int kStages = SumsPlan<kMatrices, kTokens, kBlocks>::kStages;
+  static_assert(sizeof(Stage) == SumsPlan<kMatrices, kTokens, kBlocks>::kStageBytes);
 
   Stage stages[kStages];
   ptx::SharedBarrier full[kStages], free[kStages];

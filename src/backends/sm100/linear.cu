@@ -10,10 +10,6 @@ namespace {
 
 using cuda_common::Values;
 
-// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages. Tiles
-// of two blocks are for more than 128 tokens: of 192, so that tensor memory holds their sums twice.
-constexpr int kPairTileTokens = 192, kMostTileTokens = 128, kFewTileTokens = 32;
-
 struct LinearJob {
   Values x;        // [tokens, groups * in]
   char* tiles;     // [groups][token tiles] (input_tiles.cuh)
@@ -96,22 +92,6 @@ class LinearTiles {
   const int row_tiles_, token_tiles_;
 };
 
-int64_t num_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
-  const int64_t rows = tile_tokens == kPairTileTokens ? 2 * PackedTile::kRows : PackedTile::kRows;
-  return desc.groups * ceil_div<int64_t>(desc.out, rows) * ceil_div<int64_t>(num_tokens, tile_tokens);
-}
-
-// The most tokens that leave no multiprocessor without a tile.
-int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  int32_t tokens = kMostTileTokens;
-  const int64_t multiprocessors = cuda_common::multiprocessors();
-  if (num_tokens > kMostTileTokens && 2 * num_tiles(desc, num_tokens, kPairTileTokens) >= multiprocessors - 1) {
-    return kPairTileTokens;
-  }
-  while (tokens > kFewTileTokens && num_tiles(desc, num_tokens, tokens) < multiprocessors) tokens /= 2;
-  return tokens;
-}
-
 // The workspace: input tiles, then factors.
 int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
   return desc.groups * InputTile::bytes(round_up<int64_t>(num_tokens, 2 * InputTile::kGroup),
@@ -140,7 +120,7 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   char* workspace = static_cast<char*>(args.workspace);
-  const int32_t tile_tokens = tile_tokens_for(desc, args.num_tokens);
+  const int32_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
   const LinearJob job{cuda_common::values_of(args.x),
                       workspace,
                       reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
@@ -156,7 +136,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
   const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, job.token_group)),
                   static_cast<unsigned>(desc.groups));
   cuda_common::launch("quantize_inputs", queue, quantize_inputs, rows, kQuantizeThreads, 0, job);
-  const int64_t tiles = num_tiles(desc, args.num_tokens, job.tile_tokens);
+  const int64_t tiles = linear_tiles(desc, args.num_tokens, job.tile_tokens);
   if (tile_tokens == kPairTileTokens) {
     launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
   } else if (tile_tokens == kFewTileTokens) {

@@ -13,9 +13,6 @@ namespace {
 
 using cuda_common::ExpertWork, cuda_common::ScaledExperts, cuda_common::Values;
 
-// Tokens of a tile. More of gate and up than 96 do not fit tensor memory twice; the smaller kernel has more stages.
-constexpr int kMostTileTokens = 96, kFewTileTokens = 32;
-
 // The tile of the work's tokens.
 __device__ char* tile_of(char* tiles, int index, const ExpertWork& work, int64_t width) {
   return tiles + InputTile::bytes(work.first, index, width);
@@ -143,11 +140,6 @@ class DownTiles : public ExpertTiles {
   }
 };
 
-// Tokens of a tile, by how many an expert has on average.
-int32_t work_slots_for(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.num_local ? kMostTileTokens : kFewTileTokens;
-}
-
 int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, void* base,
                        ScaledExperts& job) {
   cuda_common::Workspace workspace(base);
@@ -169,7 +161,7 @@ void launch_map(const char* name, const device::Queue& queue, int64_t most_work,
   if (job.work_slots == kFewTileTokens) {
     launch_sums<Tiles<kFewTileTokens>>(name, queue, tiles, job);
   } else {
-    launch_sums<Tiles<kMostTileTokens>>(name, queue, tiles, job);
+    launch_sums<Tiles<kMostExpertTokens>>(name, queue, tiles, job);
   }
 }
 
@@ -186,7 +178,7 @@ int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tok
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  ScaledExperts job = cuda_common::scaled_experts(desc, args, work_slots_for(desc, args.num_tokens));
+  ScaledExperts job = cuda_common::scaled_experts(desc, args, expert_tile_slots(desc, args.num_tokens));
   take_workspace(desc, job.num_slots, job.work_slots, args.workspace, job);
   cuda_common::group_slots(job, job.groups, queue);
   const int64_t most_work = cuda_common::most_work(desc, job.num_slots, job.work_slots);

@@ -12,9 +12,6 @@ namespace {
 
 using cuda_common::Values;
 
-constexpr int kFewTiles = 4;
-constexpr int64_t kFewTokens = kFewTiles * InputUnit::kRows;
-
 struct LinearMap {
   static constexpr int kMatrices = 1;
   // Some tokens of a group.
@@ -94,20 +91,15 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
   map.in = desc.in, map.out = desc.out, map.groups = desc.groups, map.num_tokens = args.num_tokens;
 
   const auto most_work = [&](int64_t tokens) { return desc.groups * ceil_div<int64_t>(args.num_tokens, tokens); };
-  // Too few wide tiles leave multiprocessors idle; the others' weights come from L2 after the first time.
-  const bool is_wide = args.num_tokens > kFewTokens &&
-                       2 * wide_tiles<LinearMap>(most_work(Wide::kTokens), desc.out) >= cuda_common::multiprocessors();
-  const int64_t tile_tokens = is_wide                               ? Wide::kTokens
-                              : args.num_tokens <= InputUnit::kRows ? InputUnit::kRows
-                                                                    : kFewTokens;
+  const int64_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
   map.tile_tokens = static_cast<int>(tile_tokens);
   const int64_t work = most_work(tile_tokens);
   map.num_tiles = static_cast<int>(work / desc.groups);
   launch_arrange("arrange_inputs", queue, work, std::min(tile_tokens, args.num_tokens), map);
-  if (is_wide) {
+  if (tile_tokens == Wide::kTokens) {
     launch_wide("linear_wide", queue, work, desc.out, map);
-  } else if (tile_tokens == kFewTokens) {
-    launch_few<kFewTiles>("linear_few", queue, work, desc.out, map);
+  } else if (tile_tokens == Few::kMostTokens) {
+    launch_few<Few::kMostTiles>("linear_few", queue, work, desc.out, map);
   } else {
     launch_few<1>("linear_few", queue, work, desc.out, map);
   }

@@ -63,16 +63,6 @@ struct DownMap : ExpertMap {
   }
 };
 
-constexpr int kFewTiles = 4;
-
-// Tokens of a tile, by how many an expert has on average.
-int32_t work_slots_for(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  constexpr int64_t kOneTile = 6, kSomeTiles = 24;
-  const int64_t num_slots = num_tokens * desc.top_k;
-  if (num_slots > kSomeTiles * desc.num_local) return Wide::kTokens;
-  return (num_slots > kOneTile * desc.num_local ? kFewTiles : 1) * InputUnit::kRows;
-}
-
 int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, void* base,
                        ScaledExperts& job) {
   cuda_common::Workspace workspace(base);
@@ -94,8 +84,8 @@ void launch_map(const char* arrange_name, const char* name, const ops::MoeExpert
   launch_arrange(arrange_name, queue, most_work, std::min<int64_t>(job.work_slots, job.num_slots), map);
   if (job.work_slots == Wide::kTokens) {
     launch_wide(name, queue, most_work, rows, map);
-  } else if (job.work_slots == kFewTiles * InputUnit::kRows) {
-    launch_few<kFewTiles>(name, queue, most_work, rows, map);
+  } else if (job.work_slots == Few::kMostTokens) {
+    launch_few<Few::kMostTiles>(name, queue, most_work, rows, map);
   } else {
     launch_few<1>(name, queue, most_work, rows, map);
   }
@@ -114,7 +104,7 @@ int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tok
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  ScaledExperts job = cuda_common::scaled_experts(desc, args, work_slots_for(desc, args.num_tokens));
+  ScaledExperts job = cuda_common::scaled_experts(desc, args, expert_tile_slots(desc, args.num_tokens));
   take_workspace(desc, job.num_slots, job.work_slots, args.workspace, job);
   cuda_common::group_slots(job, job.groups, queue);
   launch_map<GateAndUpMap>("arrange_inputs", "gate_and_up", desc, desc.inner, job, queue);

@@ -24,6 +24,7 @@
 #include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm120/scaled_units.h"
+#include "backends/sm120/sum_plans.h"
 
 namespace tessera::backends::sm120 {
 
@@ -56,9 +57,7 @@ __device__ inline int token_of_sum(int lane, int i) {
   return lane % 4 * 2 + i % 2;
 }
 
-struct Few {
-  static constexpr int kWarps = 8, kThreads = kWarps * kWarp;
-};
+using Few = FewPlan;
 
 struct LaneWeights {
   uint4 codes[kSteps];
@@ -152,20 +151,16 @@ __global__ void __launch_bounds__(Few::kThreads, 2) few_sums(Map map) {
   }
 }
 
-struct Wide {
-  static constexpr int kRows = 128, kTokens = 128, kStages = 2;
-  // A warpgroup's warps have as many registers each, so the one that copies has three idle ones beside it. 232 hold a
-  // unit's sums and the totals, 64 each, and operands.
-  static constexpr int kConsumers = 8, kThreads = (kConsumers + 4) * kWarp;
+struct Wide : WidePlan {
+  // 232 hold a unit's sums and the totals, 64 each, and operands.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static constexpr int kWeightUnits = kRows / WeightUnit::kRows, kInputUnits = kTokens / InputUnit::kRows;
-  static constexpr int kWarpUnits = 4;  // of both operands: 64 rows by 32 tokens
 
   // 256 columns.
   struct Stage {
     char weights[kWeightUnits][WeightUnit::kBytes];
     char inputs[kInputUnits][InputUnit::kBytes];
   };
+  static_assert(sizeof(Stage) == kStageBytes);
   struct Shared {
     Stage stages[kStages];
     ptx::SharedBarrier full[kStages], free[kStages];

@@ -13,16 +13,14 @@
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
+#include "backends/sm90/sum_plans.h"
 #include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
 
 using cuda_common::RingPlace;
 
-struct Few {
-  static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
-  static constexpr int kTeamThreads = kSlots * cuda_common::kWarp,
-                       kThreads = kTeams * kTeamThreads + cuda_common::kWarp;
+struct Few : FewPlan {
   using Inputs = LaneInputs;
 
   using Weights = UnitStage<kSlots>;

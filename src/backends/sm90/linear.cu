@@ -12,10 +12,7 @@ namespace {
 
 using cuda_common::Values, cuda_common::wait_for_previous;
 
-constexpr int kTileRows = Wide::kSlots * PackedNvfp4::kRows;
-
-// Up to here the portable kernels are as fast.
-constexpr int64_t kFewTokens = 24;
+constexpr int kTileRows = Wide::kTileRows;
 
 struct LinearJob {
   const uint16_t* x;  // [tokens, groups * in]
@@ -111,29 +108,6 @@ class LinearTiles {
   const int row_tiles_, token_tiles_;
 };
 
-// Tokens of a tile that take the least time, by what was measured on an H200; 0: the portable kernels do.
-int32_t tile_tokens_for(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  if (num_tokens <= kFewTokens || desc.in % kChunk != 0 || desc.out % PackedNvfp4::kRows != 0) return 0;
-  struct Tile {
-    int32_t tokens;
-    double block_us;  // 128 columns
-  };
-  constexpr Tile kTiles[] = {{32, 0.50}, {64, 0.52}, {128, 0.75}};
-  constexpr double kPortableFlopsPerUs = 0.53e6, kPortableLeast = 5, kBegin = 6;  // the first of a multiprocessor
-  const int64_t multiprocessors = cuda_common::multiprocessors();
-  const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
-  double least = kPortableLeast + flops / (kPortableFlopsPerUs * static_cast<double>(multiprocessors));
-  int32_t best = 0;
-  for (const Tile& tile : kTiles) {
-    const int64_t tiles =
-        desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
-    const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
-    const double time = kBegin + static_cast<double>(rounds * (desc.in / kShareBlock)) * tile.block_us;
-    if (time < least) least = time, best = tile.tokens;
-  }
-  return best;
-}
-
 }  // namespace
 
 bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
@@ -143,13 +117,13 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
-  return desc.in % kChunk != 0 || max_tokens <= kFewTokens
+  return desc.in % kChunk != 0 || max_tokens <= kFewMapTokens
              ? 0
              : ArrangedInputs::bytes(desc.groups * round_up<int64_t>(max_tokens, ArrangedInputs::kRows), desc.in);
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  const int32_t tile_tokens = tile_tokens_for(desc, args.num_tokens);
+  const int32_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
   if (tile_tokens == 0) return cuda::linear_packed(desc, args, queue);
   const LinearJob job{static_cast<const uint16_t*>(args.x.data),
                       static_cast<char*>(args.workspace),

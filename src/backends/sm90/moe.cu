@@ -15,18 +15,6 @@ namespace tessera::backends::sm90 {
 
 namespace {
 
-enum class Kernels { kPortable, kFew, kWide };
-
-Kernels kernels_for(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  constexpr int64_t kManySlots = 6, kFewestTeams = 2;  // to an expert; tiles to a team
-  const int64_t num_slots = num_tokens * desc.top_k;
-  if (desc.hidden % kChunk != 0 || desc.inner % kChunk != 0) return Kernels::kPortable;
-  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.num_local) return Kernels::kWide;
-  const int64_t tiles = num_slots * ceil_div<int64_t>(desc.inner, GateAndUpTiles<Few>::kRows);
-  const int64_t teams = int64_t{Few::kTeams} * cuda_common::multiprocessors();
-  return tiles >= kFewestTeams * teams ? Kernels::kFew : Kernels::kPortable;
-}
-
 template <class Shape>
 int64_t scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
   MoeScratch scratch{};
@@ -86,12 +74,12 @@ int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tok
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  switch (kernels_for(desc, args.num_tokens)) {
-    case Kernels::kPortable:
+  switch (expert_kernels(desc, args.num_tokens, cuda_common::multiprocessors())) {
+    case ExpertKernels::kPortable:
       return cuda::moe_experts_packed(desc, args, queue);
-    case Kernels::kFew:
+    case ExpertKernels::kFew:
       return run<Few>(desc, args, queue);
-    case Kernels::kWide:
+    case ExpertKernels::kWide:
       return run<Wide>(desc, args, queue);
   }
 }

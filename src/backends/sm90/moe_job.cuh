@@ -5,6 +5,7 @@
 
 #include "backends/cuda_common/expert_slots.cuh"
 #include "backends/cuda_common/fast_division.cuh"
+#include "backends/sm90/sum_plans.h"
 
 namespace tessera::backends::sm90 {
 
@@ -32,7 +33,6 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
 // Group the slots and arrange their inputs, for tiles of wide_sums.cuh; and for those of few_sums.cuh, in one kernel,
 // for at most kMostFewSlots. Slots of experts of other ranks are zero.
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
-constexpr int64_t kMostFewSlots = 1024;
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 
 }  // namespace tessera::backends::sm90

@@ -25,6 +25,7 @@
 #include "backends/cuda_common/ptx/wgmma.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
+#include "backends/sm90/sum_plans.h"
 #include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
@@ -34,16 +35,13 @@ using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
 using cuda_common::PackedNvfp4, cuda_common::RingPlace;
 using PackedShare = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
 
-struct Wide {
-  static constexpr int kTokens = 128, kSlots = 8;
-  static constexpr int kConsumerWarps = kSlots, kThreads = (kConsumerWarps + 4) * kWarp;
+struct Wide : WidePlan {
   // 240 hold two chains and the sums, 64 each, and two steps' weights.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   using Inputs = ProductInputs;
   using Weights = UnitStage<kSlots>;  // 512 columns
 
-  // Every bulk copy costs its issuer some 100 cycles, so there are few: one for a stage of inputs, eight for weights.
-  static constexpr int kInputStages = kChunk / kShareBlock, kWeightStages = 2;
+  static_assert(kWeightColumns == kChunk && kInputColumns == kShareBlock);
   struct Shared {
     char inputs[kInputStages][kTokens / ArrangedInputs::kRows][ArrangedInputs::kBytes];  // 128 columns
     Weights weights[kWeightStages];
@@ -101,9 +99,10 @@ class WideConsumer {
     if (tile < tiles_.count()) load(0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
       const int tokens = tiles_.tokens(tiles_.place(tile));
-      if (tokens > 64) {
+      const int product_tokens = Wide::product_tokens(tokens);
+      if (product_tokens == Wide::kTokens) {
         run_tile<Wide::kTokens>(tile);
-      } else if (tokens > 32) {
+      } else if (product_tokens == 64) {
         run_tile<64>(tile);
       } else {
         run_tile<32>(tile);

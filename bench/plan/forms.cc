@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/plan/forms.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/integer_math.h"
+#include "bench/plan/families.h"
+
+namespace tessera::bench {
+
+namespace {
+
+PlanShape map_shape(const std::string& name, int64_t out, int64_t in, int64_t groups = 1) {
+  PlanShape shape;
+  shape.name =
+      groups > 1 ? fmt::format("{} [{} x {}, {}]", name, groups, out, in) : fmt::format("{} [{}, {}]", name, out, in);
+  shape.map = {.in = in, .out = out, .groups = groups, .format = ops::WeightFormat::kNvfp4};
+  return shape;
+}
+
+}  // namespace
+
+std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config& c) {
+  std::vector<PlanShape> shapes;
+  const auto map = [&](const char* what, int64_t out, int64_t in, int64_t groups = 1) {
+    shapes.push_back(map_shape(model + " " + what, out, in, groups));
+  };
+  map("wq_a", c.q_lora_rank, c.hidden_size);
+  map("wq_b", c.num_heads * c.head_dim, c.q_lora_rank);
+  map("wkv", c.head_dim, c.hidden_size);
+  map("wo_a", c.o_lora_rank, c.group_width(), c.o_groups);
+  map("wo_b", c.hidden_size, c.o_groups * c.o_lora_rank);
+  map("shared w1", c.expert_inner, c.hidden_size);
+  map("shared w2", c.hidden_size, c.expert_inner);
+  PlanShape experts;
+  experts.name = fmt::format("{} {} experts of [{}, {}] top {}", model, c.num_experts, c.expert_inner, c.hidden_size,
+                             c.experts_per_token);
+  experts.is_experts = true;
+  experts.experts = {.hidden = c.hidden_size,
+                     .inner = c.expert_inner,
+                     .num_local = c.num_experts,
+                     .top_k = c.experts_per_token,
+                     .format = ops::WeightFormat::kNvfp4};
+  shapes.push_back(experts);
+  return shapes;
+}
+
+PlanShape square_shape(int64_t size) {
+  return map_shape("square", size, size);
+}
+
+ExpertLoad expert_load(const ops::MoeExperts::Desc& desc, int64_t tokens, int64_t tile_slots) {
+  // Slots of an expert: binomial.
+  const auto experts = static_cast<double>(desc.num_local), n = static_cast<double>(tokens);
+  const double share = static_cast<double>(desc.top_k) / experts;
+  ExpertLoad load;
+  double probability = std::exp(n * std::log1p(-share));
+  for (int64_t slots = 0; slots <= tokens; ++slots) {
+    if (slots > 0) {
+      const auto s = static_cast<double>(slots);
+      if (probability > 0) {
+        probability *= (n - s + 1) / s * share / (1 - share);
+      } else {  // before the distribution's body: in logarithms
+        probability = std::exp(std::lgamma(n + 1) - std::lgamma(s + 1) - std::lgamma(n - s + 1) + s * std::log(share) +
+                               (n - s) * std::log1p(-share));
+      }
+      load.touched += experts * probability;
+    }
+    load.tiles += experts * probability * static_cast<double>(ceil_div(slots, tile_slots));
+  }
+  load.slots_of_tile = n * static_cast<double>(desc.top_k) / std::max(1.0, load.tiles);
+  return load;
+}
+
+double nvfp4_bytes(double values) {
+  return values * (0.5 + 1.0 / 16);
+}
+
+double shape_flops(const PlanShape& shape, int64_t tokens) {
+  const auto n = static_cast<double>(tokens);
+  if (!shape.is_experts) return 2 * n * static_cast<double>(shape.map.groups * shape.map.out * shape.map.in);
+  const ops::MoeExperts::Desc& e = shape.experts;
+  return 6 * n * static_cast<double>(e.top_k * e.hidden * e.inner);
+}
+
+double shape_weight_bytes(const PlanShape& shape, int64_t tokens) {
+  if (!shape.is_experts) return nvfp4_bytes(static_cast<double>(shape.map.groups * shape.map.out * shape.map.in));
+  const ops::MoeExperts::Desc& e = shape.experts;
+  return nvfp4_bytes(3.0 * static_cast<double>(e.hidden * e.inner)) * expert_load(e, tokens, 1).touched;
+}
+
+Kernel pass_kernel(const std::string& name, double read_bytes, double written_bytes, const Target& target) {
+  // What a step has just written lies in L2 unless it is much.
+  constexpr double kMostCached = 32e6;
+  Kernel kernel;
+  kernel.name = name;
+  kernel.tiles = target.multiprocessors;
+  const double bytes = read_bytes + written_bytes;
+  if (bytes > kMostCached) {
+    kernel.memory_bytes = bytes;
+  } else {
+    kernel.requested_bytes = bytes / target.multiprocessors;
+  }
+  return kernel;
+}
+
+std::vector<Kernel> our_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
+  switch (target.family) {
+    case Family::kHopper:
+      return hopper_kernels(shape, tokens, target);
+    case Family::kTensorMemory:
+      return tensor_memory_kernels(shape, tokens, target);
+    case Family::kWarpProducts:
+      return warp_product_kernels(shape, tokens, target);
+  }
+  return {};
+}
+
+std::vector<Kernel> ideal_kernels(const PlanShape& shape, int64_t tokens, const Target& target, const IdealForm& form) {
+  if (target.family == Family::kTensorMemory) return ideal_tensor_memory_kernels(shape, tokens, target, form);
+  return {};
+}
+
+}  // namespace tessera::bench

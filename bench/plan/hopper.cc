@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's kernels (backends/sm90, and the portable one's of few tokens), as a cost of stages.
+#include <algorithm>
+#include <cmath>
+
+#include "backends/sm90/sum_plans.h"
+#include "bench/plan/families.h"
+
+namespace tessera::bench {
+
+namespace {
+
+using namespace backends::sm90;  // NOLINT: the plans' names
+using backends::cuda_common::PackedNvfp4;
+
+// Cycles of a multiprocessor for a wgmma m64nNk16, measured (bench/results/2026-11-22-h200-hopper.json, prototypes).
+double product_cycles(int tokens) {
+  return std::max(13.2, 0.502 * tokens);
+}
+// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens: 0.50 us for 128 columns at 32 tokens
+// (docs/performance/hopper.md).
+constexpr double kStepCycles = 229;
+// Instructions of a warp for 16 rows by 128 columns by 8 tokens (docs/performance/hopper.md, cuda.md).
+constexpr double kFewInstructions = 130, kStreamInstructions = 191;
+// About 20 for each pair of sums that a lane stores.
+constexpr double kStoreInstructions = 20;
+
+// A tile of `width` columns by tile_tokens, of which `tokens` are there.
+Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double tokens) {
+  const int padded = static_cast<int>(ceil_div<int64_t>(static_cast<int64_t>(std::ceil(tokens)), 8) * 8);
+  const int product_tokens = WidePlan::product_tokens(padded);
+  constexpr int kProducts = WidePlan::kInputColumns / 16, kGroups = WidePlan::kTileRows / 64;
+  Kernel k;
+  k.name = name;
+  k.tiles = tiles, k.stages = width / WidePlan::kInputColumns;
+  k.product_cycles = kProducts * kGroups * product_cycles(product_tokens);
+  k.issue_cycles = WidePlan::kInputColumns / 32 * kStepCycles;
+  k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 +  // B for each warpgroup
+                    nvfp4_bytes(WidePlan::kTileRows * WidePlan::kInputColumns);
+  k.copied_bytes = padded * WidePlan::kInputColumns * 2.0 + nvfp4_bytes(WidePlan::kTileRows * WidePlan::kInputColumns);
+  k.requested_bytes = k.copied_bytes;
+  k.ring_stages = WidePlan::kInputStages;
+  constexpr int kWarpsOfScheduler = WidePlan::kConsumerWarps / 4;
+  k.end_cycles = product_tokens / 4.0 * kStoreInstructions * kWarpsOfScheduler + 4 * kStepCycles;
+  k.tile_flops = 2.0 * static_cast<double>(tiles * width) * WidePlan::kTileRows * product_tokens;
+  return k;
+}
+
+// The portable kernel of up to 8 tokens: warps share what there is evenly.
+constexpr int64_t kMostStreamTokens = 8;
+Kernel stream_kernel(const std::string& name, double values, const Target& target) {
+  const double blocks = values / (PackedNvfp4::kRows * 128.0), warps = 4.0 * target.multiprocessors;
+  Kernel k;
+  k.name = name;
+  k.tiles = target.multiprocessors;
+  k.issue_cycles = blocks / warps * kStreamInstructions;
+  k.memory_bytes = nvfp4_bytes(values);
+  k.requested_bytes = k.memory_bytes / target.multiprocessors;
+  k.is_bulk = false;
+  return k;
+}
+
+// Tiles of 8 slots by 64 rows, a team each.
+Kernel few_kernel(const std::string& name, double work, int64_t rows, int64_t tile_rows, int64_t width) {
+  Kernel k;
+  k.name = name;
+  k.tiles = static_cast<int64_t>(std::lround(work)) * ceil_div<int64_t>(rows, tile_rows);
+  k.tiles_at_once = FewPlan::kTeams;
+  k.stages = width / PackedNvfp4::kColumns;
+  k.issue_cycles = PackedNvfp4::kBlocks * kFewInstructions;
+  k.copied_bytes = FewPlan::kSlots * PackedNvfp4::kBytes + FewPlan::kTokens * PackedNvfp4::kColumns * 2.0;
+  k.operand_bytes = k.copied_bytes + (FewPlan::kSlots - 1) * FewPlan::kTokens * PackedNvfp4::kColumns * 2.0;
+  k.requested_bytes = k.copied_bytes;
+  k.ring_stages = FewPlan::kStages;
+  return k;
+}
+
+std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
+  const int32_t tile_tokens = linear_tile_tokens(desc, tokens, target.multiprocessors);
+  const auto values = static_cast<double>(desc.groups * desc.out * desc.in);
+  std::vector<Kernel> kernels;
+  if (tile_tokens == 0) {
+    if (tokens > kMostStreamTokens) return {};  // the portable kernel of more, which this model does not describe
+    kernels.push_back(stream_kernel("cuda linear_stream", values, target));
+  } else {
+    const double bytes = 2.0 * static_cast<double>(tokens * desc.groups * desc.in);
+    kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
+    const int64_t token_tiles = ceil_div<int64_t>(tokens, tile_tokens);
+    const int64_t tiles = desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * token_tiles;
+    kernels.push_back(
+        wide_kernel("linear_wide", tiles, desc.in, static_cast<double>(tokens) / static_cast<double>(token_tiles)));
+    kernels.back().memory_bytes = nvfp4_bytes(values);
+  }
+  return kernels;
+}
+
+std::vector<Kernel> expert_kernel_list(const ops::MoeExperts::Desc& e, int64_t tokens, const Target& target) {
+  const double touched = expert_load(e, tokens, 1).touched;
+  const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner), down = gate_up / 2;
+  const double slot_bytes = 2.0 * static_cast<double>(tokens * e.top_k * e.hidden);
+  std::vector<Kernel> kernels;
+  switch (expert_kernels(e, tokens, target.multiprocessors)) {
+    case ExpertKernels::kPortable:
+      kernels = {pass_kernel("group slots", 0, 0, target), stream_kernel("cuda gate_and_up", gate_up * touched, target),
+                 stream_kernel("cuda down", down * touched, target)};
+      break;
+    case ExpertKernels::kFew: {
+      const double work = expert_load(e, tokens, FewPlan::kTokens).tiles;
+      kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target),
+                 few_kernel("gate_and_up", work, e.inner, FewPlan::kTileRows / 2, e.hidden),
+                 few_kernel("down", work, e.hidden, FewPlan::kTileRows, e.inner)};
+      break;
+    }
+    case ExpertKernels::kWide: {
+      const ExpertLoad load = expert_load(e, tokens, WidePlan::kTokens);
+      const auto work = static_cast<int64_t>(std::lround(load.tiles));
+      kernels = {
+          pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
+          wide_kernel("gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2), e.hidden,
+                      load.slots_of_tile),
+          wide_kernel("down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner, load.slots_of_tile)};
+      break;
+    }
+  }
+  kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = nvfp4_bytes(down * touched);
+  return kernels;
+}
+
+}  // namespace
+
+std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
+  std::vector<Kernel> kernels =
+      shape.is_experts ? expert_kernel_list(shape.experts, tokens, target) : map_kernels(shape.map, tokens, target);
+  if (kernels.empty()) return kernels;
+  const double flops = shape_flops(shape, tokens);
+  if (shape.is_experts) {
+    kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;
+  } else {
+    kernels.back().flops = flops;
+  }
+  return kernels;
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/plan/target.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace tessera::bench {
+
+namespace {
+
+constexpr std::string_view kSpec = "data sheet", kUnlimited = "not known to limit";
+constexpr std::string_view kSlowRate =
+    "N/2 cycles for a product of M = 128 and 32 bytes of K (SemiAnalysisAI/microbench-blackwell), and the data sheet";
+constexpr std::string_view kWarpRate = "4,095 measured on an RTX 5090 (Neroued/ninfer#160)";
+constexpr std::string_view kEntry = "unknown: 64 as on Hopper, or as wide as shared memory";
+constexpr std::string_view kCompete = "unknown: whether copies take turns with operands at shared memory's 128 bytes";
+constexpr std::string_view kShared = "128 (SemiAnalysisAI/microbench-blackwell)";
+constexpr std::string_view kOwnLaunch = "smallest kernels of a graph on an H200 (2026-11-22-h200-packed.json)";
+constexpr std::string_view kAsHopper = "as on an H200: not known";
+constexpr double kNone = 1e6;  // a limit that is none
+
+constexpr Target kTargets[] = {
+    {.name = "h200",
+     .gpu = "H200",
+     .family = Family::kHopper,
+     .multiprocessors = 132,
+     .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
+     .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
+     .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
+     .shared_port = {128, "byte/cycle", kSpec},
+     .copies_share = {1, "", "they share a port"},
+     .entry_port = {64, "byte/cycle", kSpec},
+     .l2 = {6.7, "TB/s",
+            "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
+            "(2026-11-22-h200-hopper.json)"},
+     .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
+     .launch = {1.0, "us", kOwnLaunch},
+     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"}},
+    {.name = "b200",
+     .gpu = "B200",
+     .family = Family::kTensorMemory,
+     .multiprocessors = 148,
+     .clock = {1.85, "GHz", "data sheet: 9.0 PFLOP/s"},
+     .product_rate = {32768, "FLOP/cycle", kSlowRate},
+     .power_flops = {6.2, "PFLOP/s",
+                     "set by one row: 8,192^3 in 176.5 us (cfregly/ai-performance-engineering#33), at 1,000 W"},
+     .shared_port = {128, "byte/cycle", kShared},
+     .copies_share = {1, 0, "", kCompete},
+     .entry_port = {64, 128, "byte/cycle", kEntry},
+     .l2 = {13.6, kNone, "TB/s", "at least what 6.2 PFLOP/s of a pair's 256 x 256 tiles draw; else unknown"},
+     .memory = {7.26, "TB/s", "read with TMA (SemiAnalysisAI/microbench-blackwell)"},
+     .launch = {1.0, "us", kAsHopper},
+     .latency = {1.0, "us", kAsHopper}},
+    {.name = "b300",
+     .gpu = "B300, GB300",
+     .family = Family::kTensorMemory,
+     .multiprocessors = 148,
+     .clock = {1.92, "GHz", "data sheet: 14 PFLOP/s with K = 96; 2.06 at most"},
+     .product_rate = {32768, "FLOP/cycle", kSlowRate},
+     .power_flops = {8.68, "PFLOP/s",
+                     "6.2 PFLOP/s of a B200 at 1,000 W, at 1,400 W (facebookexperimental/triton#2023)"},
+     .shared_port = {128, "byte/cycle", kShared},
+     .copies_share = {1, 0, "", kCompete},
+     .entry_port = {64, 128, "byte/cycle", kEntry},
+     .l2 = {13.6, kNone, "TB/s", "as B200"},
+     .memory = {7.26, "TB/s", "as B200: the same 8 TB/s on the data sheet"},
+     .launch = {1.0, "us", kAsHopper},
+     .latency = {1.0, "us", kAsHopper}},
+    {.name = "rtx6000",
+     .gpu = "RTX PRO 6000",
+     .family = Family::kWarpProducts,
+     .multiprocessors = 188,
+     .clock =
+         {2.20, "GHz",
+          "under load: BF16 8,192^3 at 417 TFLOP/s of 1,024 FLOP a cycle (zzc0721/torch-performance-test-data#162); "
+          "the data sheet's 2.62 is its boost"},
+     .product_rate = {4096, "FLOP/cycle", kWarpRate},
+     .power_flops = {kNone, "PFLOP/s", "in the clock"},
+     .shared_port = {128, "byte/cycle", kSpec},
+     .copies_share = {1, "", "they share a port"},
+     .entry_port = {64, "byte/cycle", kAsHopper},
+     .l2 = {kNone, "TB/s", kUnlimited},
+     .memory = {1.6, "TB/s", "1.79 on the data sheet, at 90 %"},
+     .launch = {1.0, "us", kAsHopper},
+     .latency = {1.0, "us", kAsHopper}},
+    {.name = "gb10",
+     .gpu = "GB10",
+     .family = Family::kWarpProducts,
+     .multiprocessors = 48,
+     .clock = {2.5, "GHz", kSpec},
+     .product_rate = {4096, "FLOP/cycle", kWarpRate},
+     .power_flops = {kNone, "PFLOP/s", "not known"},
+     .shared_port = {128, "byte/cycle", kSpec},
+     .copies_share = {1, "", "they share a port"},
+     .entry_port = {64, "byte/cycle", kAsHopper},
+     .l2 = {kNone, "TB/s", kUnlimited},
+     .memory = {0.231, "TB/s", "measured: antirez/ds4#773"},
+     .launch = {1.0, "us", kAsHopper},
+     .latency = {1.0, "us", kAsHopper}},
+};
+
+}  // namespace
+
+std::span<const Target> targets() {
+  return kTargets;
+}
+
+const Target& target_of(std::string_view name) {
+  const auto* const found =
+      std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Target& t) { return t.name == name; });
+  if (found != std::end(kTargets)) return *found;
+  std::string names;
+  for (const Target& target : kTargets) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
+  fail(ErrorCode::kInvalidArgument,
+       fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
+}
+
+std::array<NamedFigure, 10> figures_of(const Target& t) {
+  return {{{"clock", t.clock},
+           {"products", t.product_rate},
+           {"power", t.power_flops},
+           {"shared memory", t.shared_port},
+           {"copies that compete there", t.copies_share},
+           {"bytes into a multiprocessor", t.entry_port},
+           {"L2", t.l2},
+           {"memory", t.memory},
+           {"launch", t.launch},
+           {"latency", t.latency}}};
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tiles and stages of block_scaled_sums.cuh, and how many tokens a tile of a map has: plain numbers, for the kernel,
+// its launches and predictions of its time (bench/plan).
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/sm100/input_tile.h"
+#include "backends/sm100/packed_tiles.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+
+namespace tessera::backends::sm100 {
+
+// Of kBlocks thread blocks that take a tile together.
+template <int kMatrices, int kTokens, int kBlocks>
+struct SumsPlan {
+  // 256 columns.
+  static constexpr int kInputBytes = InputTile::code_bytes(kTokens / kBlocks) + InputTile::scale_bytes(kTokens);
+  static constexpr int kStageBytes = kMatrices * PackedTile::kBytes + kInputBytes;
+  static constexpr int kMostBytes = 226 << 10;  // of 227 KiB; the rest is for barriers
+  static constexpr int kStages = std::min(8, kMostBytes / kStageBytes);
+  static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
+};
+
+// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages. Tiles
+// of two blocks are for more than 128 tokens: of 192, so that tensor memory holds their sums twice.
+constexpr int kPairTileTokens = 192, kMostTileTokens = 128, kFewTileTokens = 32;
+// More of experts' gate and up than 96 do not fit tensor memory twice.
+constexpr int kMostExpertTokens = 96;
+
+inline int64_t linear_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
+  const int64_t rows = tile_tokens == kPairTileTokens ? 2 * PackedTile::kRows : PackedTile::kRows;
+  return desc.groups * ceil_div<int64_t>(desc.out, rows) * ceil_div<int64_t>(num_tokens, tile_tokens);
+}
+
+// The most tokens that leave no multiprocessor without a tile.
+inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  int32_t tokens = kMostTileTokens;
+  if (num_tokens > kMostTileTokens && 2 * linear_tiles(desc, num_tokens, kPairTileTokens) >= multiprocessors - 1) {
+    return kPairTileTokens;
+  }
+  while (tokens > kFewTileTokens && linear_tiles(desc, num_tokens, tokens) < multiprocessors) tokens /= 2;
+  return tokens;
+}
+
+// Slots of a tile, by how many an expert has on average.
+inline int32_t expert_tile_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
+  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.num_local ? kMostExpertTokens : kFewTileTokens;
+}
+
+}  // namespace tessera::backends::sm100

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tiles, stages and choices of Hopper's kernels for NVFP4 maps: plain numbers that wide_sums.cuh, few_sums.cuh and
+// their launches are made of, and that predictions of their time (bench/plan) are worked out from.
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda_common/packed_units.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/moe.h"
+
+namespace tessera::backends::sm90 {
+
+struct WidePlan {
+  static constexpr int kTokens = 128, kSlots = 8;  // a slot is a unit of 16 rows
+  static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
+  static constexpr int kConsumerWarps = kSlots, kThreads = (kConsumerWarps + 4) * 32;
+  // A stage of inputs is 128 columns, one of weights 512. Every bulk copy costs its issuer some 100 cycles, so there
+  // are few: one for a stage of inputs, eight for weights.
+  static constexpr int kInputColumns = 128, kWeightColumns = cuda_common::PackedNvfp4::kColumns;
+  static constexpr int kInputStages = kWeightColumns / kInputColumns, kWeightStages = 2;
+  // Tokens of the products of a tile of so many.
+  TESSERA_HOST_DEVICE static constexpr int product_tokens(int tokens) {
+    return tokens > 64 ? kTokens : tokens > 32 ? 64 : 32;
+  }
+};
+
+struct FewPlan {
+  static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
+  static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
+  static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * kTeamThreads + 32;
+};
+
+// Up to here the portable kernels are as fast.
+constexpr int64_t kFewMapTokens = 24;
+
+// Tokens of a tile that take the least time, by what was measured on an H200; 0: the portable kernels do.
+inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  using cuda_common::PackedNvfp4;
+  if (num_tokens <= kFewMapTokens || desc.in % WidePlan::kWeightColumns != 0 || desc.out % PackedNvfp4::kRows != 0)
+    return 0;
+  struct Tile {
+    int32_t tokens;
+    double block_us;  // 128 columns
+  };
+  constexpr Tile kTiles[] = {{32, 0.50}, {64, 0.52}, {128, 0.75}};
+  constexpr double kPortableFlopsPerUs = 0.53e6, kPortableLeast = 5, kBegin = 6;  // the first of a multiprocessor
+  const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
+  double least = kPortableLeast + flops / (kPortableFlopsPerUs * static_cast<double>(multiprocessors));
+  int32_t best = 0;
+  for (const Tile& tile : kTiles) {
+    const int64_t tiles =
+        desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
+    const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
+    const double time = kBegin + static_cast<double>(rounds * (desc.in / WidePlan::kInputColumns)) * tile.block_us;
+    if (time < least) least = time, best = tile.tokens;
+  }
+  return best;
+}
+
+enum class ExpertKernels { kPortable, kFew, kWide };
+
+// The few kernel's grouping counts slots in one thread block.
+constexpr int64_t kMostFewSlots = 1024;
+
+inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  constexpr int64_t kManySlots = 6, kFewestTeams = 2;  // to an expert; tiles to a team
+  const int64_t num_slots = num_tokens * desc.top_k;
+  if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kWeightColumns != 0)
+    return ExpertKernels::kPortable;
+  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.num_local) return ExpertKernels::kWide;
+  // A tile of gate and up has half its rows of each.
+  const int64_t tiles = num_slots * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
+  const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
+  return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
+}
+
+}  // namespace tessera::backends::sm90

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dynamic shared memory that kernels of stages ask for, without barriers: a budget like tests/budgets/kernels.tsv,
+// which has what is static.
+#include <gtest/gtest.h>
+
+#include "backends/sm100/sums_plan.h"
+#include "backends/sm120/sum_plans.h"
+#include "backends/sm90/sum_plans.h"
+
+namespace tessera::backends {
+namespace {
+
+// A block's, with 1 KiB reserved: compute capability 9 and 10 have 227 KiB, 12 has 99. Barriers, and the alignment to
+// 1 KiB that swizzled operands want, are the rest.
+constexpr int kMost = 227 << 10, kMostOf12 = 99 << 10, kRest = 1152;
+
+TEST(SharedMemoryBudget, Hopper) {
+  using cuda_common::PackedNvfp4;
+  using Wide = sm90::WidePlan;
+  using Few = sm90::FewPlan;
+  constexpr int kWide = Wide::kInputStages * Wide::kTokens * Wide::kInputColumns * 2 +
+                        Wide::kWeightStages * Wide::kSlots * PackedNvfp4::kBytes;
+  constexpr int kFew =
+      Few::kTeams * Few::kStages * (Few::kSlots * PackedNvfp4::kBytes + Few::kTokens * PackedNvfp4::kColumns * 2);
+  EXPECT_EQ(kWide, 204800);
+  EXPECT_EQ(kFew, 212992);
+  EXPECT_LE(kWide + kRest, kMost);
+  EXPECT_LE(kFew + kRest, kMost);
+}
+
+TEST(SharedMemoryBudget, TensorMemory) {
+  using Many = sm100::SumsPlan<1, sm100::kMostTileTokens, 1>;
+  using Few = sm100::SumsPlan<1, sm100::kFewTileTokens, 1>;
+  using Pair = sm100::SumsPlan<1, sm100::kPairTileTokens, 2>;
+  using Experts = sm100::SumsPlan<2, sm100::kMostExpertTokens, 1>;
+  EXPECT_EQ(Many::kStages * Many::kStageBytes, 6 * 36864);
+  EXPECT_EQ(Few::kStages * Few::kStageBytes, 8 * 24576);
+  EXPECT_EQ(Pair::kStages * Pair::kStageBytes, 6 * 34816);
+  EXPECT_EQ(Experts::kStages * Experts::kStageBytes, 4 * 51200);
+  for (const int bytes : {Many::kStages * Many::kStageBytes, Experts::kStages * Experts::kStageBytes}) {
+    EXPECT_LE(bytes + kRest, kMost);
+  }
+}
+
+TEST(SharedMemoryBudget, WarpProducts) {
+  using Wide = sm120::WidePlan;
+  EXPECT_EQ(Wide::kStages * Wide::kStageBytes, 2 * 36864);
+  EXPECT_LE(Wide::kStages * Wide::kStageBytes + kRest, kMostOf12);
+}
+
+}  // namespace
+}  // namespace tessera::backends

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predictions: arithmetic of a stage, experts' load, and what others measured on Blackwell.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "backends/sm100/sums_plan.h"
+#include "base/error.h"
+#include "bench/plan/families.h"
+#include "bench/plan/report.h"
+#include "bench/shapes/published.h"
+
+namespace tessera::bench {
+namespace {
+
+double us_of(const Prediction& prediction, std::string_view term) {
+  for (const Term& t : prediction.terms) {
+    if (t.name == term) return t.us;
+  }
+  ADD_FAILURE() << "no term " << term;
+  return 0;
+}
+
+TEST(KernelPlan, AStageOfEachResource) {
+  const Target& target = target_of("b200");
+  Kernel kernel;
+  kernel.tiles = 149, kernel.stages = 10;
+  kernel.product_cycles = 185, kernel.operand_bytes = 1280, kernel.copied_bytes = 640;
+  kernel.requested_bytes = 1000, kernel.ring_stages = 4, kernel.memory_bytes = 7.26e6, kernel.end_cycles = 1850;
+  const Prediction low = predict(kernel, target, true), high = predict(kernel, target, false);
+  EXPECT_EQ(low.waves, 2);
+  EXPECT_NEAR(us_of(low, "products"), 2.0, 1e-9);  // 20 stages of 185 cycles at 1,850 a microsecond
+  EXPECT_NEAR(us_of(low, "shared memory"), 20 * (1280 + 640) / 128.0 / 1850, 1e-9);
+  EXPECT_NEAR(us_of(high, "shared memory"), 20 * 1280 / 128.0 / 1850, 1e-9);
+  EXPECT_NEAR(us_of(low, "entry port"), 20 * 10 / 1850.0, 1e-9);
+  EXPECT_NEAR(us_of(high, "entry port"), 20 * 5 / 1850.0, 1e-9);
+  EXPECT_NEAR(us_of(low, "L2"), 1490 * 1000 / 13.6e6, 1e-9);
+  EXPECT_NEAR(us_of(low, "memory"), 1.0, 1e-9);
+  EXPECT_NEAR(us_of(low, "latency"), 5.0, 1e-9);
+  EXPECT_EQ(low.limit().name, "latency");
+  EXPECT_NEAR(low.us(), 5.0 + 2.0 + 2.0, 1e-9);  // fill and two tiles' ends
+}
+
+TEST(KernelPlan, TilesAtOnceShareAMultiprocessor) {
+  const Target& target = target_of("h200");
+  Kernel kernel;
+  kernel.stages = 1, kernel.product_cycles = 1830, kernel.tiles_at_once = 4;
+  kernel.tiles = 132;
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "products"), 1.0, 1e-9);
+  kernel.tiles = 4 * 132;
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "products"), 4.0, 1e-9);
+  kernel.tiles = 4 * 132 + 1;
+  EXPECT_EQ(predict(kernel, target, true).waves, 2);
+}
+
+TEST(KernelPlan, OurStagesAreThoseOfTheKernelsPlan) {
+  using backends::sm100::SumsPlan, backends::sm100::PackedTile;
+  const PlanShape square = square_shape(8192);
+  const auto kernels = our_kernels(square, 8192, target_of("b200"));
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_EQ(kernels[1].tiles, 32 * 43);
+  EXPECT_EQ(kernels[1].stages, 8192 / PackedTile::kColumns);
+  EXPECT_EQ(kernels[1].ring_stages, (SumsPlan<1, 192, 2>::kStages));
+  EXPECT_EQ(kernels[1].copied_bytes, (SumsPlan<1, 192, 2>::kStageBytes));
+  EXPECT_EQ(kernels[1].product_cycles, 4 * 96);
+  // All products of whole tiles at the target's rate: what the cycles say too.
+  const Target& target = target_of("b200");
+  EXPECT_NEAR(
+      kernels[1].tile_flops / static_cast<double>(2 * kernels[1].tiles * kernels[1].stages) / target.product_rate.low,
+      kernels[1].product_cycles, 1e-9);
+}
+
+TEST(KernelPlan, ExpertsLoad) {
+  const ops::MoeExperts::Desc desc{.hidden = 4096, .inner = 2048, .num_local = 256, .top_k = 6};
+  for (const int64_t tokens : {1, 4, 64, 4096}) {
+    const double expected = 256 * (1 - std::pow(1 - 6.0 / 256, static_cast<double>(tokens)));
+    EXPECT_NEAR(expert_load(desc, tokens, 1 << 20).touched, expected, 1e-6 * expected) << tokens;
+    EXPECT_NEAR(expert_load(desc, tokens, 1).tiles, static_cast<double>(6 * tokens),
+                1e-5 * static_cast<double>(tokens));
+  }
+  // 96 slots an expert, hardly ever more than 128.
+  EXPECT_NEAR(expert_load(desc, 4096, 128).tiles, 256, 0.5);
+  EXPECT_NEAR(expert_load(desc, 4096, 64).tiles, 512, 1.0);
+}
+
+// One of the three sets its target's figure; the others test the model.
+TEST(KernelPlan, ReproducesWhatOthersMeasuredOnBlackwell) {
+  int tested = 0;
+  for (const Target& target : targets()) {
+    for (const PublishedRow& row : published_rows(target)) {
+      const PlanRow& p = row.prediction;
+      EXPECT_NEAR(p.petaflops(p.optimistic), row.petaflops, 0.1 * row.petaflops) << target.name;
+      EXPECT_LE(p.petaflops(p.pessimistic), p.petaflops(p.optimistic)) << target.name;
+      EXPECT_GT(p.petaflops(p.pessimistic), 0.85 * row.petaflops) << target.name;
+      tested += row.sets_a_figure ? 0 : 1;
+    }
+  }
+  EXPECT_EQ(tested, 2);
+}
+
+TEST(KernelPlan, EveryTargetHasRowsWithALimit) {
+  for (const Target& target : targets()) {
+    for (const char* model : {"flash", "pro"}) {
+      const auto rows = plan_rows(plan_shapes(model, published_config(model)), {1, 64, 4096}, target);
+      EXPECT_GT(rows.size(), 15u) << target.name;
+      for (const PlanRow& row : rows) {
+        EXPECT_LE(row.optimistic.us, row.pessimistic.us * (1 + 1e-9)) << row.shape;
+        EXPECT_LE(row.share(row.optimistic), 1.0) << target.name << " " << row.shape << " " << row.tokens;
+        EXPECT_FALSE(row.optimistic.limit.name.empty());
+      }
+    }
+  }
+}
+
+TEST(KernelPlan, UnknownTargetIsNamed) {
+  try {
+    target_of("b100");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_STREQ(error.what(), "target: expected one of h200, b200, b300, rtx6000, gb10, found \"b100\"");
+  }
+}
+
+}  // namespace
+}  // namespace tessera::bench

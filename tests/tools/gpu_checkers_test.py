@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out."""
+import importlib.machinery
+import importlib.util
+import pathlib
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def tool(name):
+    loader = importlib.machinery.SourceFileLoader(name, str(ROOT / 'tools' / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+budgets, ptx = tool('check_budgets'), tool('check_ptx')
+
+
+def elf(parts):
+    """An ELF64 file with these sections: (name, type, bytes)."""
+    parts = [('', 0, b'')] + parts + [('.shstrtab', 3, b'')]
+    names, offsets = b'', []
+    for name, _, _ in parts:
+        offsets.append(len(names))
+        names += name.encode() + b'\0'
+    parts[-1] = ('.shstrtab', 3, names)
+    body, heads, at = b'', b'', 64
+    for offset, (_, kind, data) in zip(offsets, parts):
+        size = data if isinstance(data, int) else len(data)
+        heads += struct.pack('<IIQQQQIIQQ', offset, kind, 0, 0, at, size, 0, 0, 1, 0)
+        if not isinstance(data, int):
+            body += data
+            at += size
+    head = b'\x7fELF\x02\x01\x01' + bytes(9) + struct.pack('<HHIQQQIHHHHHH', 2, 190, 1, 0, 0, at, 0, 64, 0, 0, 64, len(parts), len(parts) - 1)
+    return head + body + heads
+
+
+def cubin(registers, stack, shared):
+    name = '_Z4wideILi4EEvPf'
+    info = struct.pack('<BBHII', 4, 0x2F, 8, 1, registers) + struct.pack('<BBH', 3, 0x1C, 7) + struct.pack('<BBHII', 4, 0x11, 8, 1, stack)
+    symbols = bytes(24) + struct.pack('<IBBHQQ', 1, 0, 0, 0, 0, 0)
+    return elf([('.nv.info', 0x70000000, info), ('.symtab', 2, symbols), ('.strtab', 3, b'\0' + name.encode() + b'\0'),
+                ('.text.' + name, 1, b'code'), ('.nv.shared.' + name, 8, shared)])
+
+
+def fatbin(entries, kind=2):
+    body = b''
+    for architecture, data in entries:
+        head = struct.pack('<HHIQ', kind, 0x101, 64, len(data)) + bytes(12) + struct.pack('<I', architecture) + bytes(32)
+        body += head + data
+    return struct.pack('<IHHQ', 0xBA55ED50, 1, 16, len(body)) + body
+
+
+class Budgets(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.root = pathlib.Path(self.folder.name)
+
+    def build(self, values, room='sm120'):
+        path = self.root / 'src/backends/CMakeFiles/kernels.dir' / room / 'maps.cu.o'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(elf([('.text', 1, b'host'), ('.nv_fatbin', 1, fatbin([(a, cubin(*v)) for a, v in values.items()]))]))
+        return budgets.found_in(str(self.root))
+
+    def test_objects_are_read(self):
+        found = self.build({120: (168, 0, 1024), 121: (170, 8, 2048)})
+        self.assertEqual(found, {('backends/sm120/maps.cu', 'wide<4>'): {120: (168, 0, 1024), 121: (170, 8, 2048)}})
+
+    def test_what_is_over_a_limit_is_found(self):
+        key = ('backends/sm90/maps.cu', 'wide<4>')
+        table = {key: {90: (128, 0, 1024)}}
+        self.assertEqual(budgets.compare(table, self.build({90: (128, 0, 1024)}, 'sm90')), [])
+        for values, part in (((129, 0, 1024), 'at most 128 registers, found 129'), ((128, 8, 1024), 'at most 0 bytes of stack, found 8'),
+                             ((128, 0, 1025), 'at most 1024 bytes of static shared memory, found 1025')):
+            faults = budgets.compare(table, self.build({90: values}, 'sm90'))
+            self.assertEqual(len(faults), 1)
+            self.assertIn(part, faults[0])
+        self.assertIn('not in the table', budgets.compare({}, self.build({90: (1, 0, 0)}, 'sm90'))[0])
+        self.assertIn('not in the build', budgets.compare({key: {90: (1, 0, 0)}, ('a.cu', 'gone'): {90: (1, 0, 0)}}, self.build({90: (1, 0, 0)}, 'sm90'))[0])
+
+    def test_blackwells_kernels_must_not_spill(self):
+        found = self.build({120: (168, 8, 0)})
+        self.assertIn('must not spill', budgets.compare(found, found)[0])
+
+    def test_code_that_cannot_be_read_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, 'compressed'):
+            list(budgets.cubins(fatbin([(90, b'(\xb5/\xfd')])))
+        with self.assertRaisesRegex(ValueError, 'expected a fat binary'):
+            list(budgets.cubins(bytes(64)))
+        with tempfile.TemporaryDirectory() as empty:
+            result = subprocess.run([ROOT / 'tools/check_budgets', empty], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn('found none', result.stderr)
+
+    def test_the_checked_in_table_is_read(self):
+        table = budgets.read_table(budgets.TABLE)
+        rooms = {source.split('/')[1] for source, _ in table}
+        self.assertLessEqual({'cuda', 'sm90', 'sm100', 'sm120'}, rooms)
+        for (source, _), row in table.items():
+            if source.startswith(budgets.MUST_NOT_SPILL):
+                self.assertTrue(all(values[1] == 0 for values in row.values()), source)
+            self.assertTrue(all(0 < values[0] <= 255 for values in row.values()), source)
+
+
+KERNEL = """
+.visible .entry roles(.param .u64 roles_param_0)
+{
+	.reg .pred 	%p<4>;
+	@%p1 bra 	$L__BB0_2;
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], %r2;
+$L__BB0_2:
+	tcgen05.fence::before_thread_sync;
+	bar.sync 	0;
+	@%p2 bra 	$L__BB0_6;
+	// the one that multiplies what another stored
+	{
+.reg .pred ended;
+try_again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%r1], %r2;
+@!ended bra try_again;
+}
+	tcgen05.fence::after_thread_sync;
+	tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [%r0], %rd1, %rd2, %r35, [%r3], [%r4], p;
+	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r5];
+	bra.uni 	$L__BB0_9;
+$L__BB0_6:
+	st.shared.v4.b32 [%r7], {%r1, %r2, %r3, %r4};
+	@%p3 bra 	$L__BB0_8;
+	fence.proxy.async.shared::cta;
+	mbarrier.arrive.shared::cta.b64 _, [%r8];
+	bra.uni 	$L__BB0_9;
+$L__BB0_8:
+	fence.proxy.async.shared::cta;
+	mbarrier.arrive.shared::cta.b64 _, [%r8];
+	{
+.reg .pred ended;
+try_again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%r1], %r2;
+@!ended bra try_again;
+}
+	tcgen05.fence::after_thread_sync;
+	tcgen05.ld.sync.aligned.32x32b.x8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%r8];
+	tcgen05.wait::ld.sync.aligned;
+$L__BB0_9:
+	tcgen05.fence::before_thread_sync;
+	bar.sync 	0;
+	tcgen05.fence::after_thread_sync;
+	@%p1 bra 	$L__BB0_10;
+	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, %r2;
+$L__BB0_10:
+	ret;
+}
+"""
+
+
+class Fences(unittest.TestCase):
+    def test_all_fences_in_place(self):
+        self.assertEqual(ptx.faults_of(KERNEL)[0], {})
+
+    def test_each_fence_that_is_taken_out_is_found(self):
+        lines = KERNEL.split('\n')
+        fences = [i for i, line in enumerate(lines) if line.strip().startswith(ptx.FENCES)]
+        self.assertEqual(len(fences), 7)
+        for i in fences:
+            counts, _ = ptx.faults_of('\n'.join(lines[:i] + lines[i + 1:]))
+            rule = 'proxy' if 'proxy' in lines[i] else 'before' if 'before' in lines[i] else 'after'
+            self.assertEqual(set(counts), {('roles', rule)}, lines[i])
+
+    def test_stores_that_nothing_asynchronous_reads_are_let_be(self):
+        plain = '.visible .entry plain()\n{\n\tst.shared.b32 [%r1], %r2;\n\tbar.sync 0;\n\tret;\n}\n'
+        self.assertEqual(ptx.faults_of(plain)[0], {})
+        reader = plain.replace('\tret;', '\twgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1}, %rd1, %rd2, 1, 1, 1;\n\tret;')
+        self.assertEqual(ptx.faults_of(reader)[0], {('plain', 'proxy'): 1})
+
+    def test_what_is_known_is_not_reported_and_more_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path, known = pathlib.Path(folder) / 'a.ptx', pathlib.Path(folder) / 'known.tsv'
+            path.write_text(KERNEL.replace('\tfence.proxy.async.shared::cta;\n', ''))
+            for count, code in ((2, 0), (1, 1)):
+                known.write_text(f'# why\nroles\tproxy\t{count}\ta test\n')
+                result = subprocess.run([ROOT / 'tools/check_ptx', path, '--expected', known], capture_output=True, text=True)
+                self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+
+
+if __name__ == '__main__':
+    unittest.main()

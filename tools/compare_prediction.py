@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted beside measured times on an H200: a table for docs/performance/prediction.md, and a picture.
+
+tools/compare_prediction.py build/cpu/apps/tessera/tessera [--picture FILE.svg]
+Measured: the linear maps and experts of bench/results/2026-11-22-h200-hopper.json."""
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RECORD = "bench/results/2026-11-22-h200-hopper.json"
+
+
+def measured_rows():
+    with open(os.path.join(ROOT, RECORD)) as file:
+        record = json.load(file)
+    rows = []
+    for row in record["bench_ops_linear"] + record["bench_ops_experts"]:
+        name = row["op"].split(" ", 1)[1]
+        if "nvfp4" not in name or "zipf" in name:
+            continue
+        if row["op"].startswith("moe_experts"):
+            shape = "flash 256 experts of [2048, 4096] top 6"
+        else:
+            shape = name.replace(" nvfp4", "").replace(" a16", "")
+        rows.append((shape, row["tokens"], row["median_us"]))
+    return rows
+
+
+def predictions(program, tokens):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "plan.json")
+        subprocess.run([program, "plan", "kernels", "--target", "h200", "--tokens", ",".join(map(str, tokens)),
+                        "--json", path], check=True, stdout=subprocess.DEVNULL)
+        with open(path) as file:
+            rows = json.load(file)["rows"]
+    return {(row["shape"], row["tokens"]): row for row in rows}
+
+
+def picture(rows):
+    """Predicted over measured, both logarithmic: on the line they agree, between the dashed ones within 10 %."""
+    size, margin, low, high = 480, 60, 2.0, 5000.0
+
+    def at(value):
+        return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low)) * size
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size + 2 * margin} {size + 2 * margin}" '
+           'font-family="sans-serif" font-size="12">',
+           f'<rect width="{size + 2 * margin}" height="{size + 2 * margin}" fill="white"/>']
+
+    def point(x, y):
+        return f"{margin + x:.1f}", f"{margin + size - y:.1f}"
+
+    for factor, dash in ((1, ""), (1.1, ' stroke-dasharray="4"'), (1 / 1.1, ' stroke-dasharray="4"')):
+        (x1, y1), (x2, y2) = point(at(low), at(low * factor)), point(at(high), at(high * factor))
+        out.append(f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="#888"{dash}/>')
+    for tick in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000):
+        x, y = point(at(tick), 0)
+        out.append(f'<text x="{x}" y="{margin + size + 18}" text-anchor="middle">{tick}</text>')
+        x, y = point(0, at(tick))
+        out.append(f'<text x="{margin - 8}" y="{y}" text-anchor="end">{tick}</text>')
+    for shape, tokens, us, row in rows:
+        x, y = point(at(us), at(row["pessimistic"]["us"]))
+        colour = "#c03030" if "experts" in shape else "#3060c0"
+        out.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}" fill-opacity="0.7"><title>{shape}, {tokens} tokens'
+                   "</title></circle>")
+    out.append(f'<text x="{margin + size / 2}" y="{margin + size + 42}" text-anchor="middle">measured, us</text>')
+    out.append(f'<text x="18" y="{margin + size / 2}" transform="rotate(-90 18 {margin + size / 2})" '
+               'text-anchor="middle">predicted, us</text>')
+    out.append(f'<text x="{margin}" y="30">H200: linear maps (blue), routed experts (red); dashed: 10 % off</text></svg>')
+    return "\n".join(out) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("program")
+    parser.add_argument("--picture")
+    arguments = parser.parse_args()
+    measured = measured_rows()
+    predicted = predictions(arguments.program, sorted({tokens for _, tokens, _ in measured}))
+    rows, missing = [], []
+    for shape, tokens, us in measured:
+        row = predicted.get((shape, tokens))
+        (missing if row is None else rows).append((shape, tokens, us, row))
+    print("| shape | tokens | measured, µs | predicted | off | limit |\n| --- | --- | --- | --- | --- | --- |")
+    off = []
+    for shape, tokens, us, row in rows:
+        guess = row["pessimistic"]
+        off.append(guess["us"] / us - 1)
+        print(f"| {shape} | {tokens:,} | {us:,.1f} | {guess['us']:,.1f} | {off[-1] * 100:+.0f} % | {guess['limit']} |")
+    within = sum(abs(x) <= 0.1 for x in off)
+    print(f"\n{within} of {len(off)} within 10 %, the median {statistics.median(map(abs, off)) * 100:.0f} % off. "
+          f"Measured, not described: {len(missing)}.")
+    if arguments.picture:
+        with open(arguments.picture, "w") as file:
+            file.write(picture(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
