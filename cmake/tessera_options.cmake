@@ -3,6 +3,7 @@
 option(TESSERA_TESTS "build the tests" ON)
 option(TESSERA_TEST_SEAMS "let tests fail the n-th allocation and the n-th file call" OFF)
 option(TESSERA_FUZZ "build the libFuzzer targets (clang only)" OFF)
+option(TESSERA_PYTHON "build Python's extension; needs Python's headers and nanobind" OFF)
 option(TESSERA_CUDA "build the GPU backends; needs CUDA 13's nvcc" OFF)
 option(TESSERA_CUDA_EMULATED "build the GPU backends for a GPU that is emulated on the CPU; needs no CUDA" OFF)
 option(TESSERA_SM120_EMULATED "build the backend sm120 for this build's GPUs, its products in software: a test on Hopper" OFF)

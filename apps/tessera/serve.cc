@@ -33,9 +33,8 @@ namespace tessera::app {
 
 namespace {
 
-// Of what is free, that caches may take where --cache-memory does not say; of that, the least that is left for prefixes
-// where --prefix-cache-memory does not say.
-constexpr double kCacheShare = 0.8, kPrefixShare = 0.25;
+// Of what caches may take, the least that is left for prefixes where --prefix-cache-memory does not say.
+constexpr double kPrefixShare = 0.25;
 constexpr int64_t kDefaultModelLen = 131072;
 constexpr double kGiB = 1 << 30;
 
@@ -216,14 +215,8 @@ CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOpti
   const int64_t window_slots = folder.config.sliding_window + load.max_step_tokens - 1;
   const auto one =
       static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
-  double num_weight_bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(folder.directory)) {
-    if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
-  }
-  const device::Machine machine = device::machine_of(flags_.model.device);
-  const auto available =
-      static_cast<double>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
-  const double left = kCacheShare * (available - num_weight_bytes);
+  const auto left =
+      static_cast<double>(model::room_for_caches(folder.directory, device::machine_of(flags_.model.device)));
   const double for_prefixes = flags_.prefix_gib ? *flags_.prefix_gib * kGiB : kPrefixShare * left;
   double running = flags_.cache_gib * kGiB;
   if (running == 0) {

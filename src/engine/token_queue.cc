@@ -35,10 +35,14 @@ TokenQueue::Event TokenQueue::pop() {
   return take();
 }
 
-std::optional<TokenQueue::Event> TokenQueue::try_pop() {
-  const std::lock_guard<std::mutex> hold(lock_);
-  if (events_.empty()) return std::nullopt;
+std::optional<TokenQueue::Event> TokenQueue::pop_within(std::chrono::milliseconds time) {
+  std::unique_lock<std::mutex> hold(lock_);
+  if (!changed_.wait_for(hold, time, [this] { return !events_.empty(); })) return std::nullopt;
   return take();
+}
+
+std::optional<TokenQueue::Event> TokenQueue::try_pop() {
+  return pop_within(std::chrono::milliseconds(0));
 }
 
 void TokenQueue::begun(int64_t num_cached_tokens) {

@@ -2,6 +2,7 @@
 #pragma once
 // A sink for who wants to wait for tokens on a thread of its own. It holds at most so many tokens; when it is full the
 // request pauses until some are taken, and no token is lost.
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -33,7 +34,9 @@ class TokenQueue final : public Sink {
 
   // The next event, waited for; an Outcome is the last one, after it there are none.
   Event pop();
-  // The same without waiting; nothing where nothing came.
+  // The same, waited for at most so long; nothing where nothing came.
+  std::optional<Event> pop_within(std::chrono::milliseconds time);
+  // The same without waiting.
   std::optional<Event> try_pop();
 
   int64_t room() const override;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/error.h"
 #include "base/integer_math.h"
@@ -26,6 +27,17 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
     total += static_cast<uint64_t>(key * (paid_tokens / ratio) + 24 * 4 * config.index_head_dim);
   }
   return total;
+}
+
+int64_t room_for_caches(const std::string& directory, const device::Machine& machine) {
+  constexpr double kShare = 0.8;
+  double num_weight_bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
+  }
+  const auto available =
+      static_cast<double>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
+  return static_cast<int64_t>(kShare * (available - num_weight_bytes));
 }
 
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {

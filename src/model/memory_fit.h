@@ -2,6 +2,7 @@
 #pragma once
 // Whether a model fits, before any weight is read or made.
 #include <cstdint>
+#include <string>
 
 #include "device/machine.h"
 #include "model/config.h"
@@ -11,6 +12,9 @@ namespace tessera::model {
 
 // What a sequence of `tokens` keeps: an upper estimate in the widest layout.
 uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots);
+
+// Bytes that caches may take of what is free beside the weights of the folder's shards: four fifths.
+int64_t room_for_caches(const std::string& directory, const device::Machine& machine);
 
 // Throws kResourceExhausted with every figure where the sum exceeds machine.memory_available_bytes.
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine);

@@ -395,4 +395,13 @@ TEST_F(EngineTest, FailingStoreEndsTheRequestThatAskedIt) {
 }
 
 }  // namespace
+TEST(TokenQueue, WaitsNoLongerThanItIsTold) {
+  TokenQueue queue(4, nullptr);
+  EXPECT_FALSE(queue.pop_within(std::chrono::milliseconds(1)).has_value());
+  queue.token({.choice = 0, .id = 7, .logprobs = std::nullopt});
+  const auto event = queue.pop_within(std::chrono::milliseconds(0));
+  ASSERT_TRUE(event.has_value());
+  EXPECT_EQ(std::get<Token>(*event).id, 7);
+}
+
 }  // namespace tessera::engine

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The parts of tessera._tessera. bindings/python/tessera/_tessera.pyi states each function; what users call is the
+// Python beside it.
+#include <nanobind/nanobind.h>
+
+namespace tessera::python {
+
+void add_model(nanobind::module_& m);
+void add_tools(nanobind::module_& m);
+void add_ops(nanobind::module_& m);
+
+}  // namespace tessera::python

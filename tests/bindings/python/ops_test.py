@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tessera.ops on NumPy arrays (on PyTorch's in torch_test.py): values against NumPy, and arrays that must be refused."""
+import pytest
+
+np = pytest.importorskip('numpy')
+
+from tessera import ops  # noqa: E402
+
+
+@pytest.fixture(scope='module')
+def cpu():
+    return ops.Context('cpu', num_threads=1)
+
+
+def bf16(x):
+    """Rounded to BF16: its bits, and its values."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return rounded, values(rounded)
+
+
+def values(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def nvfp4(cpu, *shape, seed=0):
+    """A random weight (codes, scales, tensor scale) and its values; a stack of them for three sizes."""
+    parts = [cpu.quantize_nvfp4(w, 'tensor') for w in normal(*shape, seed=seed).reshape(-1, *shape[-2:])]
+    dense = [cpu.dequantize_nvfp4(*part) for part in parts]
+    if len(shape) == 2:
+        return ops.Weight(cpu, parts[0][0], parts[0][1], [float(parts[0][2][0])]), dense[0]
+    stack = [np.stack([part[i] for part in parts]) for i in range(2)]
+    return ops.Weight(cpu, *stack, [float(part[2][0]) for part in parts]), np.stack(dense)
+
+
+def test_quantisation_is_close_and_shaped(cpu):
+    x = normal(5, 64)
+    codes, scales, rows = cpu.quantize_nvfp4(x)
+    assert (codes.shape, scales.shape, rows.shape) == ((5, 32), (5, 4), (5,)) and codes.dtype == np.uint8
+    back = cpu.dequantize_nvfp4(codes, scales, rows)
+    assert back.dtype == np.float32 and np.abs(back - x).max() < 0.17 * np.abs(x).max()
+    again = cpu.quantize_nvfp4(bf16(x)[0])
+    assert np.abs(cpu.dequantize_nvfp4(*again) - x).max() < 0.17 * np.abs(x).max()
+    for rule in ('tensor', 'four-over-six'):
+        assert cpu.quantize_nvfp4(x, rule)[2].shape == (1,)
+
+
+def test_a_linear_map_is_numpys(cpu):
+    weight, dense = nvfp4(cpu, 48, 64)
+    assert weight.format == 'nvfp4' and weight.shape == (1, 48, 64)
+    linear = ops.Linear(weight, max_tokens=8, output='float32')
+    bits, x = bf16(normal(8, 64, seed=1))
+    y = linear(bits)
+    assert y.dtype == np.float32 and np.abs(y - x @ dense.T).max() < 1e-4 * np.abs(x @ dense.T).max() and '.' in linear.kernel
+    assert np.array_equal(linear(bits[:3]), y[:3])  # a token's bits do not depend on its neighbours
+    out = np.zeros_like(y)
+    assert linear(bits, out) is out and np.array_equal(out, y)
+    exact = ops.Linear(ops.Weight(cpu, dense), input='f32')
+    assert np.abs(exact(x) - x @ dense.T).max() < 1e-5 * np.abs(x @ dense.T).max()
+
+
+def test_experts_and_the_mixture_are_numpys(cpu):
+    experts, hidden, inner, top_k, tokens = 4, 64, 32, 2, 5
+    (w1, d1), (w3, d3), (w2, d2) = (nvfp4(cpu, experts, *shape, seed=s) for s, shape in
+                                    ((1, (inner, hidden)), (2, (inner, hidden)), (3, (hidden, inner))))
+    moe = ops.Moe(w1, w3, w2, top_k=top_k, swiglu_limit=2.0, input='a16', max_tokens=8,
+                  router=ops.Weight(cpu, normal(experts, hidden, seed=4)), router_bias=np.zeros(experts, np.float32))
+    bits, x = bf16(normal(tokens, hidden, seed=5))
+    ids = np.array([[0, 1], [1, 3], [2, 3], [0, 2], [0, 3]], np.int32)
+    routing = np.full((tokens, top_k), 0.5, np.float32)
+    out = values(moe.experts(bits, ids, routing))
+    for t in range(tokens):
+        for s, e in enumerate(ids[t]):
+            gate, up = np.minimum(d1[e] @ x[t], 2), np.clip(d3[e] @ x[t], -2, 2)
+            expected = d2[e] @ (gate / (1 + np.exp(-gate)) * up * routing[t, s])
+            assert np.abs(out[t, s] - expected).max() < 0.02 * np.abs(expected).max()
+    whole = moe(bits)
+    assert whole.shape == (tokens, hidden) and np.isfinite(values(whole)).all() and np.array_equal(moe(bits[:2]), whole[:2])
+
+
+def test_attention_is_numpys(cpu):
+    heads, width, window, slots = 3, 64, 4, 8
+    attention = ops.Attention(cpu, heads=heads, head_dim=width, window=window, rope_dim=32, max_tokens=2)
+    rows, keys = bf16(normal(slots, width, seed=1))
+    cache = np.zeros((slots, attention.entry_bytes), np.uint8)
+    attention.store(rows, np.arange(slots), cache)
+    bits, q = bf16(normal(2, heads, width, seed=2))
+    sink = np.zeros(heads, np.float32)
+    out = values(attention(bits, np.array([5, 6]), cache, sink))
+    for t, position in enumerate((5, 6)):
+        seen = keys[position - window + 1:position + 1]
+        weights = np.exp(q[t] @ seen.T * width**-0.5)
+        expected = weights @ seen / (weights.sum(1, keepdims=True) + 1)
+        assert np.abs(out[t] - expected).max() < 0.02
+
+
+def test_arrays_that_are_refused(cpu):
+    weight, _ = nvfp4(cpu, 48, 64)
+    linear = ops.Linear(weight, max_tokens=4)
+    x = np.zeros((2, 64), np.uint16)
+    frozen = np.zeros((2, 48), np.uint16)
+    frozen.flags.writeable = False
+    for call, error, words in (
+        (lambda: linear(x.astype(np.float32)), ValueError, 'x: expected bfloat16.*found float32'),
+        (lambda: linear(x.astype(np.float64)), ValueError, 'float64'),
+        (lambda: linear(np.zeros((2, 48), np.uint16)), ValueError, r'x: expected shape \[any, 64\], found \[2, 48\]'),
+        (lambda: linear(np.zeros(64, np.uint16)), ValueError, r'found \[64\]'),
+        (lambda: linear(np.zeros((2, 128), np.uint16)[:, ::2]), ValueError, 'contiguous'),
+        (lambda: linear(np.zeros((64, 2), np.uint16).T), ValueError, 'contiguous'),
+        (lambda: linear(x, np.zeros((3, 48), np.uint16)), ValueError, 'out'),
+        (lambda: linear(x, frozen), ValueError, 'out: expected an array that can be written'),
+        (lambda: linear(np.zeros((5, 64), np.uint16)), ValueError, 'num_tokens: expected 0 to 4, found 5'),
+        (lambda: linear(np.zeros((2, 65), np.uint16).reshape(-1)[1:129].reshape(2, 64)), ValueError, 'aligned'),
+        (lambda: linear([1.0]), TypeError, 'x: expected an array'),
+        (lambda: linear(None), TypeError, 'x'),
+        (lambda: cpu.quantize_nvfp4(np.zeros((2, 24), np.float32)), ValueError, 'multiples of 16'),
+        (lambda: cpu.quantize_nvfp4(np.full((1, 16), np.nan, np.float32), 'tensor'), ArithmeticError, 'NaN'),
+        (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), 'best'), ValueError, 'rule'),
+        (lambda: ops.Weight(cpu, np.zeros((4, 8), np.uint8)), ValueError, 'block_scales'),
+        (lambda: ops.Weight(cpu, np.zeros((4, 8), np.uint8), np.zeros((4, 2), np.uint8)), ValueError, 'block_scales'),
+        (lambda: ops.Weight(cpu, np.zeros((4, 16), np.float32), np.zeros((4, 1), np.uint8)), ValueError, 'block_scales'),
+        (lambda: ops.Linear(weight, input='a5'), ValueError, 'input'),
+        (lambda: ops.Linear(weight, groups=5), ValueError, 'groups'),
+        (lambda: ops.Linear(weight, max_tokens=0), ValueError, 'max_tokens'),
+        (lambda: ops.Linear(None), TypeError, 'Linear|incompatible'),
+        (lambda: ops.Context('tpu'), ValueError, 'tpu'),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+    assert linear(np.zeros((0, 64), np.uint16)).shape == (0, 48)
+
+
+def test_read_only_inputs_and_results_that_outlive_what_made_them():
+    context = ops.Context('cpu', num_threads=1)
+    x = normal(2, 32)
+    x.flags.writeable = False
+    parts = context.quantize_nvfp4(x)
+    del context
+    assert parts[0].sum() > 0  # the memory lives as long as the arrays
