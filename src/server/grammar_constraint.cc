@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "server/api_error.h"
 #include "text/chat/markers.h"
 
@@ -74,7 +75,7 @@ class Source final : public engine::ConstraintSource {
   ApiError error;
   error.code = kInvalidValue;
   error.param = field;
-  error.message = fmt::format("{}: {}", field, fault);
+  error.message = fmt::format("{}: {}", field, printable(fault, 400));
   throw RequestError(std::move(error));
 }
 
