@@ -12,6 +12,7 @@
 
 #include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 #include "checkpoint/safetensors_writer.h"
 #include "console.h"
@@ -20,6 +21,7 @@
 #include "model_flags.h"
 #include "progress_bar.h"
 #include "sampling_flags.h"
+#include "server/grammar_constraint.h"
 #include "text/chat/prompt.h"
 #include "trace_printer.h"
 #include "usage.h"
@@ -30,7 +32,7 @@ namespace tessera::app {
 namespace {
 
 struct Flags {
-  std::string prompt, ids, logits_path;
+  std::string prompt, ids, logits_path, schema_path, pattern;
   bool is_raw = false, thinks = false, is_json = false, traces = false, is_quiet = false, shows_plan = false;
   ModelFlags model;
   SamplingFlags sampling;
@@ -60,6 +62,7 @@ class Generate final : public Verb {
   bool is_greedy() const { return !(flags_.sampling.params.temperature > 0); }
   bool has_ids() const { return command_->get_option("--ids")->count() > 0; }
   void check_flags() const;
+  server::AnswerConstraint constraint(const text::Tokenizer* tokenizer, const model::ModelFacts& facts) const;
   void check_logits_path(const std::string& model_folder) const;
   void print_plan(const model::LoadedModel& loaded) const;
   std::vector<int32_t> prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const;
@@ -91,6 +94,14 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 
   c.add_flag("--think", flags_.thinks, "Let the model reason first (<think>)")->group("Prompt");
   add_model_flags(c, flags_.model);
   add_sampling_flags(c, flags_.sampling);
+  c.add_option("--json-schema", flags_.schema_path, "The answer is JSON that fits the JSON Schema in FILE")
+      ->type_name("FILE")
+      ->check(not_empty("a file"))
+      ->group("Form");
+  c.add_option("--regex", flags_.pattern, "The whole answer fits the regular expression")
+      ->type_name("R")
+      ->check(not_empty("a regular expression"))
+      ->group("Form");
   c.add_flag("--json", flags_.is_json, "Print {text, ids, finish_reason, usage, seed} instead of streaming")
       ->group("Output");
   c.add_option("--logits", flags_.logits_path,
@@ -113,7 +124,21 @@ void Generate::check_flags() const {
   if (has_ids() && (flags_.is_raw || flags_.thinks)) fail_usage("--ids takes neither --raw nor --think");
   if (flags_.is_raw && flags_.thinks)
     fail_usage("--raw takes the text as it is: write <think> into it instead of --think");
+  if (!flags_.schema_path.empty() && !flags_.pattern.empty()) fail_usage("give --json-schema or --regex, not both");
   check_stops(flags_.sampling.stops);
+}
+
+// What --json-schema or --regex holds the answer to; nothing without them.
+server::AnswerConstraint Generate::constraint(const text::Tokenizer* tokenizer, const model::ModelFacts& facts) const {
+  const bool is_regex = !flags_.pattern.empty();
+  if (!is_regex && flags_.schema_path.empty()) return {};
+  if (tokenizer == nullptr) fail_usage("--json-schema and --regex need the model's tokenizer.json, which is not there");
+  server::ChatRequest request;
+  request.format.kind = is_regex ? server::OutputFormat::Kind::kRegex : server::OutputFormat::Kind::kJsonSchema;
+  request.format.field = is_regex ? "--regex" : "--json-schema";
+  request.format.definition = is_regex ? flags_.pattern : read_file(flags_.schema_path, server::kMaxSchemaBytes);
+  text::GrammarCompiler grammars(*tokenizer, facts.vocab_size, facts.eos_ids);
+  return server::make_constraint(request, flags_.thinks, grammars, *tokenizer, facts.eos_ids);
 }
 
 // Before anything is computed: the file can be made, and no file of the model is in its place.
@@ -227,6 +252,8 @@ int Generate::run() {
   engine::GenerateOptions options;
   options.max_tokens = flags_.sampling.max_tokens;
   options.sampling = sampling_options(flags_.sampling, seed);
+  const server::AnswerConstraint form = constraint(text, facts);
+  options.constraint = form.whole.get();
   options.cancel = &interrupted();
   options.shows_decode = flags_.is_json;
   GenerateOutput output(text, {.streams_text = !flags_.is_json,

@@ -85,7 +85,8 @@ class Serve final : public Verb {
  private:
   void check_flags();
   CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load) const;
-  server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts) const;
+  server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts,
+                          text::GrammarCompiler& grammars) const;
   void print_figures(const model::LoadedModel& loaded, const CacheMemory& memory) const;
   void print_address(uint16_t port, const std::string& name) const;
 
@@ -226,7 +227,8 @@ CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOpti
   return {static_cast<int64_t>(running), static_cast<int64_t>(prefixes)};
 }
 
-server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFacts& facts) const {
+server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFacts& facts,
+                               text::GrammarCompiler& grammars) const {
   server::Serving out;
   std::string name = flags_.name;
   if (name.empty()) name = std::filesystem::weakly_canonical(folder.directory).filename().string();
@@ -235,7 +237,9 @@ server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFact
   out.model.max_model_len = flags_.max_model_len;
   out.model.effort_table = text::effort_table_of_model(folder.directory);
   out.model.thinks_by_default = flags_.thinks;
+  out.model.has_grammars = true;
   out.tokenizer = &*folder.tokenizer;
+  out.grammars = &grammars;
   out.bos_id = facts.bos_id;
   out.eos_ids = facts.eos_ids;
   out.version = TESSERA_VERSION;
@@ -298,6 +302,9 @@ int Serve::run() {
   load.extra_bytes = memory.running + memory.prefixes;
 
   std::signal(SIGPIPE, SIG_IGN);
+  // Before the weights: it forks.
+  const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
+  text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   const model::CacheSpec& spec = loaded.runner->cache_spec();
   if (spec.bytes(flags_.max_model_len) > memory.running) {
@@ -306,6 +313,7 @@ int Serve::run() {
                      flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
                      format_bytes(static_cast<uint64_t>(memory.running))));
   }
+  const model::ModelFacts& facts = loaded.runner->facts();
   const engine::ReservedBudget budget(spec, memory.running);
   engine::PrefixCache prefixes(*loaded.runner, {.budget_bytes = memory.prefixes});
   engine::EngineOptions options;
@@ -318,7 +326,7 @@ int Serve::run() {
   server::ServiceOptions service_options;
   service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);
   service_options.page = server::http::chat_page();
-  server::Service service(serving(folder, loaded.runner->facts()), engine, service_options, &log);
+  server::Service service(serving(folder, facts, grammars), engine, service_options, &log);
   flags_.http.handles_signals = true;
   server::http::HttpServer http(flags_.http, service, &events, &log);
   if (!flags_.is_quiet) print_figures(loaded, memory);

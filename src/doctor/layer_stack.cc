@@ -85,7 +85,7 @@ model::StepBatch LayerStack::batch(const model::CacheLayout& layout, int32_t pla
   std::vector<int32_t> rows(static_cast<size_t>(count));
   std::iota(rows.begin(), rows.end(), 0);
   const model::SliceRows slice{place, 0, count, 0};
-  batch.fill({&slice, 1}, std::span(ids_).first(rows.size()), rows, {});
+  batch.fill({&slice, 1}, std::span(ids_).first(rows.size()), rows, {}, {});
   return batch;
 }
 

@@ -27,7 +27,8 @@ class Loop {
         observer_(observer),
         max_tokens_(std::min(options.max_tokens, sequence.state().capacity() - sequence.next_position())),
         sampler_(options.sampling, runner.facts().vocab_size),
-        sequence_(sequence) {
+        sequence_(sequence),
+        constraint_(options.constraint == nullptr ? nullptr : options.constraint->begin()) {
     for (const int32_t id : sequence.prompt()) sampler_.observe(id);
   }
 
@@ -57,7 +58,7 @@ class Loop {
         sequence_.finish(FinishReason::kCancelled);
       } else {
         if (!sequence_.pending().empty()) run(1);
-        accept(draw_ ? Sampler::drawn(*draw_) : sampler_.draw(runner_, last_row_, sequence_.next_position()));
+        accept(draw_ ? Sampler::drawn(*draw_) : sampler_.draw(runner_, last_row_, sequence_.next_position(), mask_));
         if (progress != nullptr) progress->advance(1);
       }
     }
@@ -72,6 +73,8 @@ class Loop {
     const int64_t first = sequence_.state().position();
     const bool is_drawn = count == sequence_.pending().size() && max_tokens_ > 0;
     draw_ = is_drawn ? sampler_.draw_in_step(sequence_.next_position()) : std::nullopt;
+    if (is_drawn && constraint_ != nullptr) ask_constraint(*constraint_, runner_.facts().vocab_size, mask_);
+    if (draw_) draw_->mask = mask_;
     const model::SequenceSlice slice{.state = &sequence_.state(),
                                      .ids = sequence_.pending().first(count),
                                      .logits = observer_.wants_logits() ? model::LogitRows::kAll
@@ -87,8 +90,10 @@ class Loop {
   void accept(int32_t id) {
     sequence_.append(id);
     sampler_.observe(id);
+    if (constraint_ != nullptr) constraint_->drawn(id);
     const std::vector<int32_t>& ends = runner_.facts().eos_ids;
-    const bool is_end = options_.stop_at_end_token && std::find(ends.begin(), ends.end(), id) != ends.end();
+    const bool is_end = (options_.stop_at_end_token && std::find(ends.begin(), ends.end(), id) != ends.end()) ||
+                        (constraint_ != nullptr && constraint_->has_ended());
     if (is_end) sequence_.finish(FinishReason::kEndOfText);
     if (!observer_.token(id) && !is_end) sequence_.finish(FinishReason::kStop);
   }
@@ -99,8 +104,10 @@ class Loop {
   int64_t max_tokens_;
   Sampler sampler_;
   Sequence& sequence_;
-  std::optional<model::Draw> draw_;  // of the last step
-  std::span<const float> last_row_;  // without one
+  std::unique_ptr<TokenConstraint> constraint_;  // null: none
+  std::vector<uint32_t> mask_;                   // of the token to draw; empty: all
+  std::optional<model::Draw> draw_;              // of the last step
+  std::span<const float> last_row_;              // without one
 };
 
 void check(const model::ModelFacts& facts, std::span<const int32_t> prompt, const GenerateOptions& options) {

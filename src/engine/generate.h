@@ -10,12 +10,14 @@
 #include "base/log.h"
 #include "engine/sampler.h"
 #include "engine/sequence.h"
+#include "engine/token_constraint.h"
 
 namespace tessera::engine {
 
 struct GenerateOptions {
   int64_t max_tokens = 256;  // 0: only the prompt is run
   SamplingOptions sampling{};
+  const ConstraintSource* constraint = nullptr;  // null: any token may be drawn
   bool stop_at_end_token = true;
   const std::atomic<bool>* cancel = nullptr;  // looked at between steps; null: never
   bool shows_decode = false;                  // progress covers decoding too: for who does not stream tokens

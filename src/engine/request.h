@@ -3,6 +3,7 @@
 // What is asked of the engine, and what it answers with: token ids in, token ids out.
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "engine/priority.h"
 #include "engine/sampler.h"
 #include "engine/sequence.h"
+#include "engine/token_constraint.h"
 
 namespace tessera::engine {
 
@@ -25,6 +27,7 @@ struct Request {
   std::vector<int32_t> prompt;  // at least one token
   int64_t max_tokens = 256;     // 0: only the prompt is run. Cut to what the longest sequence leaves
   SamplingOptions sampling{};
+  std::shared_ptr<const ConstraintSource> constraint{};  // null: any token may be drawn
   int num_choices = 1;                   // 1 to kMaxChoices; choice i draws as a request alone with seed + i would
   bool stop_at_end_token = true;         // the model's end tokens
   std::vector<int32_t> stop_ids{};       // more tokens that end a choice; the token is delivered

@@ -65,7 +65,9 @@ std::optional<model::Draw> Sampler::draw_in_step(int64_t position) const {
 }
 
 int32_t Sampler::drawn(const model::Draw& draw) {
-  if (draw.token < 0) fail(ErrorCode::kNotFinite, "no token can be drawn: every logit is NaN or minus infinity");
+  if (draw.token < 0)
+    fail(ErrorCode::kNotFinite,
+         "no token can be drawn: every logit is NaN, minus infinity or of a token that is not allowed");
   return draw.token;
 }
 
@@ -73,13 +75,15 @@ void Sampler::observe(int32_t id) {
   if (has_penalties_) ++counts_[static_cast<size_t>(id)];
 }
 
-int32_t Sampler::draw(model::Runner& runner, std::span<const float> logits, int64_t position) const {
+int32_t Sampler::draw(model::Runner& runner, std::span<const float> logits, int64_t position,
+                      std::span<const uint32_t> mask) const {
   return runner.sample({.logits = logits,
                         .params = params_,
                         .position = static_cast<uint64_t>(position),
                         .counts = counts_,
                         .bias_ids = bias_ids_,
-                        .bias_values = bias_values_});
+                        .bias_values = bias_values_,
+                        .mask = mask});
 }
 
 }  // namespace tessera::engine

@@ -31,8 +31,9 @@ class Sampler {
   std::optional<model::Draw> draw_in_step(int64_t position) const;
   // Counts a token of the context for the penalties.
   void observe(int32_t id);
-  // Draws the token of `position` from one row of logits.
-  int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position) const;
+  // Draws the token of `position` from one row of logits. `mask`: as SampleRequest's.
+  int32_t draw(model::Runner& runner, std::span<const float> logits, int64_t position,
+               std::span<const uint32_t> mask = {}) const;
   // The token that a step drew. Throws kNotFinite where it could not.
   static int32_t drawn(const model::Draw& draw);
 

@@ -65,6 +65,7 @@ void StepLoop::join(RequestId id, Request request, std::shared_ptr<Sink> sink, d
   const SequenceKey key = id * kKeysPerRequest;
   auto first = std::make_unique<Choice>(Choice{key, 0, asked.prompt, sampler_of(asked, 0, runner_.facts().vocab_size)});
   for (const int32_t token : asked.prompt) first->sampler.observe(token);
+  if (asked.constraint != nullptr) first->constraint = asked.constraint->begin();
   live.choices.push_back(std::move(first));
   // Whole before anybody can find it, and gone again where the scheduler has no memory for it.
   const auto at = requests_.emplace(id, std::move(made)).first;
@@ -262,8 +263,14 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
   // After a prompt each choice draws from the same row.
   const bool is_drawn_once = is_drawn && (live.request.num_choices == 1 || known > live.num_prompt());
   model::Draw* draw = nullptr;
-  if (const auto one = is_drawn_once ? choice.sampler.draw_in_step(known) : std::nullopt) {
+  const bool has_room = choice.constraint == nullptr || num_masks_ < model::kMaxMasksPerStep;
+  if (const auto one = is_drawn_once && has_room ? choice.sampler.draw_in_step(known) : std::nullopt) {
+    if (choice.constraint != nullptr) {
+      ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
+      num_masks_ += choice.mask.empty() ? 0 : 1;
+    }
     draw = &draws_.emplace_back(*one);
+    draw->mask = choice.mask;
   }
   const bool needs_row = is_drawn && (draw == nullptr || live.request.logprobs);
   const bool is_decode = end == known && count == 1 && known > live.num_prompt();
@@ -361,6 +368,7 @@ void StepLoop::abandon(const std::string& why) noexcept {
 bool StepLoop::step() {
   stats_ = {};
   running_.clear(), slices_.clear(), draws_.clear();
+  num_masks_ = 0;
   const double start = clock_.now();
   read_rooms(start);
   const Scheduler::Plan& plan = scheduler_.plan();

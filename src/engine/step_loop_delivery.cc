@@ -86,6 +86,7 @@ void StepLoop::fork(Live& live) {
         Choice{key, i, first.ids, sampler_of(live.request, static_cast<uint64_t>(i), runner_.facts().vocab_size),
                make_with_room([&] { return first.state->fork(); })});
     for (const int32_t id : choice->ids) choice->sampler.observe(id);
+    if (live.request.constraint != nullptr) choice->constraint = live.request.constraint->begin();
     scheduler_.fork(first.key, key);
     live.choices.push_back(std::move(choice));
   }
@@ -95,8 +96,13 @@ void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<
   bool goes_on = false;
   Token token{.choice = choice.index};
   try {
-    token.id = slice.draw != nullptr ? Sampler::drawn(*slice.draw)
-                                     : choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()));
+    if (slice.draw != nullptr) {
+      token.id = Sampler::drawn(*slice.draw);
+    } else {
+      if (choice.constraint != nullptr) ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
+      token.id = choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()), choice.mask);
+    }
+    if (choice.constraint != nullptr) choice.constraint->drawn(token.id);
     if (live.request.logprobs) token.logprobs = logprobs_of(row, token.id, *live.request.logprobs);
     choice.ids.push_back(token.id);
     choice.sampler.observe(token.id);
@@ -110,7 +116,8 @@ void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<
   const auto is_in = [&](const std::vector<int32_t>& ids) {
     return std::find(ids.begin(), ids.end(), token.id) != ids.end();
   };
-  if (live.request.stop_at_end_token && is_in(runner_.facts().eos_ids)) {
+  const bool is_complete = choice.constraint != nullptr && choice.constraint->has_ended();
+  if (is_complete || (live.request.stop_at_end_token && is_in(runner_.facts().eos_ids))) {
     end_choice(live, choice, FinishReason::kEndOfText);
   } else if (!goes_on || is_in(live.request.stop_ids)) {
     end_choice(live, choice, FinishReason::kStop);

@@ -24,6 +24,8 @@ struct StepLoop::Choice {
   Sampler sampler;
   std::unique_ptr<model::SequenceState> state{};  // while it runs
   std::vector<uint8_t> saved{};                   // while it is preempted, if it was swapped
+  std::unique_ptr<TokenConstraint> constraint{};  // null: none
+  std::vector<uint32_t> mask{};                   // of the token to draw; empty: all
   bool is_open = true;
 };
 

@@ -95,15 +95,16 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     host_outcomes_ = device::Tensor(DType::kI32, outcomes_.view().shape, executor_->staging());
   }
   arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation), memory);
-  batch_ = std::make_unique<StepBatch>(
-      compression_ratios(pool_->layout()),
-      StepBatch::Limits{
-          .max_tokens = max_step_tokens, .window_slots = builder.window_slots, .index_top_k = config.index_topk},
-      executor_->staging(), memory);
+  batch_ = std::make_unique<StepBatch>(compression_ratios(pool_->layout()),
+                                       StepBatch::Limits{.max_tokens = max_step_tokens,
+                                                         .window_slots = builder.window_slots,
+                                                         .index_top_k = config.index_topk,
+                                                         .mask_words = ops::mask_words(config.vocab_size)},
+                                       executor_->staging(), memory);
   const size_t rows = static_cast<size_t>(max_step_tokens);
   slices_.rows.reserve(rows), slices_.states.reserve(rows);
   slices_.token_ids.reserve(rows), slices_.logit_rows.reserve(rows);
-  slices_.draws.reserve(rows), slices_.drawn.reserve(rows);
+  slices_.draws.reserve(rows), slices_.drawn.reserve(rows), slices_.masks.reserve(rows);
 
   facts_.vocab_size = static_cast<int32_t>(config.vocab_size);
   facts_.max_positions = config.max_positions;
@@ -167,7 +168,7 @@ void Model::reserve_scores(int64_t capacity) {
 
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
   slices_.rows.clear(), slices_.states.clear(), slices_.token_ids.clear(), slices_.logit_rows.clear();
-  slices_.draws.clear(), slices_.drawn.clear();
+  slices_.draws.clear(), slices_.drawn.clear(), slices_.masks.clear();
   for (const SequenceSlice& slice : slices) {
     SequenceCaches* state = dynamic_cast<SequenceCaches*>(slice.state);
     TESSERA_CHECK(state != nullptr && &state->pool() == pool_.get(), "a state belongs to the runner that made it");
@@ -197,8 +198,15 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     TESSERA_CHECK(count > 0, "a token is drawn after another");
     const bool is_wanted = slice.logits != LogitRows::kNone;
     slices_.drawn.push_back(slice.draw);
+    const bool has_mask = !slice.draw->mask.empty();
     slices_.draws.push_back({slice.draw->params, slice.draw->position,
-                             is_wanted ? static_cast<int32_t>(slices_.logit_rows.size()) - 1 : kNotWanted});
+                             is_wanted ? static_cast<int32_t>(slices_.logit_rows.size()) - 1 : kNotWanted,
+                             has_mask ? static_cast<int32_t>(slices_.masks.size()) : -1});
+    if (!has_mask) continue;
+    TESSERA_CHECK(static_cast<int64_t>(slice.draw->mask.size()) == ops::mask_words(config_.vocab_size) &&
+                      static_cast<int64_t>(slices_.masks.size()) < kMaxMasksPerStep,
+                  "a mask has a bit for each token, and a step at most kMaxMasksPerStep masks");
+    slices_.masks.push_back(slice.draw->mask);
   }
   slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
   size_t next = 0;  // draw
@@ -262,7 +270,7 @@ StepContext Model::context(bool is_recorded) {
 template <class Work>
 void Model::queue_step(bool is_draft, const Work& work) {
   const int64_t num_rows = recorded_rows();
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, num_rows);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, slices_.masks, num_rows);
   if (num_rows == 0) return work(context(false));
   if (recorded_version_ != pool_->version()) recorded_.clear();
   recorded_version_ = pool_->version();
@@ -295,8 +303,8 @@ void Model::queue_head(const StepContext& context, const OutputHead& head, const
                     context.queue);
   const int64_t num_draws = context.batch.num_draws();
   if (num_draws == 0) return;
-  sample_->queue(logits_.as<float>(), context.batch.draws(), num_draws, outcomes_.as<int32_t>() + rows,
-                 context.workspace);
+  sample_->queue(logits_.as<float>(), context.batch.draws(), context.batch.masks(), num_draws,
+                 outcomes_.as<int32_t>() + rows, context.workspace);
 }
 
 TensorView Model::read_outcome() {
@@ -344,7 +352,7 @@ void Model::prepare(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
   const int64_t num_rows = recorded_rows();
   is_prepared_to_record_ = num_rows > 0;
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, num_rows);
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {}, num_rows);
 }
 
 void Model::queue_layer(size_t layer, const TensorView& streams) {
@@ -356,7 +364,7 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {
   is_prepared_to_record_ = false;
   read_slices(slices, false);
-  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {});
+  batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {});
   device::MemorySpace& memory = executor_->memory();
   const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());
   const size_t bytes = static_cast<size_t>(placed.num_bytes());

@@ -54,6 +54,7 @@ class Model final : public Runner {
     std::vector<int32_t> logit_rows;  // those that the host wants, then those that are only drawn from
     int64_t num_wanted = 0;           // of the host
     std::vector<ops::SampleRow> draws;
+    std::vector<std::span<const uint32_t>> masks;
     std::vector<Draw*> drawn;           // where their tokens go
     std::vector<int32_t> shared_pages;  // that are about to be written
   };

@@ -69,12 +69,17 @@ class SequenceState {
 
 enum class LogitRows { kNone, kLast, kAll };
 
+// Draws of one step that may have a mask.
+inline constexpr int64_t kMaxMasksPerStep = 256;
+
 // A token that a step draws from the logits after a slice's last token, where they were computed. What needs more than
 // these parameters (penalties, bias) is drawn by sample().
 struct Draw {
   SamplingParams params{};  // penalties do nothing
   uint64_t position = 0;    // of the token
-  int32_t token = -1;       // out; -1 where no logit is a number
+  // [ops::mask_words(vocab)] of the tokens that may be drawn, bit id % 32 of word id / 32; empty: all.
+  std::span<const uint32_t> mask{};
+  int32_t token = -1;  // out; -1 where no logit is a number
 };
 
 // Consecutive new tokens of one sequence. A state appears at most once in a step.
@@ -93,6 +98,7 @@ struct SampleRequest {
   std::span<const int32_t> counts{};    // [vocab] occurrences so far, for penalties; empty: none
   std::span<const int32_t> bias_ids{};  // logit bias
   std::span<const float> bias_values{};
+  std::span<const uint32_t> mask{};  // as of a Draw
 };
 
 class Runner {
@@ -125,7 +131,7 @@ class Runner {
   virtual TensorView draft(std::span<const SequenceSlice> slices) = 0;
 
   // Draws one token from a row of logits (ops/sample): the token that a step's draw would have been. Throws kNotFinite
-  // where no logit is a number.
+  // where no allowed logit is a number.
   virtual int32_t sample(const SampleRequest& request) = 0;
 
   // Null: none. Tracing makes steps slower and changes no value.

@@ -22,10 +22,11 @@ const T* SampleStep::place(device::Buffer& buffer, std::span<const T> values) {
   return buffer.template as<T>();
 }
 
-void SampleStep::queue(float* logits, const ops::SampleRow* rows, int64_t num_rows, int32_t* tokens,
-                       void* workspace) const {
-  op_.run({.logits = logits, .rows = rows, .num_rows = num_rows, .tokens = tokens, .workspace = workspace},
-          executor_.queue());
+void SampleStep::queue(float* logits, const ops::SampleRow* rows, const uint32_t* masks, int64_t num_rows,
+                       int32_t* tokens, void* workspace) const {
+  op_.run(
+      {.logits = logits, .rows = rows, .num_rows = num_rows, .masks = masks, .tokens = tokens, .workspace = workspace},
+      executor_.queue());
 }
 
 int32_t SampleStep::run(const SampleRequest& request, const float* logits, void* workspace) {
@@ -37,7 +38,8 @@ int32_t SampleStep::run(const SampleRequest& request, const float* logits, void*
   } else {
     memory.upload(row_.data(), request.logits.data(), row_.size());
   }
-  const ops::SampleRow how{.params = request.params, .position = request.position};
+  const ops::SampleRow how{
+      .params = request.params, .position = request.position, .mask_row = request.mask.empty() ? -1 : 0};
   memory.upload(how_.data(), &how, sizeof(how));
   op_.run({.logits = row_.as<float>(),
            .rows = how_.as<ops::SampleRow>(),
@@ -46,12 +48,15 @@ int32_t SampleStep::run(const SampleRequest& request, const float* logits, void*
            .bias_ids = place(bias_ids_, request.bias_ids),
            .bias_values = place(bias_values_, request.bias_values),
            .num_bias = static_cast<int64_t>(request.bias_ids.size()),
+           .masks = place(mask_, request.mask),
            .tokens = token_.as<int32_t>(),
            .workspace = workspace},
           executor_.queue());
   int32_t token = 0;
   memory.download(&token, token_.data(), sizeof(token));
-  if (token < 0) fail(ErrorCode::kNotFinite, "no token can be drawn: every logit is NaN or minus infinity");
+  if (token < 0)
+    fail(ErrorCode::kNotFinite,
+         "no token can be drawn: every logit is NaN, minus infinity or of a token that is not allowed");
   return token;
 }
 

@@ -15,8 +15,9 @@ class SampleStep {
   // host.
   int32_t run(const SampleRequest& request, const float* logits, void* workspace);
 
-  // Queues draws that need nothing but `rows`; all addresses are of the ops' memory.
-  void queue(float* logits, const ops::SampleRow* rows, int64_t num_rows, int32_t* tokens, void* workspace) const;
+  // Queues draws that need nothing but `rows` and their masks; all addresses are of the ops' memory.
+  void queue(float* logits, const ops::SampleRow* rows, const uint32_t* masks, int64_t num_rows, int32_t* tokens,
+             void* workspace) const;
 
  private:
   template <class T>
@@ -24,7 +25,7 @@ class SampleStep {
 
   ops::Bound<ops::Sample> op_;
   device::Executor& executor_;
-  device::Buffer row_, how_, counts_, bias_ids_, bias_values_, token_;
+  device::Buffer row_, how_, counts_, bias_ids_, bias_values_, mask_, token_;
 };
 
 }  // namespace tessera::model

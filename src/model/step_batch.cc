@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/integer_math.h"
+#include "model/runner.h"
 
 namespace tessera::model {
 
@@ -21,8 +22,9 @@ StepBatch::StepBatch(std::vector<int64_t> ratios, const Limits& limits, device::
   const size_t rows = static_cast<size_t>(limits.max_tokens);
   const size_t per_ratio = 2 * 4 + sizeof(ops::CompressorSlice) + 8 + 8 + 4;
   const size_t per_row = 3 * 4 + 2 * 8 + sizeof(ops::SampleRow) + per_ratio * ratios_.size();
-  const size_t arrays = 6 + 6 * ratios_.size();
-  host_ = device::Buffer(rows * per_row + arrays * kAlignment, staging);
+  const size_t arrays = 7 + 6 * ratios_.size();
+  const size_t masks = static_cast<size_t>(std::min(limits.max_tokens, kMaxMasksPerStep) * limits.mask_words) * 4;
+  host_ = device::Buffer(rows * per_row + masks + arrays * kAlignment, staging);
   if (!memory.is_host()) placed_ = device::Buffer(host_.size(), memory);
   slices_.reserve(rows);
 }
@@ -38,7 +40,8 @@ T* StepBatch::take(const T*& placed, int64_t count) {
 }
 
 void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t> ids,
-                     std::span<const int32_t> logit_rows, std::span<const ops::SampleRow> draws, int64_t padded_rows) {
+                     std::span<const int32_t> logit_rows, std::span<const ops::SampleRow> draws,
+                     std::span<const std::span<const uint32_t>> masks, int64_t padded_rows) {
   const int64_t num_ids = static_cast<int64_t>(ids.size());
   const bool is_padded = padded_rows > 0;
   num_rows_ = is_padded ? padded_rows : num_ids;
@@ -74,6 +77,9 @@ void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t>
   num_draws_ = !draws.empty() && is_padded ? padded_rows : static_cast<int64_t>(draws.size());
   ops::SampleRow* host_draws = take(draws_, num_draws_);
   std::fill(std::copy(draws.begin(), draws.end(), host_draws), host_draws + num_draws_, ops::SampleRow{});
+  // Last, since their number has no part in where the others lie.
+  uint32_t* host_masks = take(masks_, static_cast<int64_t>(masks.size()) * limits_.mask_words);
+  for (const std::span<const uint32_t> mask : masks) host_masks = std::copy(mask.begin(), mask.end(), host_masks);
   if (!memory_.is_host()) memory_.upload(placed_.data(), host_.data(), used_);
 }
 

@@ -39,16 +39,19 @@ class StepBatch {
     int64_t max_tokens = 0;
     int64_t window_slots = 0;
     int64_t index_top_k = 0;
+    int64_t mask_words = 0;  // of one
   };
   // `ratios`: those above 0 that layers have, distinct. Host memory comes from `staging`.
   StepBatch(std::vector<int64_t> ratios, const Limits& limits, device::MemorySpace& staging,
             device::MemorySpace& memory);
 
   // The slices, whose tokens are `ids` one after the other, the rows whose logits are computed, in that order, and the
-  // draws from them. `padded_rows` at least the number of ids (slices of one row each, whose logits are all computed):
-  // the rest are rows of nobody, without effect. Copies.
+  // draws from them, whose mask_row counts `masks` in order, at most kMaxMasksPerStep. `padded_rows` at least the
+  // number of ids (slices of one row each, whose logits are all computed): the rest are rows of nobody, without effect.
+  // Copies.
   void fill(std::span<const SliceRows> slices, std::span<const int32_t> ids, std::span<const int32_t> logit_rows,
-            std::span<const ops::SampleRow> draws, int64_t padded_rows = 0);
+            std::span<const ops::SampleRow> draws, std::span<const std::span<const uint32_t>> masks,
+            int64_t padded_rows = 0);
 
   int64_t num_rows() const { return num_rows_; }
   int64_t num_slices() const { return num_slices_; }
@@ -65,6 +68,7 @@ class StepBatch {
   // Without any none; else with padding as many as rows, the last of them greedy ones of nobody.
   const ops::SampleRow* draws() const { return draws_; }
   int64_t num_draws() const { return num_draws_; }
+  const uint32_t* masks() const { return masks_; }
   const RatioRows& of_ratio(int64_t ratio) const;
 
   // The same on the host.
@@ -86,6 +90,7 @@ class StepBatch {
   const int32_t *token_ids_ = nullptr, *places_ = nullptr, *logit_rows_ = nullptr;
   const int64_t *positions_ = nullptr, *window_slots_ = nullptr;
   const ops::SampleRow* draws_ = nullptr;
+  const uint32_t* masks_ = nullptr;
   const int64_t* host_positions_ = nullptr;
 };
 

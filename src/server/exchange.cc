@@ -17,6 +17,12 @@ double now() {
 ApiError error_of(const engine::Outcome& outcome) {
   if (outcome.error_code == ErrorCode::kCancelled)
     return unavailable(outcome.error.empty() ? "cancelled" : outcome.error);
+  if (outcome.error_code == ErrorCode::kInvalidArgument) {  // a grammar that nothing fits
+    ApiError error;
+    error.code = kInvalidValue;
+    error.message = outcome.error;
+    return error;
+  }
   ApiError error = internal_error(outcome.error);
   if (outcome.error_code == ErrorCode::kResourceExhausted) error.status = 503;
   return error;
@@ -347,6 +353,7 @@ void Exchange::end_thinking(size_t choice_idx, std::string& out) {
   rest.prompt.push_back(answer_.end_think_id);
   rest.max_tokens = num_left;
   rest.num_choices = 1;
+  rest.constraint = answer_.after_reasoning;
   rest.sampling.params.seed += choice_idx;
   choice.sink_idx = sinks_.size();  // from now on its tokens come from there
   ++num_open_sinks_;

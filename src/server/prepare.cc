@@ -98,7 +98,15 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   const std::string text = render(request, caller, out.options.starts_in_reasoning);
   check.check(1 + static_cast<int64_t>(text.size() / kMostBytesPerToken));
   out.requests.push_back(engine_request(request.options, serving_.tokenizer->encode(text), caller));
-  if (!request.tools.may_call()) {
+  AnswerConstraint constraint;
+  if (serving_.grammars != nullptr) {
+    constraint = make_constraint(request, out.options.starts_in_reasoning, *serving_.grammars, *serving_.tokenizer,
+                                 serving_.eos_ids);
+  }
+  out.requests.front().constraint = constraint.whole;
+  out.after_reasoning = constraint.after_reasoning;
+  // A grammar without calls keeps their markup out by itself.
+  if (!request.tools.may_call() && constraint.whole == nullptr) {
     if (const auto markup = serving_.tokenizer->added_token(text::kDsmlToken)) {
       auto& bias = out.requests.front().sampling.logit_bias;
       std::erase_if(bias, [&](const auto& entry) { return entry.first == *markup; });

@@ -10,6 +10,7 @@
 
 #include "engine/request.h"
 #include "server/answer_writer.h"
+#include "server/grammar_constraint.h"
 #include "server/replay_store.h"
 #include "server/request.h"
 #include "server/routes.h"
@@ -21,6 +22,7 @@ namespace tessera::server {
 struct Serving {
   ServedModel model;
   const text::Tokenizer* tokenizer = nullptr;
+  text::GrammarCompiler* grammars = nullptr;  // null: model.has_grammars is false
   int32_t bos_id = 0;
   std::vector<int32_t> eos_ids;
   std::string fingerprint, version;
@@ -46,7 +48,8 @@ struct PreparedAnswer {
   std::string owner;             // under which calls are remembered
   int64_t thinking_budget = -1;  // tokens of reasoning, after which end_think_id is put in; below 0: none
   int32_t end_think_id = -1;
-  std::vector<std::string> ignored;  // fields of the body without a meaning here
+  std::shared_ptr<const engine::ConstraintSource> after_reasoning;  // of what goes on after that; null: none
+  std::vector<std::string> ignored;                                 // fields of the body without a meaning here
 };
 
 class Preparer {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -75,8 +76,9 @@ enum class ToolChoice { kAuto, kNone, kRequired, kNamed };
 struct ToolPolicy {
   std::vector<Tool> tools;
   ToolChoice choice = ToolChoice::kAuto;
-  std::string named;            // of kNamed
-  bool allows_parallel = true;  // else the answer ends after its first call
+  std::string named;                                          // of kNamed
+  bool allows_parallel = true;                                // else the answer ends after its first call
+  std::string_view parameters_field = "function.parameters";  // of a tool, as the API names it
   bool may_call() const { return !tools.empty() && choice != ToolChoice::kNone; }
 };
 
@@ -85,6 +87,7 @@ struct OutputFormat {
   enum class Kind { kText, kJsonObject, kJsonSchema, kRegex };
   Kind kind = Kind::kText;
   std::string definition;  // the JSON Schema's text, or the regular expression
+  std::string_view field;  // that it came in, as the API names it
 };
 
 // A conversation to go on with: /v1/chat/completions, /v1/responses, /v1/messages.

@@ -245,6 +245,7 @@ void require_grammars(const ServedModel& model, const std::string& field, std::s
 std::string read_flat_tool(const Json& tool, std::string_view parameters_key, ToolPolicy& policy) {
   const Json *parameters = given(tool, parameters_key), *description = given(tool, "description");
   const std::string& name = tool.find("name")->string();
+  policy.parameters_field = parameters_key;
   policy.tools.push_back({name, parameters == nullptr ? "" : text::python_json(*parameters), flag_or(tool, "strict")});
   std::string line = fmt::format("{{\"name\": {}", text::json_quoted(name));
   if (description != nullptr) line += fmt::format(", \"description\": {}", text::json_quoted(description->string()));

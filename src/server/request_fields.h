@@ -53,7 +53,7 @@ void arrange_system(std::vector<text::Message>& messages, std::vector<std::strin
                     std::string response_format);
 
 // Adds a tool given flat, {"name", "description", PARAMETERS_KEY}, to the policy. Returns the line of the prompt that
-// describes it, as chat completions would give it: {"name", "description", "parameters"}.
+// describes it, as chat completions would give it: {"name", "description", "parameters"}. The key must outlive it.
 std::string read_flat_tool(const Json& tool, std::string_view parameters_key, ToolPolicy& policy);
 // A part of a tool's result that is not text becomes what the model knows for it.
 std::string read_result(const Json& content);

@@ -167,8 +167,9 @@ inline void add_arrays(Stage& stage, const ops::FiniteCheck::Desc& desc, ops::Fi
 }
 
 inline void add_arrays(Stage& stage, const ops::Sample::Desc& desc, ops::Sample::Args& args) {
-  int64_t num_logit_rows = 0;
+  int64_t num_logit_rows = 0, num_masks = 0;
   for (int64_t i = 0; i < args.num_rows; ++i) {
+    num_masks = std::max<int64_t>(num_masks, args.rows[i].mask_row + 1);
     num_logit_rows = std::max<int64_t>(num_logit_rows, args.rows[i].logit_row + 1);
   }
   stage.add(args.logits, num_logit_rows * desc.vocab * 4, Access::kOutput);
@@ -176,6 +177,7 @@ inline void add_arrays(Stage& stage, const ops::Sample::Desc& desc, ops::Sample:
   stage.add(args.counts, desc.vocab * 4, Access::kInput);
   stage.add(args.bias_ids, args.num_bias * 4, Access::kInput);
   stage.add(args.bias_values, args.num_bias * 4, Access::kInput);
+  stage.add(args.masks, num_masks * ops::mask_words(desc.vocab) * 4, Access::kInput);
   stage.add(args.tokens, args.num_rows * 4, Access::kOutput);
 }
 

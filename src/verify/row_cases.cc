@@ -225,8 +225,9 @@ Case<ops::FiniteCheck> make_case(Rng& rng, const Spec<ops::FiniteCheck>& spec) {
   return one;
 }
 
-// `context` counts through ways to sample; the last, with bias and penalties, is of one row.
-constexpr int64_t kWaysToSample = 6;
+// `context` counts through ways to sample; the last, with bias and penalties, is of one row. From the sixth on there
+// are masks: of every third token, of one, and of none.
+constexpr int64_t kWaysToSample = 9;
 
 std::vector<Spec<ops::Sample>> specs_of(ops::Sample, bool is_quick) {
   std::vector<Spec<ops::Sample>> specs;
@@ -255,8 +256,21 @@ Case<ops::Sample> make_case(Rng& rng, const Spec<ops::Sample>& spec) {
     row.params.seed = rng.next_u64();
     row.position = rng.below(1 << 20);
     row.logit_row = static_cast<int32_t>(spec.num_tokens - 1 - i);
+    if (spec.context >= 5 && i != 1) row.mask_row = static_cast<int32_t>(i == 0 ? 1 : 0);
   }
-  if (spec.context == 5) {
+  if (spec.context >= 5) {
+    std::vector<uint32_t> masks(static_cast<size_t>(2 * ops::mask_words(vocab)));
+    const auto allow = [&](int64_t mask, int64_t id) {
+      masks[static_cast<size_t>(mask * ops::mask_words(vocab) + id / 32)] |= uint32_t{1} << (id % 32);
+    };
+    for (int64_t id = 0; id < vocab; ++id) {
+      if (id % 3 == 1) allow(1, id);
+    }
+    if (spec.context != 7) allow(0, static_cast<int64_t>(rng.below(static_cast<uint64_t>(vocab))));
+    one.args.masks = one.arrays.array(masks);
+  }
+  if (spec.context == 6) rows[0].params.temperature = 0;
+  if (spec.context + 1 == kWaysToSample) {
     ops::SamplingParams& params = rows[0].params;
     params.repetition_penalty = 1.3f, params.frequency_penalty = 0.2f, params.presence_penalty = 0.4f;
     std::vector<int32_t> counts;

@@ -234,6 +234,77 @@ class Serve(ProgramTest):
             self.assertEqual(client.messages.count_tokens(**question).input_tokens, answer.usage.input_tokens)
 
 
+    SCHEMA = {'type': 'object',
+              'properties': {'name': {'type': 'string', 'maxLength': 8},
+                             'age': {'type': 'integer', 'minimum': 0, 'maximum': 120},
+                             'kind': {'enum': ['cat', 'dog', None]},
+                             'tags': {'type': 'array', 'items': {'type': 'string', 'maxLength': 4}, 'maxItems': 2}},
+              'required': ['name', 'age', 'kind', 'tags'], 'additionalProperties': False}
+
+    def expect_fits(self, value):
+        self.assertEqual(set(value), set(self.SCHEMA['required']))
+        self.assertLessEqual(len(value['name']), 8)
+        self.assertTrue(isinstance(value['age'], int) and 0 <= value['age'] <= 120, value)
+        self.assertIn(value['kind'], ['cat', 'dog', None])
+        self.assertTrue(len(value['tags']) <= 2 and all(len(tag) <= 4 for tag in value['tags']), value)
+
+    def test_answers_fit_their_schema_whatever_is_drawn(self):
+        form = {'type': 'json_schema', 'json_schema': {'name': 'pet', 'schema': self.SCHEMA, 'strict': True}}
+
+        def ask(seed):
+            return self.server.post('/v1/chat/completions',
+                                    {'model': MODEL.name, 'messages': [{'role': 'user', 'content': f'A pet, {seed}'}],
+                                     'temperature': 1, 'seed': seed, 'response_format': form, 'max_tokens': 400})
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            for status, _, body in pool.map(ask, range(24)):
+                self.assertEqual(status, 200, body)
+                choice = json.loads(body)['choices'][0]
+                self.assertEqual(choice['finish_reason'], 'stop', choice)
+                self.expect_fits(json.loads(choice['message']['content']))
+        status, _, body = self.server.post('/v1/chat/completions', {
+            'model': MODEL.name, 'messages': [{'role': 'user', 'content': 'x'}],
+            'response_format': {'type': 'regex', 'pattern': '(a{500}){500}'}})
+        self.assertEqual((status, json.loads(body)['error']['param']), (400, 'response_format.pattern'))
+
+    @unittest.skipUnless(openai, 'the openai package is not installed')
+    def test_openai_structured_output_and_tools(self):
+        tools = [{'type': 'function', 'function': {'name': name, 'strict': True, 'parameters': self.SCHEMA}}
+                 for name in ('adopt', 'feed')]
+        question = [{'role': 'user', 'content': 'Which pet?'}]
+        with openai.OpenAI(base_url=self.server.url + '/v1', api_key='none', max_retries=0) as client:
+            for choice in ('required', {'type': 'function', 'function': {'name': 'feed'}}):
+                for seed in range(3):
+                    options = dict(model=MODEL.name, messages=question, tools=tools, tool_choice=choice, seed=seed,
+                                   temperature=1, max_tokens=600, parallel_tool_calls=False)
+                    message = client.chat.completions.create(**options).choices[0].message
+                    self.assertEqual(len(message.tool_calls), 1)
+                    self.expect_fits(json.loads(message.tool_calls[0].function.arguments))
+                    if choice != 'required':
+                        self.assertEqual(message.tool_calls[0].function.name, 'feed')
+                    with client.chat.completions.stream(**options) as stream:
+                        for _ in stream:
+                            pass
+                        streamed = stream.get_final_completion().choices[0].message
+                    self.assertEqual(streamed.tool_calls[0].function.arguments,
+                                     message.tool_calls[0].function.arguments)
+            response = client.responses.create(model=MODEL.name, input='A pet', text={
+                'format': {'type': 'json_schema', 'name': 'pet', 'schema': self.SCHEMA}})
+            self.expect_fits(json.loads(response.output_text))
+
+    @unittest.skipUnless(anthropic, 'the anthropic package is not installed')
+    def test_anthropic_forced_tools(self):
+        with anthropic.Anthropic(base_url=self.server.url, api_key='none', max_retries=0) as client:
+            for choice in ({'type': 'any'}, {'type': 'tool', 'name': 'adopt'}):
+                message = client.messages.create(
+                    model=MODEL.name, max_tokens=600, messages=[{'role': 'user', 'content': 'Which pet?'}],
+                    tools=[{'name': 'adopt', 'input_schema': self.SCHEMA}],
+                    tool_choice={**choice, 'disable_parallel_tool_use': True})
+                self.assertEqual(message.stop_reason, 'tool_use')
+                self.assertEqual(message.content[-1].name, 'adopt')
+                self.expect_fits(message.content[-1].input)
+
+
 class Lives(ProgramTest):
     def test_keys_and_overload(self):
         keys = self.folder / 'keys'

@@ -36,6 +36,14 @@ int32_t next_token(uint64_t context, uint64_t seed, uint64_t position, uint64_t 
   return static_cast<int32_t>(mix(mix(mix(seen, seed), position), counts) % kHashVocab);
 }
 
+int32_t masked_token(int32_t id, std::span<const uint32_t> mask) {
+  for (int32_t i = 0; i < kHashVocab && !mask.empty(); ++i) {
+    const int32_t at = (id + i) % kHashVocab;
+    if ((mask[0] >> at & 1) != 0) return at;
+  }
+  return mask.empty() ? id : -1;
+}
+
 uint64_t hash_counts(std::span<const int32_t> counts) {
   uint64_t hash = 0;
   for (const int32_t count : counts) hash = mix(hash, static_cast<uint64_t>(count));
@@ -234,7 +242,10 @@ TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
     const bool is_lost = fails(faults_.sample, failed_.sample);
     const State& state = dynamic_cast<const State&>(*slice.state);
     slice.draw->token =
-        is_lost ? -1 : next_token(state.context, slice.draw->params.seed, slice.draw->position, hash_counts({}));
+        is_lost
+            ? -1
+            : masked_token(next_token(state.context, slice.draw->params.seed, slice.draw->position, hash_counts({})),
+                           slice.draw->mask);
   }
   return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size()) / kHashVocab, kHashVocab}};
 }
@@ -243,7 +254,8 @@ int32_t HashRunner::sample(const model::SampleRequest& request) {
   if (fails(faults_.sample, failed_.sample)) fail(ErrorCode::kNotFinite, "no logit is a number");
   TESSERA_CHECK(request.logits.size() == kHashVocab, "one row");
   const uint64_t context = static_cast<uint64_t>(request.logits[0]) | static_cast<uint64_t>(request.logits[1]) << 24;
-  return next_token(context, request.params.seed, request.position, hash_counts(request.counts));
+  return masked_token(next_token(context, request.params.seed, request.position, hash_counts(request.counts)),
+                      request.mask);
 }
 
 }  // namespace tessera::engine

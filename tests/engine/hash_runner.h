@@ -24,6 +24,8 @@ uint64_t hash_token(uint64_t context, int64_t position, int32_t id);
 bool is_poisoned(uint64_t context);
 // The token that follows; `counts` is a hash of the occurrences, 0 without penalties.
 int32_t next_token(uint64_t context, uint64_t seed, uint64_t position, uint64_t counts);
+// The first token from there on, in a circle, that the mask allows; -1: none.
+int32_t masked_token(int32_t id, std::span<const uint32_t> mask);
 uint64_t hash_counts(std::span<const int32_t> counts);
 
 // Bytes by the page, of what a sequence holds: a budget that runs out while sequences run.

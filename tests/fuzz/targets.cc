@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fuzz/targets.h"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "text/chat/encode.h"
 #include "text/chat/read_messages.h"
 #include "text/detokenizer.h"
+#include "text/grammar/definition.h"
 #include "text/stop_matcher.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -191,6 +193,20 @@ void answer_stream(const uint8_t* data, size_t size) {
   if (rendered[0] != rendered[1]) __builtin_trap();
 }
 
+// A schema or a pattern is refused in one short line, or bounded.
+void schema(const uint8_t* data, size_t size) {
+  const std::string text = text_of(data, size);
+  const auto expect_line = [](const std::optional<std::string>& fault) {
+    if (fault && (fault->empty() || fault->size() > 4096 || fault->find('\n') != std::string::npos)) __builtin_trap();
+  };
+  expect_line(text::find_pattern_fault(text));
+  allow_refusal([&] {
+    const auto held = text::find_schema_fault(text, false), bounded = text::find_schema_fault(text, true);
+    expect_line(held);
+    if (bounded && !held) __builtin_trap();
+  });
+}
+
 }  // namespace
 
 const Target kTargets[] = {
@@ -206,6 +222,7 @@ const Target kTargets[] = {
     {"messages_body", messages_body},
     {"text_bodies", text_bodies},
     {"answer_stream", answer_stream},
+    {"schema", schema},
 };
 const size_t kNumTargets = sizeof(kTargets) / sizeof(kTargets[0]);
 

@@ -113,6 +113,14 @@ int32_t draw(Candidates& candidates, const SamplingParams& params, uint64_t posi
   return ops::draw_candidate(candidates.sorted(), candidates.count(), params, position);
 }
 
+// What may be drawn: a copy of the logits in which the others are minus infinity.
+const float* masked(const float* logits, const uint32_t* mask, int64_t vocab, float* out) {
+  for (int64_t id = 0; id < vocab; ++id) {
+    out[id] = ops::is_allowed(mask, id) ? logits[id] : -std::numeric_limits<float>::infinity();
+  }
+  return out;
+}
+
 int32_t draw_row(const RowKernels& kernels, int64_t vocab, const float* logits, const ops::SampleRow& row,
                  double* probabilities, device::Queue& queue) {
   const int32_t top = likeliest(kernels, logits, vocab);
@@ -134,14 +142,20 @@ bool sample_supports(const Sample::Desc&, std::string&) {
 }
 
 int64_t sample_workspace(const Sample::Desc& desc, int64_t) {
-  return desc.vocab * static_cast<int64_t>(sizeof(double) + sizeof(Candidate));
+  return desc.vocab * static_cast<int64_t>(sizeof(double) + sizeof(Candidate) + sizeof(float));
 }
 
 void sample_run(const RowKernels& kernels, const Sample::Desc& desc, const Sample::Args& args, device::Queue& queue) {
   ops::apply_bias_and_penalties(desc, args);
   for (int64_t i = 0; i < args.num_rows; ++i) {
-    args.tokens[i] = draw_row(kernels, desc.vocab, args.logits + args.rows[i].logit_row * desc.vocab, args.rows[i],
-                              static_cast<double*>(args.workspace), queue);
+    const ops::SampleRow& row = args.rows[i];
+    double* probabilities = static_cast<double*>(args.workspace);
+    const float* logits = args.logits + row.logit_row * desc.vocab;
+    if (const uint32_t* mask = ops::mask_of(args.masks, row, desc.vocab)) {
+      auto* candidates = reinterpret_cast<Candidate*>(probabilities + desc.vocab);
+      logits = masked(logits, mask, desc.vocab, reinterpret_cast<float*>(candidates + desc.vocab));
+    }
+    args.tokens[i] = draw_row(kernels, desc.vocab, logits, row, probabilities, queue);
   }
 }
 

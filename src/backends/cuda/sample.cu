@@ -31,6 +31,7 @@ struct Job {
   const ops::SampleRow* rows;
   const int32_t *counts, *bias_ids;
   const float* bias_values;
+  const uint32_t* masks;
   int64_t num_rows, num_bias;
   int32_t* tokens;
   Candidate* workspace;
@@ -42,10 +43,12 @@ struct Row {
   const float* logits;
   int32_t vocab, top;
   float temperature;
+  const uint32_t* mask;  // null: all
 
   // 0: it has none.
   __device__ double probability(int32_t id) const {
     if (id == top) return 1;
+    if (!ops::is_allowed(mask, id)) return 0;
     const double gap = static_cast<double>(logits[id]) - static_cast<double>(logits[top]);
     const double p = exp(gap / static_cast<double>(temperature));
     return p > 0 ? p : 0;
@@ -89,15 +92,15 @@ __device__ bool is_better(float x, int32_t a, float y, int32_t b) {
   return x > y || (x == y && a < b);
 }
 
-// The largest logit's id, ties to the lower id; NaN and minus infinity never win. -1 where there is no other.
-__device__ int32_t largest(const float* logits, int32_t vocab) {
+// The largest allowed logit's id, ties to the lower id; NaN and minus infinity never win. -1 where there is no other.
+__device__ int32_t largest(const float* logits, const uint32_t* mask, int32_t vocab) {
   __shared__ float s_logits[kBlock];
   __shared__ int32_t s_ids[kBlock];
   float best = 0;
   int32_t best_id = -1;
   for (int32_t id = threadIdx.x; id < vocab; id += kBlock) {
     const float logit = logits[id];
-    if (logit != logit || logit == no_logit()) continue;
+    if (logit != logit || logit == no_logit() || !ops::is_allowed(mask, id)) continue;
     if (is_better(logit, id, best, best_id)) best = logit, best_id = id;
   }
   s_logits[threadIdx.x] = best, s_ids[threadIdx.x] = best_id;
@@ -222,10 +225,11 @@ __global__ void __launch_bounds__(kBlock) sample_kernel(Job job) {
   for (int64_t i = blockIdx.x; i < job.num_rows; i += gridDim.x) {
     const ops::SampleRow how = job.rows[i];
     const float* logits = job.logits + how.logit_row * static_cast<int64_t>(job.vocab);
-    const int32_t top = largest(logits, job.vocab);
+    const uint32_t* mask = ops::mask_of(job.masks, how, job.vocab);
+    const int32_t top = largest(logits, mask, job.vocab);
     int32_t token = top;
     if (top >= 0 && how.params.temperature != 0) {
-      const Row row{logits, job.vocab, top, how.params.temperature};
+      const Row row{logits, job.vocab, top, how.params.temperature, mask};
       token = draw(row, how, job.workspace + blockIdx.x * static_cast<int64_t>(job.num_padded));
     }
     if (threadIdx.x == 0) job.tokens[i] = token;
@@ -249,6 +253,7 @@ void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device
                 args.counts,
                 args.bias_ids,
                 args.bias_values,
+                args.masks,
                 args.num_rows,
                 args.num_bias,
                 args.tokens,

@@ -13,21 +13,24 @@ namespace tessera::ops {
 
 namespace {
 
-// Index of the largest logit, ties to the lower id; NaN and minus infinity never win. -1 where there is no other.
-int32_t largest(const Sample::Desc& desc, const float* logits) {
+// Index of the largest allowed logit, ties to the lower id; NaN and minus infinity never win. -1: there is no other.
+int32_t largest(const Sample::Desc& desc, const float* logits, const uint32_t* mask) {
   int32_t best = -1;
   for (int32_t id = 0; id < desc.vocab; ++id) {
-    if (std::isnan(logits[id]) || logits[id] == -std::numeric_limits<float>::infinity()) continue;
+    if (!is_allowed(mask, id) || std::isnan(logits[id]) || logits[id] == -std::numeric_limits<float>::infinity())
+      continue;
     if (best < 0 || logits[id] > logits[best]) best = id;
   }
   return best;
 }
 
-int32_t draw(const Sample::Desc& desc, const float* logits, const SampleRow& row, Candidate* candidates) {
-  const int32_t top = largest(desc, logits);
+int32_t draw(const Sample::Desc& desc, const float* logits, const uint32_t* mask, const SampleRow& row,
+             Candidate* candidates) {
+  const int32_t top = largest(desc, logits, mask);
   if (top < 0 || row.params.temperature == 0) return top;
   int64_t count = 0;
   for (int32_t id = 0; id < desc.vocab; ++id) {
+    if (!is_allowed(mask, id)) continue;
     const double p = id == top ? 1 : relative_probability(logits[id], logits[top], row.params.temperature);
     if (p > 0) candidates[count++] = {p, id};
   }
@@ -62,7 +65,8 @@ int64_t sample_reference_workspace(const Sample::Desc& desc, int64_t) {
 void sample_reference(const Sample::Desc& desc, const Sample::Args& args, device::Queue&) {
   apply_bias_and_penalties(desc, args);
   for (int64_t i = 0; i < args.num_rows; ++i) {
-    args.tokens[i] = draw(desc, args.logits + args.rows[i].logit_row * desc.vocab, args.rows[i],
+    const SampleRow& row = args.rows[i];
+    args.tokens[i] = draw(desc, args.logits + row.logit_row * desc.vocab, mask_of(args.masks, row, desc.vocab), row,
                           static_cast<Candidate*>(args.workspace));
   }
 }

@@ -18,6 +18,16 @@ TESSERA_HOST_DEVICE constexpr bool comes_before(const Candidate& a, const Candid
   return a.probability > b.probability || (a.probability == b.probability && a.id < b.id);
 }
 
+// Whether a mask, null where there is none, lets a token be drawn.
+TESSERA_HOST_DEVICE constexpr bool is_allowed(const uint32_t* mask, int64_t id) {
+  return mask == nullptr || (mask[id / 32] >> (id % 32) & 1) != 0;
+}
+
+// The mask of a row; null: none.
+TESSERA_HOST_DEVICE constexpr const uint32_t* mask_of(const uint32_t* masks, const SampleRow& row, int64_t vocab) {
+  return row.mask_row < 0 ? nullptr : masks + row.mask_row * mask_words(vocab);
+}
+
 // A logit less its penalties; `count` above 0.
 TESSERA_HOST_DEVICE constexpr float penalised(float logit, const SamplingParams& params, int32_t count) {
   const float scaled = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;

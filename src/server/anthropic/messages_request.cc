@@ -172,7 +172,7 @@ std::string read_format(const Json& body, const ServedModel& model, OutputFormat
   if (field == nullptr) return "";
   require_grammars(model, "output_config.format.type", "no format: this server has no grammars",
                    field->find("type")->string());
-  format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("schema"))};
+  format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("schema")), "output_config.format.schema"};
   return text::python_json(*field);
 }
 

@@ -127,13 +127,15 @@ void read_format(const Json& body, const ServedModel& model, OutputFormat& forma
   if (type == "text") return;
   require_grammars(model, "response_format.type", "text: this server has no grammars", type);
   if (type == "regex") {
-    format = {OutputFormat::Kind::kRegex, field->find("pattern")->string()};
+    format = {OutputFormat::Kind::kRegex, field->find("pattern")->string(), "response_format.pattern"};
     return;
   }
   response_format = text::python_json(*field);
   format.kind = OutputFormat::Kind::kJsonObject;
+  format.field = "response_format";
   if (type == "json_schema") {
-    format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("json_schema")->find("schema"))};
+    format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("json_schema")->find("schema")),
+              "response_format.json_schema.schema"};
   }
 }
 

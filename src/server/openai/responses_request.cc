@@ -140,7 +140,10 @@ void read_format(const Json& body, const ServedModel& model, OutputFormat& forma
   require_grammars(model, "text.format.type", "text: this server has no grammars", type);
   response_format = text::python_json(*field);
   format.kind = OutputFormat::Kind::kJsonObject;
-  if (type == "json_schema") format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("schema"))};
+  format.field = "text.format";
+  if (type == "json_schema") {
+    format = {OutputFormat::Kind::kJsonSchema, text::python_json(*field->find("schema")), "text.format.schema"};
+  }
 }
 
 std::vector<std::string> read_tools(const Json& body, const ServedModel& model, ToolPolicy& policy) {

@@ -38,7 +38,8 @@ class LiveServer {
         runner_(tokenizer_.encode(setup.answer), id_of(text::kAssistantToken),
                 {id_of(text::kThinkToken), id_of(text::kEndThinkToken)}, id_of(text::kEosToken),
                 tokenizer_.vocab_size()),
-        budget_(runner_.cache_spec(), int64_t{1} << 30) {
+        budget_(runner_.cache_spec(), int64_t{1} << 30),
+        grammars_(tokenizer_, tokenizer_.vocab_size(), runner_.facts().eos_ids) {
     runner_.step_microseconds = setup.step_microseconds;
     engine_ = std::make_unique<engine::Engine>(runner_, budget_, setup.engine);
     Serving serving;
@@ -48,6 +49,8 @@ class LiveServer {
     serving.tokenizer = &tokenizer_;
     serving.bos_id = id_of(text::kBosToken);
     serving.eos_ids = {id_of(text::kEosToken)};
+    serving.model.has_grammars = true;
+    serving.grammars = &grammars_;
     serving.version = "0";
     ServiceOptions options;
     options.page = "<!doctype html>";
@@ -90,6 +93,7 @@ class LiveServer {
   const text::Tokenizer tokenizer_;
   ScriptedRunner runner_;
   const engine::ReservedBudget budget_;
+  text::GrammarCompiler grammars_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<HttpServer> http_;

@@ -53,14 +53,15 @@ class ScriptedRunner final : public model::Runner {
         logits_.resize(logits_.size() + vocab, -10.0f);
         logits_[logits_.size() - vocab + static_cast<size_t>(state.next())] = 10.0f;
       }
-      if (slice.draw != nullptr) slice.draw->token = state.next();
+      if (slice.draw != nullptr) slice.draw->token = first_allowed(state.next(), slice.draw->mask);
     }
     return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size() / vocab), static_cast<int64_t>(vocab)}};
   }
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override {
-    return static_cast<int32_t>(std::max_element(request.logits.begin(), request.logits.end()) -
-                                request.logits.begin());
+    return first_allowed(
+        static_cast<int32_t>(std::max_element(request.logits.begin(), request.logits.end()) - request.logits.begin()),
+        request.mask);
   }
   void set_tracer(model::Tracer*) override {}
 
@@ -68,6 +69,15 @@ class ScriptedRunner final : public model::Runner {
   std::atomic<bool> throws{false};
 
  private:
+  // What is to be said; where a mask forbids it, the first token that it allows.
+  static int32_t first_allowed(int32_t id, std::span<const uint32_t> mask) {
+    const auto is_allowed = [&](size_t at) { return (mask[at / 32] >> (at % 32) & 1) != 0; };
+    if (mask.empty() || is_allowed(static_cast<size_t>(id))) return id;
+    size_t at = 0;
+    while (at < 32 * mask.size() && !is_allowed(at)) ++at;
+    return at < 32 * mask.size() ? static_cast<int32_t>(at) : -1;
+  }
+
   class State final : public model::SequenceState {
    public:
     State(ScriptedRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { ++runner_.num_states; }

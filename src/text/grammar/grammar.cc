@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/grammar/grammar.h"
+
+#include <fmt/format.h>
+#include <xgrammar/compiler.h>
+#include <xgrammar/config.h>
+#include <xgrammar/matcher.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "text/chat/markers.h"
+#include "text/grammar/call_grammar.h"
+
+// What XGrammar has to say: it calls these two (XGRAMMAR_LOG_CUSTOMIZE).
+namespace xgrammar {
+
+namespace {
+
+// The first warning of this thread's conversion: each is of something that was left out of a grammar.
+thread_local std::string t_warning;
+
+}  // namespace
+
+[[noreturn]] void LogFatalImpl(const std::string&, int, const std::string& message);
+void LogMessageImpl(const std::string&, int, int, const std::string& message);
+
+void LogFatalImpl(const std::string&, int, const std::string& message) {
+  throw std::runtime_error(message);
+}
+
+void LogMessageImpl(const std::string&, int, int, const std::string& message) {
+  if (t_warning.empty()) t_warning = message;
+}
+
+}  // namespace xgrammar
+
+namespace tessera::text {
+
+namespace {
+
+// Nesting of what XGrammar walks: bodies have 64 levels, and a definition's references are not followed endlessly.
+constexpr int kMaxRecursion = 2000;
+
+xgrammar::TokenizerInfo make_vocabulary(const Tokenizer& tokenizer, int32_t vocab_size,
+                                        std::span<const int32_t> end_ids) {
+  const std::optional<int32_t> markup = tokenizer.added_token(kDsmlToken);
+  // A token without bytes is never allowed.
+  std::vector<std::string> tokens(static_cast<size_t>(vocab_size));
+  for (int32_t id = 0; id < std::min(vocab_size, tokenizer.vocab_size()); ++id) {
+    const bool is_text = !tokenizer.is_special(id) || id == markup;
+    if (is_text) tokens[static_cast<size_t>(id)] = tokenizer.token_bytes(id);
+  }
+  // Marked special or not, the markers of the chat format are no text.
+  for (const std::string_view marker :
+       {kBosToken, kEosToken, kUserToken, kAssistantToken, kLatestReminderToken, kThinkToken, kEndThinkToken}) {
+    if (const auto id = tokenizer.added_token(marker)) tokens[static_cast<size_t>(*id)].clear();
+  }
+  return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, vocab_size,
+                                 std::vector<int32_t>(end_ids.begin(), end_ids.end()));
+}
+
+class Matcher final : public GrammarMatcher {
+ public:
+  Matcher(const xgrammar::CompiledGrammar& compiled, std::optional<int32_t> banned)
+      : matcher_(compiled), banned_(banned) {}
+
+  bool fill(std::span<uint32_t> mask) override {
+    if (matcher_.IsTerminated()) return false;
+    int64_t size = static_cast<int64_t>(mask.size());
+    DLTensor tensor{};
+    tensor.data = mask.data();
+    tensor.device = {kDLCPU, 0};
+    tensor.ndim = 1;
+    tensor.dtype = {kDLInt, 32, 1};
+    tensor.shape = &size;
+    std::fill(mask.begin(), mask.end(), ~uint32_t{0});  // where every token may come nothing is filled in
+    matcher_.FillNextTokenBitmask(&tensor);
+    if (banned_) mask[static_cast<size_t>(*banned_ / 32)] &= ~(uint32_t{1} << (*banned_ % 32));
+    return std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
+  }
+  bool accept(int32_t id) override { return !matcher_.IsTerminated() && id != banned_ && matcher_.AcceptToken(id); }
+  bool has_ended() const override { return matcher_.IsTerminated(); }
+
+ private:
+  xgrammar::GrammarMatcher matcher_;
+  const std::optional<int32_t> banned_;
+};
+
+class Compiled final : public Grammar {
+ public:
+  Compiled(xgrammar::CompiledGrammar compiled, std::optional<int32_t> banned)
+      : compiled_(std::move(compiled)), banned_(banned), size_bytes_(compiled_.MemorySizeBytes()) {}
+  std::unique_ptr<GrammarMatcher> begin() const override { return std::make_unique<Matcher>(compiled_, banned_); }
+  size_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  const xgrammar::CompiledGrammar compiled_;
+  const std::optional<int32_t> banned_;  // the markup of calls, where none may be made
+  const size_t size_bytes_;
+};
+
+xgrammar::Grammar content_grammar(const GrammarDefinition& definition) {
+  if (definition.content == GrammarDefinition::Content::kRegex) return xgrammar::Grammar::FromRegex(definition.text);
+  const bool is_any = definition.content == GrammarDefinition::Content::kJson;
+  return xgrammar::Grammar::FromJSONSchema(
+      is_any ? R"({"type": "object", "additionalProperties": true})" : definition.text,
+      /*any_whitespace=*/false);
+}
+
+xgrammar::Grammar call_grammar(const GrammarDefinition& definition) {
+  auto made = xgrammar::Grammar::FromStructuralTag(call_block_tag(definition));
+  if (const auto* grammar = std::get_if<xgrammar::Grammar>(&made)) return *grammar;
+  return std::visit([](const auto& error) -> xgrammar::Grammar { throw std::runtime_error(error.what()); },
+                    std::get<xgrammar::StructuralTagError>(made));
+}
+
+}  // namespace
+
+class GrammarCompiler::Body final : public TrialWork {
+ public:
+  Body(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids)
+      : markup_(tokenizer.added_token(kDsmlToken)), vocabulary_(make_vocabulary(tokenizer, vocab_size, end_ids)) {
+    xgrammar::SetMaxRecursionDepth(kMaxRecursion);
+  }
+
+  std::shared_ptr<const Grammar> compile(const GrammarDefinition& definition) const {
+    const bool has_content = definition.content != GrammarDefinition::Content::kNone;
+    const bool has_calls = !definition.tools.empty();
+    TESSERA_CHECK(has_content || has_calls, "a grammar is of something");
+    xgrammar::t_warning.clear();
+    std::vector<xgrammar::Grammar> parts;
+    if (has_content) parts.push_back(content_grammar(definition));
+    const std::string warning = std::exchange(xgrammar::t_warning, "");
+    if (!warning.empty()) throw std::runtime_error(warning);
+    if (has_calls) parts.push_back(call_grammar(definition));
+    const xgrammar::Grammar whole = parts.size() == 1 ? parts[0] : xgrammar::Grammar::Union(parts);
+    // One of its own: it has threads and a cache that are not wanted.
+    xgrammar::GrammarCompiler compiler(vocabulary_, /*max_threads=*/1, /*cache_enabled=*/false);
+    return std::make_shared<Compiled>(compiler.CompileGrammar(whole), has_calls ? std::nullopt : markup_);
+  }
+
+  // The first mask too: it is what compiling is for.
+  void run(const GrammarDefinition& definition) const override {
+    std::vector<uint32_t> mask(static_cast<size_t>((vocabulary_.GetVocabSize() + 31) / 32));
+    compile(definition)->begin()->fill(mask);
+  }
+
+ private:
+  const std::optional<int32_t> markup_;
+  const xgrammar::TokenizerInfo vocabulary_;
+};
+
+GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids,
+                                 const Limits& limits)
+    : limits_(limits), body_(std::make_unique<Body>(tokenizer, vocab_size, end_ids)), trial_(*body_, limits.trial) {}
+
+GrammarCompiler::~GrammarCompiler() = default;
+
+std::shared_ptr<const Grammar> GrammarCompiler::compile(const GrammarDefinition& definition) {
+  const std::string key = definition.key();
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    const auto found = by_key_.find(key);
+    if (found != by_key_.end()) {
+      ++stats_.num_hits;
+      kept_.splice(kept_.begin(), kept_, found->second);
+      return found->second->second;
+    }
+    ++stats_.num_misses;
+  }
+  trial_.run(definition);
+  std::shared_ptr<const Grammar> made;
+  try {
+    made = body_->compile(definition);
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail(ErrorCode::kInvalidArgument, printable(error.what(), 300));
+  }
+  if (made->size_bytes() > limits_.grammar_bytes) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("expected a grammar of at most {} bytes, found {}", limits_.grammar_bytes, made->size_bytes()));
+  }
+  const std::lock_guard<std::mutex> hold(lock_);
+  if (by_key_.contains(key) || made->size_bytes() > limits_.cache_bytes) return made;
+  kept_.emplace_front(key, made);
+  by_key_[key] = kept_.begin();
+  stats_.bytes += made->size_bytes();
+  while (stats_.bytes > limits_.cache_bytes) {
+    stats_.bytes -= kept_.back().second->size_bytes();
+    by_key_.erase(kept_.back().first);
+    kept_.pop_back();
+  }
+  stats_.num_kept = kept_.size();
+  return made;
+}
+
+GrammarCompiler::Stats GrammarCompiler::stats() const {
+  const std::lock_guard<std::mutex> hold(lock_);
+  return stats_;
+}
+
+}  // namespace tessera::text

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text/grammar/trial.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tessera::text {
+namespace {
+
+// Does what the definition's text says.
+class Obedient final : public TrialWork {
+ public:
+  void run(const GrammarDefinition& definition) const override {
+    if (definition.text == "loop") {
+      volatile bool goes_on = true;
+      while (goes_on) {
+      }
+    }
+    if (definition.text == "eat") throw std::bad_alloc();
+    if (definition.text == "crash") std::abort();
+    if (definition.text == "throw") throw std::runtime_error("no");
+    const bool is_whole = definition.tools.size() == 2 && definition.tools[1].parameters == std::string(70000, 'p') &&
+                          !definition.allows_parallel && definition.is_in_block;
+    if (definition.text == "whole" && !is_whole) std::abort();
+  }
+};
+
+std::string fault_of(Trial& trial, const std::string& text) {
+  GrammarDefinition definition;
+  definition.text = text;
+  try {
+    trial.run(definition);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(GrammarTrial, LimitsAreMetInAnotherProcess) {
+  const Obedient work;
+  Trial trial(work, {.seconds = 1});
+  EXPECT_EQ(fault_of(trial, "fine"), "");
+  EXPECT_THAT(fault_of(trial, "loop"), ::testing::HasSubstr("within 1 s"));
+  EXPECT_THAT(fault_of(trial, "eat"), ::testing::HasSubstr("1024 MiB"));
+  EXPECT_THAT(fault_of(trial, "crash"), ::testing::HasSubstr("can be compiled"));
+  EXPECT_EQ(fault_of(trial, "throw"), "");
+  EXPECT_EQ(fault_of(trial, "fine"), "");
+}
+
+TEST(GrammarTrial, DefinitionsArriveWhole) {
+  const Obedient work;
+  Trial trial(work, {});
+  GrammarDefinition definition;
+  definition.text = "whole";
+  definition.tools = {{"a", ""}, {"b", std::string(70000, 'p')}};
+  definition.allows_parallel = false, definition.is_in_block = true;
+  EXPECT_NO_THROW(trial.run(definition));
+}
+
+}  // namespace
+}  // namespace tessera::text
