@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera bench ops, tessera bench layer, tessera bench model
+// tessera bench ops, tessera bench layer, tessera bench model; tessera bench serve lies apart
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -15,6 +15,7 @@
 #include "bench/ops/bench_ops.h"
 #include "bench/shapes/published.h"
 #include "bench_layer.h"
+#include "bench_serve.h"
 #include "console.h"
 #include "default_model.h"
 #include "device/device_choice.h"
@@ -146,11 +147,13 @@ class Bench final : public Verb {
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
+    serve_ = std::make_unique<BenchServe>(*command_);
     for (CLI::App* verb : {ops_, model_}) verb->add_option("--plot", plot_, "Also draw it")->type_name("FILE.svg");
   }
   CLI::App* command() const override { return command_; }
 
   int run() override {
+    if (serve_->command()->parsed()) return serve_->run();
     const bool is_synthetic = !model_options_.synthetic.empty(), takes_f32 = model_->parsed() && !is_synthetic;
     const auto mode = ops::input_mode_from_name(mode_);
     if (!mode || (*mode == ops::InputMode::kF32 && !takes_f32)) {
@@ -304,6 +307,7 @@ class Bench final : public Verb {
 
   CLI::App *command_, *ops_, *model_;
   std::unique_ptr<BenchLayer> layer_;
+  std::unique_ptr<BenchServe> serve_;
   bench::Options options_;
   bench::ModelOptions model_options_;
   std::string mode_ = "a16", plot_;

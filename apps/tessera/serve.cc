@@ -70,10 +70,15 @@ class ServeLog final : public LogSink {
 
 class ServeEvents final : public server::http::ServerEvents {
  public:
+  explicit ServeEvents(bool is_quiet) : is_quiet_(is_quiet) {}
   void draining(double seconds) override {
     notify_service_manager("STOPPING=1");
+    if (is_quiet_) return;
     print_note(fmt::format("ending: no new requests; those that run have {:.0f} s (once more ends them now)", seconds));
   }
+
+ private:
+  bool is_quiet_;
 };
 
 class Serve final : public Verb {
@@ -174,7 +179,7 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
       ->group("Service");
   c.add_flag("--think", flags_.thinks, "Reason first where a request does not say")->group("Service");
   c.add_flag("--log-requests", flags_.logs_requests, "A line on stderr for each request")->group("Output");
-  c.add_flag("--quiet", flags_.is_quiet, "No progress and no figures at the start")->group("Output");
+  c.add_flag("--quiet", flags_.is_quiet, "No progress, no figures at the start, no word of the end")->group("Output");
 }
 
 void Serve::check_flags() {
@@ -322,7 +327,7 @@ int Serve::run() {
   if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
   engine::Engine engine(*loaded.runner, budget, options);
   ServeLog log(flags_.logs_requests);
-  ServeEvents events;
+  ServeEvents events(flags_.is_quiet);
   server::ServiceOptions service_options;
   service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);
   service_options.page = server::http::chat_page();

@@ -22,6 +22,7 @@ constexpr std::array kVariables = {
     EnvVariable{"TESSERA_PLACEMENT",
                 "off: neither hold threads on processors nor deal memory out over nodes; on: hold them even where "
                 "others may want the same [auto]"},
+    EnvVariable{"TESSERA_API_KEY", "the key that `tessera bench serve` gives to the server"},
     EnvVariable{"HWLOC_SYNTHETIC",
                 "an imagined machine (hwloc(7)) whose placement `tessera devices` shows; nobody is pinned"},
     EnvVariable{"LD_LIBRARY_PATH", "folders in which `tessera devices` looks for CUDA libraries of two releases"},

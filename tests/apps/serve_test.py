@@ -107,7 +107,7 @@ def stream_text(body):
 class Serve(ProgramTest):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server('--max-running', '32')
+        cls.server = Server('--max-running', '80')
         cls.alone = {}
         for question in QUESTIONS:
             cls.alone[question] = json.loads(run('generate', '--model', str(MODEL), '--json', '--quiet', question).stdout)
@@ -131,11 +131,11 @@ class Serve(ProgramTest):
 
         def others(seed):
             while not ends.is_set():
-                body = chat('Tell me.', temperature=1.5, seed=seed, max_tokens=200, stream=True, ignore_eos=True)
+                body = chat('Tell me.', temperature=1.5, seed=seed, max_tokens=100, stream=True, ignore_eos=True)
                 self.assertEqual(self.server.post('/v1/chat/completions', body)[0], 200)
 
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            running = [pool.submit(others, seed) for seed in range(16)]
+        with concurrent.futures.ThreadPoolExecutor(64) as pool:
+            running = [pool.submit(others, seed) for seed in range(64)]
             try:
                 for question in QUESTIONS:
                     expected = self.alone[question]

@@ -320,6 +320,9 @@ TEST(OpenApiDocument, NamesEveryRoute) {
     EXPECT_TRUE(document["paths"][path].contains("get")) << path;
   }
   EXPECT_TRUE(document["paths"]["/health/live"]["get"]["security"].empty());
+  // Clients hold a schema of a stream against its events, each of which is its own object.
+  const ordered_json& answer = document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"];
+  EXPECT_EQ(answer.at("text/event-stream"), ordered_json::object());
 }
 
 TEST(StatusPages, HealthAndModels) {

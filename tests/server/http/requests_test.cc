@@ -164,6 +164,40 @@ TEST(HttpRequests, MalformedHttpIsRefusedAndClosed) {
   EXPECT_EQ(ask(server.port(), post("/tokenize", "{}", "Content-Encoding: gzip\r\nConnection: close\r\n")).status, 415);
 }
 
+TEST(HttpRequests, MalformedJsonIsRefusedShortlyOnEveryRoute) {
+  LiveServer server;
+  std::string many = "{";
+  for (int i = 0; i < 100000; ++i) many += "\"" + std::to_string(i) + "\":0,";
+  const std::vector<std::string> bodies = {"",
+                                           "{",
+                                           "[]",
+                                           "nul",
+                                           "{\"model\":1e400}",
+                                           "{\"a\":1,\"a\":2}",
+                                           "{\"a\":1,}",
+                                           "{\"a\":\"\xC0\x80\"}",
+                                           "{\"a\":\"\\udc00\"}",
+                                           std::string("{\"a\":\"\0\"}", 9),
+                                           "{\"a\":" + std::string(10000, '['),
+                                           many + "\"0\":0}",
+                                           "{\"model\":\"tiny\"} {}",
+                                           "{\"a\":-}",
+                                           "{\"a\":.5}",
+                                           "{\"a\":0x1}",
+                                           "/**/{}",
+                                           std::string(1 << 20, ' ')};
+  for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
+                           "/v1/messages/count_tokens", "/tokenize", "/detokenize"}) {
+    for (const std::string& body : bodies) {
+      const Answer answer = ask(server.port(), post(path, body, kClose));
+      EXPECT_EQ(answer.status, 400) << path << " " << body.substr(0, 40);
+      EXPECT_LT(answer.body.size(), 1024u);
+    }
+  }
+  EXPECT_EQ(server.engine().status().totals.num_requests, 0);
+  EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
+}
+
 TEST(HttpRequests, RandomBytesNeverStopTheServer) {
   LiveServer server;
   const uint32_t seed = std::random_device{}();

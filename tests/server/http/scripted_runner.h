@@ -55,6 +55,9 @@ class ScriptedRunner final : public model::Runner {
       }
       if (slice.draw != nullptr) slice.draw->token = first_allowed(state.next(), slice.draw->mask);
     }
+    if (keeps_step_ends) {
+      step_ends_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+    }
     return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size() / vocab), static_cast<int64_t>(vocab)}};
   }
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
@@ -66,7 +69,9 @@ class ScriptedRunner final : public model::Runner {
   void set_tracer(model::Tracer*) override {}
 
   std::atomic<int64_t> step_microseconds{0}, num_steps{0}, num_states{0};
-  std::atomic<bool> throws{false};
+  std::atomic<bool> throws{false}, keeps_step_ends{false};
+  // When each step ended, in seconds of the steady clock. To be read once nothing runs.
+  const std::vector<double>& step_ends() const { return step_ends_; }
 
  private:
   // What is to be said; where a mask forbids it, the first token that it allows.
@@ -126,6 +131,7 @@ class ScriptedRunner final : public model::Runner {
   model::ModelFacts facts_;
   model::CacheSpec spec_;
   std::vector<float> logits_;
+  std::vector<double> step_ends_;
 };
 
 }  // namespace tessera::server

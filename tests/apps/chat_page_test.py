@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The chat page in headless Chromium, through chromedriver's own protocol (W3C WebDriver): types, streams, stops, reloads.
+Skipped where Debian's chromium and chromium-driver are not installed.
+
+    chat_page_test.py PROGRAM MODEL_FOLDER [TEST...]      PICTURE=FILE.png keeps a picture of the page
+"""
+import base64
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import unittest
+
+from program import MODEL, ProgramTest
+from serve_test import Server
+
+ELEMENT = 'element-6066-11e4-a52e-4f735466cecf'
+
+
+class Browser:
+    def __init__(self, folder):
+        self.process = subprocess.Popen(['chromedriver', '--port=0'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env={**os.environ, 'HOME': str(folder)}, text=True)
+        self.session = ''
+        for line in self.process.stdout:
+            if 'on port ' in line and 'success' in line:
+                self.port = int(line.rsplit('port ', 1)[1].strip().rstrip('.'))
+                break
+        flags = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--window-size=900,760',
+                 f'--user-data-dir={folder}/profile', '--disable-background-networking', '--disable-sync',
+                 '--no-first-run', '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1']
+        made = self.call('POST', '/session', {'capabilities': {'alwaysMatch': {
+            'browserName': 'chrome', 'goog:chromeOptions': {'args': flags}, 'goog:loggingPrefs': {'browser': 'ALL'}}}})
+        self.session = '/session/' + made['sessionId']
+
+    def call(self, method, path, body=None):
+        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=120)
+        try:
+            connection.request(method, self.session + path, None if body is None else json.dumps(body),
+                               {'Content-Type': 'application/json'})
+            value = json.loads(connection.getresponse().read())['value']
+        finally:
+            connection.close()
+        if isinstance(value, dict) and 'error' in value:
+            raise RuntimeError(value['message'])
+        return value
+
+    def close(self):
+        try:
+            if self.session:
+                self.call('DELETE', '')
+        finally:
+            self.process.terminate()
+            self.process.wait(30)
+            self.process.stdout.close()
+
+    def run(self, script):
+        return self.call('POST', '/execute/sync', {'script': script, 'args': []})
+
+    def element(self, selector):
+        found = self.call('POST', '/element', {'using': 'css selector', 'value': selector})
+        return '/element/' + found[ELEMENT]
+
+    def click(self, selector):
+        self.call('POST', self.element(selector) + '/click', {})
+
+    def type(self, selector, text):
+        self.call('POST', self.element(selector) + '/value', {'text': text})
+
+    def until(self, script, seconds=60):
+        """Waits until the script says something that is true; that."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            value = self.run(script)
+            if value:
+                return value
+            time.sleep(0.02)
+        raise AssertionError('never: ' + script)
+
+    def articles(self):
+        return self.run('return [...document.querySelectorAll("article")].map(a => [a.className, a.lastChild.textContent])')
+
+    def idle(self):
+        self.until('return document.getElementById("stop").disabled')
+
+
+@unittest.skipUnless(shutil.which('chromedriver') and shutil.which('chromium'), 'chromium and chromium-driver are not installed')
+class ChatPage(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.server = Server()
+        self.addCleanup(self.server.__exit__)
+        self.browser = Browser(self.folder)
+        self.addCleanup(self.browser.close)
+        self.browser.call('POST', '/url', {'url': self.server.url + '/'})
+        self.browser.until('return document.getElementById("model").textContent')
+
+    def ask(self, question):
+        self.browser.type('#text', question + '\ue007')
+
+    def test_types_streams_stops_and_reloads(self):
+        page = self.browser
+        self.assertEqual(page.run('return document.getElementById("model").textContent'), MODEL.name)
+        # A question, typed and sent with Enter; Shift+Enter only begins a line.
+        page.type('#text', 'Compute\ue008\ue007\ue008')
+        self.assertEqual(page.run('return document.getElementById("text").value'), 'Compute\n')
+        self.assertEqual(page.articles(), [])
+        page.run('document.getElementById("text").value = ""')
+        self.ask('Compute 257-7.')
+        page.idle()
+        self.assertEqual(page.articles(), [['user', 'Compute 257-7.'], ['assistant', '250']])
+        self.assertRegex(page.run('return document.getElementById("speed").textContent'), r'^\d+ tokens · .* tokens/s')
+        # Text of a question is never read as HTML.
+        self.ask('<img src=x onerror="document.title=1"> Spell mire.')
+        page.idle()
+        self.assertEqual(page.run('return document.querySelectorAll("#log img").length'), 0)
+        self.assertEqual(page.run('return document.title'), 'Tessera')
+        # A long answer: text comes bit by bit, and Stop ends it, also for the server.
+        page.click('#clear')
+        self.assertEqual(page.articles(), [])
+        page.click('#think')
+        page.run('document.getElementById("temperature").value = "2"')
+        length = '(document.querySelector("article.assistant")?.textContent.length ?? 0)'
+        runs = '!document.getElementById("stop").disabled'
+        for _ in range(10):
+            self.ask('Tell me a long story.')
+            page.until(f'return {length} > 40 || !({runs})')
+            first = page.run(f'return {length}')
+            page.until(f'return {length} > {first} || !({runs})')
+            if page.run(f'const runs = {runs}; document.getElementById("stop").click(); return runs'):
+                break
+            page.click('#clear')
+        else:
+            self.fail('no answer was long enough to be stopped')
+        page.idle()
+        for _ in range(500):
+            if self.server.metric('tessera_requests_running') == 0:
+                break
+            time.sleep(0.01)
+        self.assertEqual(self.server.metric('tessera_requests_running'), 0)
+        self.assertFalse(page.run('return document.getElementById("send").disabled'))
+        stopped = page.run('return document.getElementById("log").textContent')
+        self.assertGreater(len(stopped), 20)
+        self.assertTrue(page.run('return !document.querySelector("article.assistant details").hidden'))
+        # The conversation outlives a reload, and goes on.
+        page.call('POST', '/refresh', {})
+        page.until('return document.getElementById("model").textContent')
+        self.assertEqual(page.run('return document.getElementById("log").textContent'), stopped)
+        # A server's error is shown, and the next question works.
+        page.run('document.getElementById("temperature").value = "9"')
+        self.ask('Compute 12+30.')
+        page.idle()
+        self.assertIn('temperature', page.run('return document.querySelector("article.error").textContent'))
+        page.click('#clear')
+        page.run('document.getElementById("temperature").value = "0"')
+        for question in ('Compute 257-7.', 'Spell mire.'):
+            self.ask(question)
+            page.idle()
+        self.assertEqual([text for kind, text in page.articles() if kind == 'assistant'][0], '250')
+        faults = [one['message'] for one in page.call('POST', '/se/log', {'type': 'browser'})
+                  if one['level'] == 'SEVERE' and ' 400 ' not in one['message'] and 'favicon' not in one['message']]
+        self.assertEqual(faults, [])
+        if os.environ.get('PICTURE'):
+            with open(os.environ['PICTURE'], 'wb') as file:
+                file.write(base64.b64decode(page.call('GET', '/screenshot')))
+        self.assertEqual(self.server.end(), 0)
+
+
+if __name__ == '__main__':
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tessera serve under abuse, for longer than the tests: overload, slow clients, signals at any moment, mixed traffic.
+
+    tools/soak_server.py PROGRAM [--seconds 60] [--signals 100] [--only NAME,...] [--record FILE.json]
+
+Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
+alone, something left in the caches at the end. Times and memory are printed and recorded, not judged.
+"""
+import argparse
+import concurrent.futures
+import datetime
+import http.client
+import json
+import os
+import pathlib
+import platform
+import random
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'tests/apps'))
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument('program')
+parser.add_argument('--seconds', type=float, default=60, help='of each part that has a length')
+parser.add_argument('--signals', type=int, default=100)
+parser.add_argument('--only', default='signals,overload,slow,mixed')
+parser.add_argument('--record')
+ARGUMENTS = parser.parse_args()
+sys.argv = [sys.argv[0], ARGUMENTS.program, str(ROOT / 'models/tiny-v4')]
+from serve_test import Server, chat, stream_text  # noqa: E402 (reads the program's path from the arguments)
+
+LONG = dict(temperature=1.5, ignore_eos=True)
+
+
+def resident(server):
+    """KiB."""
+    status = pathlib.Path(f'/proc/{server.process.pid}/status').read_text()
+    return int(re.search(r'VmRSS:\s+(\d+)', status).group(1))
+
+
+def descriptors(server):
+    return len(os.listdir(f'/proc/{server.process.pid}/fd'))
+
+
+def check(is_so, *what):
+    if not is_so:
+        raise AssertionError(' '.join(str(one) for one in what))
+
+
+def becomes_idle(server):
+    for _ in range(3000):
+        if server.metric('tessera_requests_running') == 0 and server.metric('tessera_requests_waiting') == 0:
+            break
+        time.sleep(0.01)
+    check(server.metric('tessera_requests_running') == 0, 'requests run after their clients have gone')
+    check(server.metric('tessera_cache_bytes') == 0, 'caches of running answers hold bytes at rest')
+
+
+def post_bytes(body):
+    data = json.dumps(body).encode()
+    return b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data)
+
+
+def signals():
+    """SIGTERM (or two) at random moments of a stream: exit code 0, and the stream ends whole or with an error."""
+    generator = random.Random(1)
+    twice = 0
+    for _ in range(ARGUMENTS.signals):
+        with Server('--drain', '0.2') as server:
+            clients = [socket.create_connection(('127.0.0.1', server.port)) for _ in range(3)]
+            for client in clients:
+                client.settimeout(30)
+                client.sendall(post_bytes(chat('Tell me.', max_tokens=generator.choice([5, 60, 3000]), stream=True, **LONG)))
+            time.sleep(generator.random() * 0.15)
+            server.process.send_signal(signal.SIGTERM)
+            if generator.random() < 0.3:
+                twice += 1
+                time.sleep(generator.random() * 0.05)
+                server.process.send_signal(signal.SIGTERM)
+            for client in clients:
+                answer = b''
+                try:
+                    while part := client.recv(65536):
+                        answer += part
+                except ConnectionResetError:
+                    check(not answer, 'a reset within an answer')
+                whole = not answer or b'[DONE]' in answer or b'"error"' in answer
+                check(whole, 'a stream without an end:', answer[-200:])
+                client.close()
+            code = server.process.wait(30)
+            check(code == 0, 'exit code', code)
+    return {'signals': ARGUMENTS.signals, 'of_them_twice': twice, 'exit_code': 0}
+
+
+def overload():
+    """Ten times what fits: who is refused is told so quickly and when to come again; the others are answered."""
+    with Server('--max-running', '8', '--max-waiting', '8') as server:
+        begin = resident(server)
+        gaps, refusals, counts = {}, [], {}
+        ends = threading.Event()
+        mutex = threading.Lock()
+
+        def ask(kind):
+            while not ends.is_set():
+                connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=120)
+                start = time.monotonic()
+                connection.request('POST', '/v1/chat/completions', json.dumps(chat('Tell me.', max_tokens=64, stream=True, **LONG)))
+                answer = connection.getresponse()
+                if answer.status == 429:
+                    check(int(answer.headers['Retry-After']) >= 1, 'Retry-After')
+                    answer.read()
+                    with mutex:
+                        refusals.append(time.monotonic() - start)
+                        counts[429] = counts.get(429, 0) + 1
+                    connection.close()
+                    time.sleep(0.1)
+                    continue
+                check(answer.status == 200, 'status', answer.status)
+                last, found = None, []
+                for line in answer:
+                    if line.startswith(b'data: {'):
+                        now = time.monotonic()
+                        if last is not None:
+                            found.append(now - last)
+                        last = now
+                connection.close()
+                with mutex:
+                    gaps.setdefault(kind, []).extend(found)
+                    counts[200] = counts.get(200, 0) + 1
+
+        for kind, clients, seconds in [('at_capacity', 8, ARGUMENTS.seconds / 4), ('overloaded', 160, ARGUMENTS.seconds)]:
+            ends.clear()
+            with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+                asked = [pool.submit(ask, kind) for _ in range(clients)]
+                time.sleep(seconds)
+                ends.set()
+            for one in asked:
+                one.result()
+        becomes_idle(server)
+        grown = resident(server) - begin
+        check(server.end() == 0, 'exit code')
+    quantile = lambda values, share: round(sorted(values)[int(share * (len(values) - 1))] * 1e3, 2)
+    return {'answered': counts.get(200, 0), 'refused': counts.get(429, 0), 'refusal_ms_p50': quantile(refusals, 0.5),
+            'refusal_ms_p99': quantile(refusals, 0.99), 'gap_ms_p99_at_capacity': quantile(gaps['at_capacity'], 0.99),
+            'gap_ms_p99_overloaded': quantile(gaps['overloaded'], 0.99), 'resident_growth_kib': grown}
+
+
+def slow():
+    """300 connections that send a header or body byte by byte, or do not read, beside healthy answers."""
+    with Server() as server:
+        begin = resident(server)
+        ends = threading.Event()
+        num_closed = [0]
+
+        def dawdle(kind):
+            request = post_bytes(chat('x' * 2000, max_tokens=3000, stream=True, **LONG))
+            client = socket.socket()
+            if kind == 'read':
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.settimeout(5)
+            client.connect(('127.0.0.1', server.port))
+            try:
+                if kind == 'read':
+                    client.sendall(request.replace(b'x' * 2000, b'x'))
+                    ends.wait()
+                    return
+                at = 20 if kind == 'header' else request.index(b'\r\n\r\n') + 5
+                client.sendall(request[:at])
+                while not ends.wait(0.5):
+                    client.sendall(request[at:at + 1])
+                    at += 1
+            except OSError:
+                num_closed[0] += 1
+            finally:
+                client.close()
+
+        times = []
+        with concurrent.futures.ThreadPoolExecutor(300) as pool:
+            for i in range(300):
+                pool.submit(dawdle, ['header', 'body', 'read'][i % 3])
+            end = time.monotonic() + ARGUMENTS.seconds
+            while time.monotonic() < end:
+                start = time.monotonic()
+                status, _, body = server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0, stream=True))
+                check(status == 200 and stream_text(body)[0] == '250', 'a healthy client:', status, body)
+                times.append(time.monotonic() - start)
+                time.sleep(0.05)
+            ends.set()
+        becomes_idle(server)
+        grown = resident(server) - begin
+        check(server.end() == 0, 'exit code')
+    times.sort()
+    return {'slow_connections': 300, 'closed_by_the_server': num_closed[0], 'healthy_answers': len(times),
+            'healthy_ms_p50': round(times[len(times) // 2] * 1e3, 1), 'healthy_ms_p99': round(times[int(len(times) * 0.99)] * 1e3, 1),
+            'resident_growth_kib': grown}
+
+
+def mixed():
+    """Answers, streams, errors and clients that go; one in a hundred requests is asked again alone, and must be the same."""
+    with Server('--max-running', '16', '--prefix-cache-memory', '0.02') as server, Server('--prefix-cache-memory', '0') as alone:
+        ends, mutex = threading.Event(), threading.Lock()
+        count = {'answered': 0, 'refused_400': 0, 'left': 0, 'asked_again': 0}
+        samples = []
+
+        def client(number):
+            generator = random.Random(number)
+            while not ends.is_set():
+                kind = generator.random()
+                body = chat(f'Tell me {generator.randrange(200)}.', temperature=1.3, seed=generator.randrange(1 << 30),
+                            max_tokens=generator.randrange(1, 80))
+                if kind < 0.1:
+                    status, _, _ = server.post('/v1/chat/completions', {**body, 'temperature': 'x'})
+                    check(status == 400, 'status', status)
+                    name = 'refused_400'
+                elif kind < 0.3:
+                    leaver = socket.create_connection(('127.0.0.1', server.port))
+                    leaver.sendall(post_bytes({**body, 'stream': True, 'max_tokens': 2000, 'ignore_eos': True}))
+                    time.sleep(generator.random() * 0.1)
+                    if kind < 0.2:
+                        leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+                    leaver.close()
+                    name = 'left'
+                else:
+                    status, _, text = server.post('/v1/chat/completions', body)
+                    check(status == 200, 'status', status, text)
+                    name = 'answered'
+                    if generator.random() < 0.01:
+                        answer = alone.post('/v1/chat/completions', body)[2]
+                        messages = [json.loads(one)['choices'][0]['message'] for one in (text, answer)]
+                        check(messages[0] == messages[1], 'an answer differs from the same one alone:', messages)
+                        with mutex:
+                            count['asked_again'] += 1
+                with mutex:
+                    count[name] += 1
+
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            clients = [pool.submit(client, number) for number in range(12)]
+            start = time.monotonic()
+            while (now := time.monotonic() - start) < ARGUMENTS.seconds:
+                samples.append((now, resident(server), descriptors(server)))
+                time.sleep(min(1, ARGUMENTS.seconds / 20))
+            ends.set()
+        for one in clients:
+            one.result()
+        becomes_idle(server)
+        check((server.end(), alone.end()) == (0, 0), 'exit code')
+    late = [one for one in samples if one[0] >= ARGUMENTS.seconds / 2] or samples[-2:]
+    mean_t, mean_r = (sum(one[i] for one in late) / len(late) for i in (0, 1))
+    spread = sum((one[0] - mean_t)**2 for one in late) or 1
+    slope = sum((one[0] - mean_t) * (one[1] - mean_r) for one in late) / spread
+    return {**count, 'seconds': ARGUMENTS.seconds, 'resident_kib_begin': samples[0][1], 'resident_kib_middle': late[0][1],
+            'resident_kib_end': late[-1][1], 'resident_slope_mib_per_hour_in_the_second_half': round(slope * 3600 / 1024, 2),
+            'most_descriptors': max(one[2] for one in samples)}
+
+
+PARTS = {'signals': signals, 'overload': overload, 'slow': slow, 'mixed': mixed}
+cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
+record = {'what': 'tools/soak_server.py',
+          'commit': subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD'], capture_output=True, text=True).stdout.strip(),
+          'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+          'machine': {'cpu': cpu, 'cores': os.cpu_count(), 'load_average_at_the_start': os.getloadavg()[0]}}
+for name in ARGUMENTS.only.split(','):
+    record[name] = PARTS[name]()
+    print(name, json.dumps(record[name]), flush=True)
+if ARGUMENTS.record:
+    pathlib.Path(ARGUMENTS.record).write_text(json.dumps(record, indent=1) + '\n')
