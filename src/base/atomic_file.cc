@@ -55,10 +55,10 @@ void sync_folder_of(const std::string& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path)
+AtomicFile::AtomicFile(const std::string& path, FileAccess access)
     : path_(checked_target(path)),
       temporary_path_(temporary_name(path_)),
-      file_(File::create_new(temporary_path_, path_)) {}
+      file_(File::create_new(temporary_path_, path_, access)) {}
 
 AtomicFile::~AtomicFile() {
   if (!is_committed_) ::unlink(temporary_path_.c_str());

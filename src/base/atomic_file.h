@@ -11,7 +11,7 @@ class AtomicFile {
  public:
   // Creates PATH.tmp-RANDOM; a link is followed to the file it means. Throws kInvalidArgument where the folder can't be
   // written or PATH is a folder, a device, a pipe.
-  explicit AtomicFile(const std::string& path);
+  explicit AtomicFile(const std::string& path, FileAccess access = FileAccess::kUsual);
   // Without commit() the temporary file is removed.
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;

@@ -52,9 +52,9 @@ File File::open_read(const std::string& path) {
   return file;
 }
 
-File File::create_new(const std::string& path, const std::string& shown) {
+File File::create_new(const std::string& path, const std::string& shown, FileAccess access) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, 0666);
+  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, access == FileAccess::kPrivate ? 0600 : 0666);
   if (descriptor < 0) fail(ErrorCode::kInvalidArgument, system_error(shown, "create"));
   return File(descriptor, path);
 }

@@ -8,13 +8,16 @@
 
 namespace tessera {
 
+// Who may read and write a new file: as the process' umask says, or its owner alone.
+enum class FileAccess { kUsual, kPrivate };
+
 class File {
  public:
   // Throws kNotFound where the path does not exist, kDataLoss where it is not a regular file or can't be opened.
   static File open_read(const std::string& path);
   // Creates a file that is not there yet, following no link. Throws kInvalidArgument where that is not possible (the
   // path is the user's choice), naming `shown`.
-  static File create_new(const std::string& path, const std::string& shown);
+  static File create_new(const std::string& path, const std::string& shown, FileAccess access = FileAccess::kUsual);
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;

@@ -28,12 +28,15 @@ std::span<const int32_t> after_blocks(std::span<const int32_t> ids, size_t num_b
 
 PrefixCache::PrefixCache(model::Runner& runner, const PrefixCacheOptions& options)
     : runner_(runner), options_(options), stats_{.total_bytes = options.budget_bytes} {
-  TESSERA_CHECK(options.interval_tokens > 0 && options.least_gain_tokens > 0, "snapshots are some tokens apart");
+  TESSERA_CHECK(options.interval_tokens > 0 && options.least_gain_tokens > 0 && options.least_load_tokens > 0,
+                "snapshots are some tokens apart");
+  const bool has_tiers = options.host != nullptr || options.disk != nullptr;
+  TESSERA_CHECK(!has_tiers || kDigestTokens % runner.cache_spec().page_tokens == 0, "a block has whole pages");
 }
 
 PrefixCache::~PrefixCache() = default;
 
-PrefixCache::Place PrefixCache::longest(const std::vector<PrefixDigest>& digests, std::span<const int32_t> ids,
+PrefixCache::Place PrefixCache::longest(std::span<const PrefixDigest> digests, std::span<const int32_t> ids,
                                         int64_t most) {
   // A snapshot with more whole blocks is longer than any with fewer.
   for (size_t num_blocks = digests.size(); num_blocks-- > 0;) {
@@ -56,9 +59,11 @@ void PrefixCache::touch(Place entry) {
 
 std::unique_ptr<model::SequenceState> PrefixCache::find(const Request& request, std::span<const int32_t> ids,
                                                         int64_t capacity) {
-  if (entries_.empty()) return nullptr;
+  const bool has_tiers = options_.host != nullptr || options_.disk != nullptr;
+  if (entries_.empty() && !has_tiers) return nullptr;
   const std::vector<PrefixDigest> digests = prefix_digests(request.cache_salt, ids);
   const int64_t most = static_cast<int64_t>(ids.size()) - 1;  // the last one's logits are wanted
+  if (has_tiers) load({digests, ids}, most);
   for (;;) {
     const Place found = longest(digests, ids, most);
     if (found == entries_.end()) return nullptr;
@@ -96,28 +101,109 @@ void PrefixCache::offer(const Request& request, std::span<const int32_t> ids, co
     if (length - known->snapshot->position() < options_.least_gain_tokens) return;
   }
   // Before it is taken there is room for what nobody else has paid for; the sequence has paid for the pages.
-  while (stats_.bytes + own_bytes > options_.budget_bytes && give_up()) {
-  }
+  make_room(own_bytes);
+  const PrefixKey key = prefix_key({digests, ids}, length);
   try {
-    add(digests.back(), after_blocks(ids, digests.size() - 1), state.snapshot());
+    add(key, state.snapshot());
   } catch (const std::bad_alloc&) {
     return;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     return;
   }
-  while (stats_.bytes > options_.budget_bytes && give_up()) {
+  store(options_.disk, key, *entries_.back().snapshot);
+  make_room(0);
+}
+
+void PrefixCache::make_room(int64_t bytes) {
+  while (stats_.bytes + bytes > options_.budget_bytes && give_up()) {
   }
 }
 
-void PrefixCache::add(const PrefixDigest& blocks, std::span<const int32_t> tail,
-                      std::unique_ptr<model::StateSnapshot> snapshot) {
-  entries_.push_back({blocks, {tail.begin(), tail.end()}, nullptr});
+void PrefixCache::load(const PrefixText& text, int64_t most) {
+  constexpr int kMostTries = 4;  // where what was found turns out damaged, a shorter one may serve
+  for (int i = 0; i < kMostTries; ++i) {
+    const Place known = longest(text.digests, text.ids, most);
+    int64_t best = (known == entries_.end() ? 0 : known->snapshot->position()) + options_.least_load_tokens - 1;
+    PrefixTier* where = nullptr;
+    for (PrefixTier* tier : {options_.host, options_.disk}) {
+      const int64_t position = tier == nullptr ? 0 : tier->longest(text, most);
+      if (position > best) best = position, where = tier;
+    }
+    if (where == nullptr || load(*where, prefix_key(text, best))) return;
+  }
+}
+
+// False: another one may be tried.
+bool PrefixCache::load(PrefixTier& tier, const PrefixKey& key) {
+  const model::CacheSpec& spec = runner_.cache_spec();
+  const int64_t bytes = spec.snapshot_bytes + ceil_div(key.position(), spec.page_tokens) * spec.page_bytes;
+  if (bytes > options_.budget_bytes) return true;
+  try {
+    const std::optional<SnapshotBytes> found = tier.load(key);
+    if (!found) return false;
+    std::vector<std::span<const uint8_t>> pages;
+    const auto add_pages = [&](std::span<const uint8_t> part) {
+      const size_t page_bytes = static_cast<size_t>(spec.page_bytes);
+      for (; page_bytes > 0 && part.size() >= page_bytes; part = part.subspan(page_bytes)) {
+        pages.push_back(part.first(page_bytes));
+      }
+    };
+    for (const SharedBytes& segment : found->segments) add_pages(*segment);
+    add_pages(*found->tail_pages);
+    make_room(bytes);
+    auto snapshot = runner_.restore_snapshot(*found->state, pages);
+    if (snapshot->position() == key.position()) add(key, std::move(snapshot));
+  } catch (const std::bad_alloc&) {
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted && error.code() != ErrorCode::kDataLoss) throw;
+  }
+  return true;
+}
+
+// What of a snapshot the tier lacks goes there in bytes. Where memory does not suffice for them it does without.
+void PrefixCache::store(PrefixTier* tier, const PrefixKey& key, const model::StateSnapshot& snapshot) {
+  if (tier == nullptr || tier->has_state(key)) return;
+  const model::CacheSpec& spec = runner_.cache_spec();
+  const size_t page_bytes = static_cast<size_t>(spec.page_bytes), num_pages = snapshot.pages().size();
+  const size_t pages_of_block = page_bytes == 0 ? 0 : static_cast<size_t>(kDigestTokens / spec.page_tokens);
+  try {
+    std::vector<bool> is_missing;
+    int64_t bytes =
+        spec.snapshot_bytes + static_cast<int64_t>((num_pages - key.num_blocks() * pages_of_block) * page_bytes);
+    for (const PrefixDigest& digest : key.digests.subspan(1)) {
+      is_missing.push_back(!tier->has_segment(digest));
+      if (is_missing.back()) bytes += static_cast<int64_t>(pages_of_block * page_bytes);
+    }
+    if (!tier->has_room(bytes)) return;
+    const auto save_pages = [&](size_t first, size_t count) {
+      std::vector<uint8_t> out(count * page_bytes);
+      for (size_t i = 0; i < count; ++i) {
+        snapshot.save_page(first + i, std::span(out).subspan(i * page_bytes, page_bytes));
+      }
+      return std::make_shared<const std::vector<uint8_t>>(std::move(out));
+    };
+    SnapshotBytes saved;
+    for (size_t i = 0; i < is_missing.size(); ++i) {
+      saved.segments.push_back(is_missing[i] ? save_pages(i * pages_of_block, pages_of_block) : nullptr);
+    }
+    const size_t tail_begin = key.num_blocks() * pages_of_block;
+    saved.tail_pages = save_pages(tail_begin, num_pages - tail_begin);
+    saved.state = std::make_shared<const std::vector<uint8_t>>(snapshot.save());
+    tier->put(key, std::move(saved));
+  } catch (const std::bad_alloc&) {
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted) throw;
+  }
+}
+
+void PrefixCache::add(const PrefixKey& key, std::unique_ptr<model::StateSnapshot> snapshot) {
+  entries_.push_back({{key.digests.begin(), key.digests.end()}, {key.tail.begin(), key.tail.end()}, nullptr});
   const Place entry = std::prev(entries_.end());
   const std::span<const int32_t> pages = snapshot->pages();
   try {
     for (const int32_t page : pages) pages_.try_emplace(page, 0);
-    index_.emplace(blocks, entry);
+    index_.emplace(entry->digests.back(), entry);
   } catch (...) {
     std::erase_if(pages_, [](const auto& page) { return page.second == 0; });
     entries_.erase(entry);
@@ -139,7 +225,7 @@ void PrefixCache::drop(Place entry) {
     pages_.erase(found);
     stats_.bytes -= runner_.cache_spec().page_bytes;
   }
-  const auto [first, end] = index_.equal_range(entry->blocks);
+  const auto [first, end] = index_.equal_range(entry->digests.back());
   index_.erase(std::find_if(first, end, [&](const auto& one) { return one.second == entry; }));
   entries_.erase(entry);
   ++stats_.num_evicted, --stats_.num_snapshots;
@@ -151,10 +237,15 @@ void PrefixCache::forget(const Request& request, std::span<const int32_t> ids) {
   for (Place found = longest(digests, ids, length); found != entries_.end(); found = longest(digests, ids, length)) {
     drop(found);
   }
+  for (PrefixTier* tier : {options_.host, options_.disk}) {
+    if (tier != nullptr) tier->forget({digests, ids});
+  }
 }
 
 bool PrefixCache::give_up() {
   if (entries_.empty()) return false;
+  const Entry& oldest = entries_.front();
+  store(options_.host, {oldest.digests, oldest.tail}, *oldest.snapshot);
   drop(entries_.begin());
   return true;
 }

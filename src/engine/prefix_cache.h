@@ -9,6 +9,7 @@
 
 #include "engine/prefix_digest.h"
 #include "engine/prefix_store.h"
+#include "engine/prefix_tier.h"
 
 namespace tessera::engine {
 
@@ -18,6 +19,10 @@ struct PrefixCacheOptions {
   int64_t budget_bytes = 0;
   int64_t interval_tokens = 4096;  // of a prompt, after which a snapshot is taken wherever messages end
   int64_t least_gain_tokens = 16;  // a snapshot is not worth taking that is no further than so many past another
+  // Tiers below; null: none. They must outlive the cache.
+  PrefixTier* host = nullptr;      // gets what the budget gives up
+  PrefixTier* disk = nullptr;      // gets what is taken
+  int64_t least_load_tokens = 64;  // a snapshot is not worth loading that is no further than so many past another
 };
 
 class PrefixCache final : public PrefixStore {
@@ -44,17 +49,23 @@ class PrefixCache final : public PrefixStore {
 
  private:
   struct Entry {
-    PrefixDigest blocks;        // of its whole blocks
-    std::vector<int32_t> tail;  // ids after them
+    std::vector<PrefixDigest> digests;  // of the salt and of its whole blocks
+    std::vector<int32_t> tail;          // ids after them
     std::unique_ptr<model::StateSnapshot> snapshot;
   };
   using Place = std::list<Entry>::iterator;
 
   // The longest snapshot that has seen a beginning of `ids`, of at most `most` tokens; entries_.end(): none.
-  Place longest(const std::vector<PrefixDigest>& digests, std::span<const int32_t> ids, int64_t most);
+  Place longest(std::span<const PrefixDigest> digests, std::span<const int32_t> ids, int64_t most);
   void touch(Place entry);
-  void add(const PrefixDigest& blocks, std::span<const int32_t> tail, std::unique_ptr<model::StateSnapshot> snapshot);
+  void add(const PrefixKey& key, std::unique_ptr<model::StateSnapshot> snapshot);
   void drop(Place entry);
+  // Until `bytes` more fit, or nothing is left.
+  void make_room(int64_t bytes);
+  // Brings the longest snapshot of the tiers here, where it is worth it.
+  void load(const PrefixText& text, int64_t most);
+  bool load(PrefixTier& tier, const PrefixKey& key);
+  void store(PrefixTier* tier, const PrefixKey& key, const model::StateSnapshot& snapshot);
 
   model::Runner& runner_;
   const PrefixCacheOptions options_;

@@ -129,6 +129,39 @@ int64_t CachePool::pages_for(int64_t tokens) const {
   return pages_.page_bytes() == 0 ? 0 : ceil_div(tokens, kPageTokens);
 }
 
+std::pair<int64_t, int64_t> CachePool::attended(size_t layer, int64_t position, int64_t draft_position) const {
+  const bool is_draft = layer + static_cast<size_t>(layout_.num_draft_layers) >= layout_.layers.size();
+  const int64_t end = is_draft ? draft_position : position;
+  return {std::max<int64_t>(0, end - (layout_.layers[layer].window - 1)), end};
+}
+
+size_t CachePool::snapshot_bytes(int64_t position, int64_t draft_position) const {
+  size_t bytes = block_bytes_ - states_begin_;
+  for (size_t i = 0; i < layout_.layers.size(); ++i) {
+    const auto [first, end] = attended(i, position, draft_position);
+    bytes += static_cast<size_t>((end - first) * layout_.layers[i].kv.entry_bytes());
+  }
+  return bytes;
+}
+
+void CachePool::clear_unfilled(std::span<uint8_t> page, int64_t num_tokens) const {
+  size_t end = 0;  // of what was looked at; parts lie in this order
+  const auto clear_to = [&](size_t begin) {
+    std::fill(page.begin() + static_cast<std::ptrdiff_t>(end), page.begin() + static_cast<std::ptrdiff_t>(begin),
+              uint8_t{0});
+  };
+  for (size_t i = 0; i < layout_.layers.size(); ++i) {
+    for (const EntriesId id : {EntriesId::kEntries, EntriesId::kIndexKeys}) {
+      const Part& found = part(id, i);
+      if (found.bytes == 0) continue;
+      clear_to(found.offset);
+      const size_t entry_bytes = found.bytes >> found.shift;
+      end = found.offset + static_cast<size_t>(num_tokens / layout_.layers[i].ratio) * entry_bytes;
+    }
+  }
+  clear_to(page.size());
+}
+
 // Nothing has changed where memory ends.
 void CachePool::grow(size_t capacity, size_t stride) {
   const size_t rows = layout_.layers.size() * kNumStateIds;

@@ -5,6 +5,7 @@
 // for as long as it lives.
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "device/buffer.h"
@@ -31,6 +32,8 @@ struct CacheLayout {
   std::vector<LayerCacheLayout> layers;  // main layers, then the draft block's
   int num_draft_layers = 0;
   uint64_t fingerprint = 0;  // of model, weights and precision: what save() and restore() compare
+  // The same, without the rings' size, which a snapshot does not depend on.
+  uint64_t snapshot_fingerprint = 0;
 };
 
 CacheSpec make_cache_spec(const CacheLayout& layout);
@@ -59,6 +62,12 @@ class CachePool {
   std::span<uint8_t> compressor_states(const device::Buffer& block) const;
   // Pages that hold the entries of `tokens` tokens.
   int64_t pages_for(int64_t tokens) const;
+  // Positions of a layer whose ring entries the next token attends, the last one excluded.
+  std::pair<int64_t, int64_t> attended(size_t layer, int64_t position, int64_t draft_position) const;
+  // Bytes of a snapshot there, besides its pages.
+  size_t snapshot_bytes(int64_t position, int64_t draft_position) const;
+  // Zeroes what of a page, copied to the host, is no entry of its first `num_tokens` tokens.
+  void clear_unfilled(std::span<uint8_t> page, int64_t num_tokens) const;
 
   // The place of a sequence with this block, and with room for `max_pages` pages. Place 0 belongs to nobody: rows that
   // only fill a recorded batch up have it, and its caches are a window ring.

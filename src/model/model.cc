@@ -2,6 +2,8 @@
 #include "model/model.h"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
@@ -9,6 +11,7 @@
 
 #include "base/error.h"
 #include "model/placed_weights.h"
+#include "model/sequence_snapshot.h"
 
 namespace tessera::model {
 
@@ -42,6 +45,15 @@ constexpr int32_t kNotWanted = -1;  // logit row of a draw whose row the host do
 
 uint64_t mix(uint64_t hash, uint64_t value) {
   return (hash ^ value) * 0x9E3779B97F4A7C15 + 0x165667B19E3779F9;
+}
+
+// Of what computes and what is left out.
+uint64_t plan_fingerprint(const ops::Planner& planner, const Bypass& bypass) {
+  std::string text = fmt::format("{}{}{}", bypass.routed_experts, bypass.shared_experts, bypass.compressed_entries);
+  for (const ops::PlanLine& line : planner.lines()) {
+    text += fmt::format("\n{} {} {} {}", line.where, line.op, line.desc, line.chosen);
+  }
+  return XXH3_64bits(text.data(), text.size());
 }
 
 }  // namespace
@@ -79,9 +91,12 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     layout.layers.push_back(draft_->cache_layout());
     layout.num_draft_layers = 1;
   }
-  layout.fingerprint = mix(mix(mix(weights.fingerprint(), config.fingerprint()),
-                               static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache)),
-                           static_cast<uint64_t>(builder.window_slots));
+  layout.snapshot_fingerprint =
+      mix(mix(weights.fingerprint(), config.fingerprint()),
+          static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache));
+  layout.fingerprint = mix(layout.snapshot_fingerprint, static_cast<uint64_t>(builder.window_slots));
+  facts_.state_identity =
+      fmt::format("{:016x}-{:016x}", layout.snapshot_fingerprint, plan_fingerprint(planner, bypass));
   cache_spec_ = make_cache_spec(layout);
   facts_.num_draft_layers = layout.num_draft_layers;
   pool_ = std::make_unique<CachePool>(std::move(layout), memory);
@@ -149,6 +164,12 @@ std::unique_ptr<SequenceState> Model::resume(const StateSnapshot& snapshot, int6
   const device::InterleavedMemory interleaved = executor_->interleave();
   reserve_scores(capacity);
   return SequenceCaches::resume(*pool_, capacity, snapshot);
+}
+
+std::unique_ptr<StateSnapshot> Model::restore_snapshot(std::span<const uint8_t> saved,
+                                                       std::span<const std::span<const uint8_t>> pages) {
+  const device::InterleavedMemory interleaved = executor_->interleave();
+  return SequenceSnapshot::restore(*pool_, config_.max_positions, saved, pages);
 }
 
 // The indexer's scratch grows with the longest sequence, here, so that no step allocates.

@@ -29,6 +29,8 @@ class Model final : public Runner {
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
   std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) override;
+  std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
+                                                  std::span<const std::span<const uint8_t>> pages) override;
   TensorView step(std::span<const SequenceSlice> slices) override;
   TensorView draft(std::span<const SequenceSlice> slices) override;
   int32_t sample(const SampleRequest& request) override;

@@ -25,6 +25,9 @@ struct ModelFacts {
   int num_draft_layers = 0;  // MTP blocks that draft() can run: 0 or 1
   std::string precision;     // "a16 x fp8"
   int64_t weight_bytes = 0;  // as held in memory
+  // Of weights, config, precision and the variants that compute: what the bits of a state follow from besides its
+  // tokens, this program's build and the machine. No spaces.
+  std::string state_identity;
 };
 
 // A point of a sequence to which it can be rolled back. Belongs to the sequence that made it.
@@ -46,6 +49,10 @@ class StateSnapshot {
   virtual int64_t own_bytes() const = 0;
   // Its pages, CacheSpec::page_bytes each, by numbers that stand for the same page as long as somebody has it.
   virtual std::span<const int32_t> pages() const = 0;
+  // What it has besides its pages, and the n-th of those in CacheSpec::page_bytes bytes, for Runner::restore_snapshot.
+  // The same point of the same tokens gives the same bytes, and nothing of what somebody else left in a page.
+  virtual std::vector<uint8_t> save() const = 0;
+  virtual void save_page(size_t n, std::span<uint8_t> out) const = 0;
 };
 
 // All that a sequence is between steps: window rings, compressed entries, indexer keys, compressor states, position.
@@ -119,6 +126,12 @@ class Runner {
   // A sequence that has seen what the snapshot, one of this runner's, has seen, and continues bitwise as the one it was
   // taken of would have. Throws as new_sequence, kInvalidArgument also where the capacity is below its position.
   virtual std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) = 0;
+
+  // The inverse of StateSnapshot::save and save_page, of all its pages in order; it has pages of its own. Throws
+  // kDataLoss where sizes or model do not fit (damage inside them is the caller's to exclude), and as new_sequence
+  // where memory ends: nothing has changed then.
+  virtual std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
+                                                          std::span<const std::span<const uint8_t>> pages) = 0;
 
   // Runs the slices' tokens and their draws. Returns FP32 logits [rows, vocab] in host memory, the slices' requested
   // rows in order; valid until the next call. Throws, with the states as they were, kInvalidArgument for ids out of

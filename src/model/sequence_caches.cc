@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "model/sequence_snapshot.h"
 
 namespace tessera::model {
 
@@ -35,25 +36,6 @@ class Mark final : public StateMark {
   const SequenceCaches* owner;
   int64_t at, draft_at;
   device::Buffer block;
-};
-
-class Snapshot final : public StateSnapshot {
- public:
-  Snapshot(CachePool& from, int64_t position, int64_t draft_position, size_t bytes)
-      : pool(from), at(position), draft_at(draft_position), block(bytes, from.memory()) {}
-  ~Snapshot() override {
-    for (const int32_t page : held) pool.pages().release(page);
-  }
-  Snapshot(const Snapshot&) = delete;
-  Snapshot& operator=(const Snapshot&) = delete;
-  int64_t position() const override { return at; }
-  int64_t own_bytes() const override { return static_cast<int64_t>(block.size()); }
-  std::span<const int32_t> pages() const override { return held; }
-
-  CachePool& pool;
-  int64_t at, draft_at;
-  device::Buffer block;  // the compressors' states, then of each layer what is attended of its ring
-  std::vector<int32_t> held;
 };
 
 // Bytes of a layer's growing caches that hold entries of tokens before `position`.
@@ -155,19 +137,12 @@ void SequenceCaches::rollback(const StateMark& state_mark) {
   }
 }
 
-std::pair<int64_t, int64_t> SequenceCaches::attended(size_t layer) const {
-  const std::vector<LayerCacheLayout>& layers = pool_.layout().layers;
-  const bool is_draft = layer + static_cast<size_t>(pool_.layout().num_draft_layers) >= layers.size();
-  const int64_t end = is_draft ? draft_position_ : position_;
-  return {std::max<int64_t>(0, end - (layers[layer].window - 1)), end};
-}
-
 template <class Visit>
 void SequenceCaches::for_each_attended(size_t layer, const Visit& visit) const {
   const LayerCacheLayout& layout = pool_.layout().layers[layer];
   const int64_t entry_bytes = layout.kv.entry_bytes(), slots = layout.window_slots;
   uint8_t* const ring = state(StateId::kWindow, layer).data();
-  auto [position, end] = attended(layer);
+  auto [position, end] = pool_.attended(layer, position_, draft_position_);
   while (position < end) {  // once more where the ring begins anew
     const int64_t slot = position % slots, count = std::min(end - position, slots - slot);
     visit(ring + slot * entry_bytes, static_cast<size_t>(count * entry_bytes));
@@ -176,44 +151,35 @@ void SequenceCaches::for_each_attended(size_t layer, const Visit& visit) const {
 }
 
 std::unique_ptr<StateSnapshot> SequenceCaches::snapshot() const {
-  const size_t num_layers = pool_.layout().layers.size();
-  const std::span<const uint8_t> compressors = pool_.compressor_states(block_);
-  size_t bytes = compressors.size();
-  for (size_t i = 0; i < num_layers; ++i) {
-    for_each_attended(i, [&](const uint8_t*, size_t part_bytes) { bytes += part_bytes; });
-  }
-  auto snapshot = std::make_unique<Snapshot>(pool_, position_, draft_position_, bytes);
   const std::span<const int32_t> pages = std::span(pages_).first(static_cast<size_t>(pool_.pages_for(position_)));
-  snapshot->held.reserve(pages.size());
-  for (const int32_t page : pages) {
-    snapshot->held.push_back(page);
-    pool_.pages().share(page);
-  }
-  uint8_t* next = snapshot->block.as<uint8_t>();
+  auto snapshot = std::make_unique<SequenceSnapshot>(pool_, position_, draft_position_, pages.size());
+  for (const int32_t page : pages) snapshot->share(page);
+  uint8_t* next = snapshot->block();
   const auto keep = [&](const uint8_t* data, size_t part_bytes) {
     pool_.memory().copy(next, data, part_bytes);
     next += part_bytes;
   };
+  const std::span<const uint8_t> compressors = pool_.compressor_states(block_);
   if (!compressors.empty()) keep(compressors.data(), compressors.size());
-  for (size_t i = 0; i < num_layers; ++i) for_each_attended(i, keep);
+  for (size_t i = 0; i < pool_.layout().layers.size(); ++i) for_each_attended(i, keep);
   return snapshot;
 }
 
 std::unique_ptr<SequenceCaches> SequenceCaches::resume(CachePool& pool, int64_t capacity,
                                                        const StateSnapshot& state_snapshot) {
-  const Snapshot* snapshot = dynamic_cast<const Snapshot*>(&state_snapshot);
-  TESSERA_CHECK(snapshot != nullptr && &snapshot->pool == &pool, "a snapshot belongs to the runner that made it");
-  if (capacity < snapshot->at) {
+  const SequenceSnapshot* snapshot = dynamic_cast<const SequenceSnapshot*>(&state_snapshot);
+  TESSERA_CHECK(snapshot != nullptr && &snapshot->pool() == &pool, "a snapshot belongs to the runner that made it");
+  if (capacity < snapshot->position()) {
     fail(ErrorCode::kInvalidArgument,
-         fmt::format("a sequence of {} tokens goes on from {} of them", capacity, snapshot->at));
+         fmt::format("a sequence of {} tokens goes on from {} of them", capacity, snapshot->position()));
   }
   auto state = std::make_unique<SequenceCaches>(pool, capacity);
-  state->position_ = snapshot->at;
-  state->draft_position_ = snapshot->draft_at;
-  state->pages_ = snapshot->held;
+  state->position_ = snapshot->position();
+  state->draft_position_ = snapshot->draft_position();
+  state->pages_.assign(snapshot->pages().begin(), snapshot->pages().end());
   for (const int32_t page : state->pages_) pool.pages().share(page);
   pool.set_pages(state->place_, 0, state->pages_);
-  const uint8_t* next = snapshot->block.as<uint8_t>();
+  const uint8_t* next = snapshot->block();
   const auto put_back = [&](uint8_t* data, size_t part_bytes) {
     pool.memory().copy(data, next, part_bytes);
     next += part_bytes;

@@ -7,7 +7,6 @@
 // Copies of a sequence share its pages. Whoever is about to write into a page that has another owner takes a copy of it
 // first (make_room), so nobody sees another's entries.
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "model/cache_pool.h"
@@ -54,9 +53,7 @@ class SequenceCaches final : public SequenceState {
   void advance_draft(int64_t num_tokens) { draft_position_ += num_tokens; }
 
  private:
-  // Positions of a layer whose ring entries the next token attends.
-  std::pair<int64_t, int64_t> attended(size_t layer) const;
-  // Calls visit(ring bytes, bytes) for those, in order of position.
+  // Calls visit(ring bytes, bytes) for what the next token attends of a layer's ring, in order of position.
   template <class Visit>
   void for_each_attended(size_t layer, const Visit& visit) const;
   // Calls visit(data, bytes) for each part of the caches that matters at the position, always in the same order.

@@ -210,6 +210,10 @@ class GatedRunner final : public model::Runner {
   std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override {
     return inner_.resume(snapshot, capacity);
   }
+  std::unique_ptr<model::StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
+                                                         std::span<const std::span<const uint8_t>> pages) override {
+    return inner_.restore_snapshot(saved, pages);
+  }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     const std::lock_guard<std::mutex> hold(gate);
     return inner_.step(slices);

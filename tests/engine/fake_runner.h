@@ -56,6 +56,10 @@ class FakeRunner final : public model::Runner {
   }
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
   std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot&, int64_t) override { return nullptr; }
+  std::unique_ptr<model::StateSnapshot> restore_snapshot(std::span<const uint8_t>,
+                                                         std::span<const std::span<const uint8_t>>) override {
+    return nullptr;
+  }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     EXPECT_EQ(slices.size(), 1u);
     FakeState& state = dynamic_cast<FakeState&>(*slices[0].state);

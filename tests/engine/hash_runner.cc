@@ -59,7 +59,7 @@ class HashRunner::State final : public model::SequenceState {
   std::unique_ptr<model::SequenceState> fork() const override {
     if (runner_.fails(runner_.faults_.fork, runner_.failed_.fork)) throw std::bad_alloc();
     auto copy = std::make_unique<State>(runner_, capacity_);
-    copy->at = at, copy->context = context, copy->pages = pages;
+    copy->at = at, copy->context = context, copy->pages = pages, copy->marks = marks;
     return copy;
   }
   std::unique_ptr<model::StateSnapshot> snapshot() const override;
@@ -71,12 +71,15 @@ class HashRunner::State final : public model::SequenceState {
     // As long as a model's would be.
     std::vector<uint8_t> bytes(static_cast<size_t>(runner_.budget_.bytes(at, at)));
     std::memcpy(bytes.data(), values, sizeof(values));
+    TESSERA_CHECK(sizeof(values) + marks.size() * sizeof(uint64_t) <= bytes.size(), "room for what pages hold");
+    if (!marks.empty()) std::memcpy(bytes.data() + sizeof(values), marks.data(), marks.size() * sizeof(uint64_t));
     return bytes;
   }
 
   int64_t at = 0;
   uint64_t context = 0;
   std::vector<Page> pages;
+  std::vector<uint64_t> marks;  // what each page holds: the context after its last token
 
  private:
   HashRunner& runner_;
@@ -86,7 +89,7 @@ class HashRunner::State final : public model::SequenceState {
 class HashRunner::Snapshot final : public model::StateSnapshot {
  public:
   Snapshot(HashRunner& runner, const State& state)
-      : at(state.at), context(state.context), pages_(state.pages), runner_(runner) {
+      : at(state.at), context(state.context), marks(state.marks), pages_(state.pages), runner_(runner) {
     for (const Page& page : pages_) numbers_.push_back(*page);
     ++runner.num_snapshots_;
   }
@@ -95,9 +98,27 @@ class HashRunner::Snapshot final : public model::StateSnapshot {
   int64_t own_bytes() const override { return kSnapshotBytes; }
   std::span<const int32_t> pages() const override { return numbers_; }
   const std::vector<Page>& held() const { return pages_; }
+  std::vector<uint8_t> save() const override {
+    if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw std::bad_alloc();
+    std::vector<uint8_t> bytes(kSnapshotBytes);
+    const uint64_t values[] = {static_cast<uint64_t>(at), context, hash_of(marks)};
+    std::memcpy(bytes.data(), values, sizeof(values));
+    return bytes;
+  }
+  void save_page(size_t n, std::span<uint8_t> out) const override {
+    TESSERA_CHECK(n < marks.size() && static_cast<int64_t>(out.size()) == runner_.spec_.page_bytes, "a page");
+    std::fill(out.begin(), out.end(), uint8_t{0});
+    std::memcpy(out.data(), &marks[n], sizeof(marks[n]));
+  }
+  static uint64_t hash_of(const std::vector<uint64_t>& marks) {
+    uint64_t hash = 1;
+    for (const uint64_t mark : marks) hash = mix(hash, mark);
+    return hash;
+  }
 
   const int64_t at;
   const uint64_t context;
+  const std::vector<uint64_t> marks;
 
  private:
   const std::vector<Page> pages_;
@@ -181,8 +202,34 @@ std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnaps
   const Snapshot& from = dynamic_cast<const Snapshot&>(snapshot);
   TESSERA_CHECK(from.at <= capacity && capacity <= facts_.max_positions, "capacity");
   auto state = std::make_unique<State>(*this, capacity);
-  state->at = from.at, state->context = from.context, state->pages = from.held();
+  state->at = from.at, state->context = from.context, state->pages = from.held(), state->marks = from.marks;
   return state;
+}
+
+// Pages of another text, or in another order, are a broken promise of whoever kept them.
+std::unique_ptr<model::StateSnapshot> HashRunner::restore_snapshot(std::span<const uint8_t> saved,
+                                                                   std::span<const std::span<const uint8_t>> pages) {
+  if (fails(faults_.restore, failed_.restore)) throw std::bad_alloc();
+  uint64_t values[3];
+  TESSERA_CHECK(saved.size() == kSnapshotBytes, "a saved snapshot");
+  std::memcpy(values, saved.data(), sizeof(values));
+  State state(*this, static_cast<int64_t>(values[0]));
+  const std::vector<int32_t> ids(values[0]);
+  const model::SequenceSlice all{.state = &state, .ids = ids};
+  try {
+    give_pages({&all, 1});
+  } catch (const Error&) {
+    ++failed_.restore;
+    throw;
+  }
+  state.at = static_cast<int64_t>(values[0]), state.context = values[1];
+  for (const std::span<const uint8_t> page : pages) {
+    TESSERA_CHECK(static_cast<int64_t>(page.size()) == spec_.page_bytes, "a saved page");
+    std::memcpy(&state.marks.emplace_back(), page.data(), sizeof(uint64_t));
+  }
+  TESSERA_CHECK(state.marks.size() == state.pages.size() && Snapshot::hash_of(state.marks) == values[2],
+                "pages belong to their snapshot");
+  return std::make_unique<Snapshot>(*this, state);
 }
 
 std::unique_ptr<model::SequenceState> HashRunner::new_sequence(int64_t capacity) {
@@ -205,7 +252,17 @@ std::unique_ptr<model::SequenceState> HashRunner::restore(std::span<const uint8_
     throw;
   }
   state->at = static_cast<int64_t>(values[1]), state->context = values[2];
+  state->marks.resize(state->pages.size());
+  if (!state->marks.empty()) {
+    std::memcpy(state->marks.data(), bytes.data() + sizeof(values), state->marks.size() * sizeof(uint64_t));
+  }
   return state;
+}
+
+void HashRunner::see(State& state, int32_t id) const {
+  state.context = hash_token(state.context, state.at, id);
+  state.marks.resize(static_cast<size_t>(state.at++ / pages_.page_tokens) + 1);
+  state.marks.back() = state.context;
 }
 
 TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
@@ -221,7 +278,7 @@ TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
     num_tokens += static_cast<int64_t>(slice.ids.size());
     for (size_t i = 0; i < slice.ids.size(); ++i) {
       TESSERA_CHECK(slice.ids[i] >= 0 && slice.ids[i] < kHashVocab, "id");
-      state.context = hash_token(state.context, state.at++, slice.ids[i]);
+      see(state, slice.ids[i]);
       if (faults_.has_poison && is_poisoned(state.context)) is_bad = true;
       const bool is_last = i + 1 == slice.ids.size();
       if (slice.logits == model::LogitRows::kNone || (slice.logits == model::LogitRows::kLast && !is_last)) continue;

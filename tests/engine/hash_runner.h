@@ -73,6 +73,8 @@ class HashRunner final : public model::Runner {
   std::unique_ptr<model::SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<model::SequenceState> restore(std::span<const uint8_t> bytes) override;
   std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override;
+  std::unique_ptr<model::StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
+                                                         std::span<const std::span<const uint8_t>> pages) override;
   TensorView step(std::span<const model::SequenceSlice> slices) override;
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override;
@@ -88,6 +90,7 @@ class HashRunner final : public model::Runner {
   class State;
   class Snapshot;
   using Page = std::shared_ptr<const int32_t>;  // its number
+  void see(State& state, int32_t id) const;
   Page take_page();
   void give_pages(std::span<const model::SequenceSlice> slices);
   bool fails(uint64_t one_in, int64_t& count);

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "engine/hash_runner.h"
+#include "engine/host_tier.h"
 #include "engine/prefix_cache.h"
 #include "engine/step_loop.h"
 
@@ -175,9 +176,12 @@ class World {
         runner_(rng_.below(8) == 0 ? 1 + static_cast<int64_t>(rng_.below(8)) : 8 + static_cast<int64_t>(rng_.below(60)),
                 kMaxPositions, *budget_, make_faults(), rng_.next_u64(),
                 {.page_tokens = page_tokens_, .limit = page_limit()}),
+        host_(static_cast<int64_t>(rng_.below(100000))),
         prefixes_(runner_, {.budget_bytes = static_cast<int64_t>(rng_.below(100000)),
                             .interval_tokens = 8 + static_cast<int64_t>(rng_.below(40)),
-                            .least_gain_tokens = 1 + static_cast<int64_t>(rng_.below(8))}),
+                            .least_gain_tokens = 1 + static_cast<int64_t>(rng_.below(8)),
+                            .host = kDigestTokens % page_tokens_ == 0 ? &host_ : nullptr,
+                            .least_load_tokens = 1 + static_cast<int64_t>(rng_.below(8))}),
         has_prefixes_(rng_.below(4) != 0),
         room_({.max_requests = 4 + static_cast<int64_t>(rng_.below(60)),
                .max_tokens = 100 + static_cast<int64_t>(rng_.below(2000))}),
@@ -205,6 +209,7 @@ class World {
     TESSERA_CHECK(runner_.num_states() == 0 && runner_.held_bytes() == 0, "no state is left");
     report_.num_hits = loop_.totals().num_hits, report_.num_cached_tokens = loop_.totals().num_cached_tokens;
     report_.num_evicted = loop_.totals().num_snapshots_evicted;
+    report_.num_from_host = host_.stats().num_hits;
     report_.num_short_steps = runner_.failed().no_pages;
     while (prefixes_.give_up()) {
     }
@@ -453,6 +458,7 @@ class World {
   std::unique_ptr<CacheBudget> budget_;
   bool runner_has_poison_ = false;
   HashRunner runner_;
+  HostTier host_;
   PrefixCache prefixes_;
   const bool has_prefixes_;
   WaitingRoom room_;
@@ -478,6 +484,7 @@ void WorldReport::add(const WorldReport& other) {
   num_recomputed += other.num_recomputed, num_failed_steps += other.num_failed_steps, num_pauses += other.num_pauses;
   num_short_steps += other.num_short_steps;
   num_hits += other.num_hits, num_cached_tokens += other.num_cached_tokens, num_evicted += other.num_evicted;
+  num_from_host += other.num_from_host;
   most_of_wait_bound = std::max(most_of_wait_bound, other.most_of_wait_bound);
 }
 

@@ -15,6 +15,7 @@ struct WorldReport {
   int64_t num_steps = 0, num_tokens = 0, num_swapped = 0, num_recomputed = 0, num_failed_steps = 0, num_pauses = 0;
   int64_t num_short_steps = 0;                                   // that found no memory for what they were to run
   int64_t num_hits = 0, num_cached_tokens = 0, num_evicted = 0;  // of the prefix cache
+  int64_t num_from_host = 0;                                     // that came back from its host tier
   double most_of_wait_bound = 0;  // the largest share of the bound on admissions that somebody waited
   uint64_t digest = 0;            // of all that happened
   void add(const WorldReport& other);

@@ -191,6 +191,63 @@ TEST_P(PagesTest, SnapshotsGoOnAsIfNothingHadHappened) {
   EXPECT_EQ(pages.num_used(), 2) << "those of the one that is left";
 }
 
+std::vector<std::vector<uint8_t>> pages_saved(const StateSnapshot& snapshot, size_t page_bytes) {
+  std::vector<std::vector<uint8_t>> pages(snapshot.pages().size(), std::vector<uint8_t>(page_bytes, 0xAB));
+  for (size_t n = 0; n < pages.size(); ++n) snapshot.save_page(n, pages[n]);
+  return pages;
+}
+
+// The bytes of a snapshot are those of its tokens alone, and what comes of them goes on with the same bits.
+TEST_P(PagesTest, SnapshotsComeBackFromBytes) {
+  const int64_t cuts[] = {1, 31, kPageTokens - 1, kPageTokens, kPageTokens + 130};
+  const std::vector<int32_t> ids = random_ids(kPageTokens + 140);
+  const int64_t count = static_cast<int64_t>(ids.size());
+  const size_t page_bytes = static_cast<size_t>(runner_->cache_spec().page_bytes);
+  feed(*runner_->new_sequence(600), random_ids(600));  // leaves its entries in pages that others get
+  auto state = runner_->new_sequence(count);
+  for (const int64_t cut : cuts) {
+    const auto at = static_cast<size_t>(state->position());
+    testing::feed(*runner_, *state, std::span(ids).subspan(at, static_cast<size_t>(cut) - at), LogitRows::kNone,
+                  1 + static_cast<int64_t>(rng_.below(64)));
+    const auto snapshot = state->snapshot();
+    const std::vector<uint8_t> saved = snapshot->save();
+    const std::vector<std::vector<uint8_t>> pages = pages_saved(*snapshot, page_bytes);
+    const std::vector<std::span<const uint8_t>> spans(pages.begin(), pages.end());
+    {
+      const auto other = runner_->new_sequence(count);
+      feed(*other, {ids.begin(), ids.begin() + cut});
+      const auto same = other->snapshot();
+      EXPECT_EQ(same->save(), saved) << cut;
+      EXPECT_EQ(pages_saved(*same, page_bytes), pages) << cut;
+    }
+    const auto back = runner_->restore_snapshot(saved, spans);
+    EXPECT_EQ(back->position(), cut);
+    EXPECT_EQ(back->save(), saved);
+    EXPECT_EQ(pages_saved(*back, page_bytes), pages);
+    const auto resumed = runner_->resume(*back, count), expected = runner_->resume(*snapshot, count);
+    const std::span<const int32_t> rest = std::span(ids).subspan(static_cast<size_t>(cut), 9);
+    EXPECT_TRUE(testing::same_bits(testing::feed(*runner_, *resumed, rest, LogitRows::kAll, 4),
+                                   testing::feed(*runner_, *expected, rest, LogitRows::kAll)));
+    // What does not fit is refused.
+    const auto refuses = [&](const std::vector<uint8_t>& bytes, std::span<const std::span<const uint8_t>> parts) {
+      try {
+        runner_->restore_snapshot(bytes, parts);
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::kDataLoss;
+      }
+      return false;
+    };
+    EXPECT_TRUE(refuses(saved, std::span(spans).first(spans.size() - 1)));
+    EXPECT_TRUE(refuses({saved.begin(), saved.end() - 1}, spans));
+    EXPECT_TRUE(refuses({saved.begin(), saved.begin() + 20}, spans));
+    for (const size_t header_byte : {0, 8, 23, 31}) {  // model, signs
+      std::vector<uint8_t> damaged = saved;
+      damaged[header_byte] ^= 0x81;
+      EXPECT_TRUE(refuses(damaged, spans)) << header_byte;
+    }
+  }
+}
+
 class ApartPagesTest : public PagesTest {};
 
 TEST_P(ApartPagesTest, WhereMemoryEndsAStepChangesNothing) {

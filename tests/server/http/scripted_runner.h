@@ -38,6 +38,10 @@ class ScriptedRunner final : public model::Runner {
   std::unique_ptr<model::SequenceState> resume(const model::StateSnapshot& snapshot, int64_t capacity) override {
     return std::make_unique<State>(*static_cast<const Snapshot&>(snapshot).state, capacity);
   }
+  std::unique_ptr<model::StateSnapshot> restore_snapshot(std::span<const uint8_t>,
+                                                         std::span<const std::span<const uint8_t>>) override {
+    return nullptr;
+  }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
     if (step_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(step_microseconds));
     ++num_steps;
@@ -121,6 +125,8 @@ class ScriptedRunner final : public model::Runner {
     int64_t position() const override { return state->position(); }
     int64_t own_bytes() const override { return 64; }
     std::span<const int32_t> pages() const override { return {}; }
+    std::vector<uint8_t> save() const override { return {}; }
+    void save_page(size_t, std::span<uint8_t>) const override {}
     const std::unique_ptr<State> state;
   };
 
