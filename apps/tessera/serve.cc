@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "cache_tiers.h"
 #include "commit.h"
 #include "console.h"
 #include "device/device_choice.h"
@@ -46,6 +47,7 @@ struct Flags {
   int64_t port = 8000;
   double cache_gib = 0;
   std::optional<double> prefix_gib;
+  CacheTierFlags tiers;
   int64_t max_body_mib = 64;
   bool thinks = false, logs_requests = false, is_quiet = false;
 };
@@ -157,6 +159,20 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
                "is so much]")
       ->type_name("GIB")
       ->group("Service");
+  c.add_option("--prefix-cache-host-memory", flags_.tiers.host_gib,
+               "GiB of host memory for states that a GPU's prefix cache gave up; 0: off")
+      ->type_name("GIB")
+      ->capture_default_str()
+      ->group("Service");
+  c.add_option("--prefix-cache-disk", flags_.tiers.disk_folder,
+               "Folder that keeps states of prompts across restarts; of one server at a time [none]")
+      ->type_name("DIR")
+      ->check(not_empty("a folder"))
+      ->group("Service");
+  c.add_option("--prefix-cache-disk-size", flags_.tiers.disk_gib, "GiB that it may hold")
+      ->type_name("GIB")
+      ->capture_default_str()
+      ->group("Service");
   c.add_option("--max-waiting", flags_.max_waiting, "Requests that may wait; more get 429")
       ->type_name("N")
       ->capture_default_str()
@@ -198,6 +214,11 @@ void Serve::check_flags() {
   check("--max-body", number(flags_.max_body_mib), 1, 1024);
   check("--cache-memory", flags_.cache_gib, 0, 1e6);
   check("--prefix-cache-memory", flags_.prefix_gib.value_or(0), 0, 1e6);
+  check("--prefix-cache-host-memory", flags_.tiers.host_gib, 0, 1e6);
+  check("--prefix-cache-disk-size", flags_.tiers.disk_gib, 0.001, 1e6);
+  if (flags_.prefix_gib == 0.0 && (flags_.tiers.host_gib > 0 || !flags_.tiers.disk_folder.empty())) {
+    fail_usage("--prefix-cache-memory: expected more than 0 with a host or disk tier below it, found 0");
+  }
   check("--request-timeout", flags_.http.request_seconds, 0, 1e7);
   check("--drain", flags_.http.drain_seconds, 0, 1e7);
   if (flags_.http.tls_cert.empty() != flags_.http.tls_key.empty()) {
@@ -320,21 +341,28 @@ int Serve::run() {
   }
   const model::ModelFacts& facts = loaded.runner->facts();
   const engine::ReservedBudget budget(spec, memory.running);
-  engine::PrefixCache prefixes(*loaded.runner, {.budget_bytes = memory.prefixes});
+  ServeLog log(flags_.logs_requests);
+  CacheTiers tiers;
+  if (memory.prefixes > 0) {
+    tiers = make_cache_tiers(flags_.tiers, loaded.runner->facts(), device::machine_of(flags_.model.device), log);
+  }
+  engine::PrefixCache prefixes(*loaded.runner,
+                               {.budget_bytes = memory.prefixes, .host = tiers.host.get(), .disk = tiers.disk.get()});
   engine::EngineOptions options;
   options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
   options.steps.max_running = flags_.max_running;
   if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
   engine::Engine engine(*loaded.runner, budget, options);
-  ServeLog log(flags_.logs_requests);
   ServeEvents events(flags_.is_quiet);
   server::ServiceOptions service_options;
   service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);
   service_options.page = server::http::chat_page();
+  service_options.tiers = tiers.all();
   server::Service service(serving(folder, facts, grammars), engine, service_options, &log);
   flags_.http.handles_signals = true;
   server::http::HttpServer http(flags_.http, service, &events, &log);
   if (!flags_.is_quiet) print_figures(loaded, memory);
+  if (!flags_.is_quiet) print_cache_tiers(tiers);
   print_address(http.port(), service.serving().model.names.front());
   notify_service_manager("READY=1");
   http.run();

@@ -135,6 +135,20 @@ std::string Service::metrics() const {
   ServerStats stats = figures_.snapshot(engine_.status());
   stats.model = serving_.model.names.front();
   stats.resident_bytes = resident_bytes();
+  for (const engine::PrefixTier* tier : options_.tiers) {
+    const engine::TierStats of = tier->stats();
+    const auto count = [](int64_t value) { return static_cast<uint64_t>(value); };
+    stats.tiers.push_back({.name = of.name,
+                           .num_snapshots = count(of.num_snapshots),
+                           .bytes = count(of.bytes),
+                           .total_bytes = count(of.total_bytes),
+                           .num_hits = count(of.num_hits),
+                           .num_hit_tokens = count(of.num_hit_tokens),
+                           .num_stored = count(of.num_stored),
+                           .num_evicted = count(of.num_evicted),
+                           .num_dropped = count(of.num_dropped),
+                           .num_faults = count(of.num_faults)});
+  }
   const ReplayStore::Stats replay = replay_.stats();
   stats.num_replay_hits = replay.num_hits;
   stats.num_replay_misses = replay.num_misses;

@@ -6,9 +6,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/log.h"
 #include "engine/engine.h"
+#include "engine/prefix_tier.h"
 #include "server/exchange.h"
 #include "server/figures.h"
 #include "server/ids.h"
@@ -24,6 +26,8 @@ struct ServiceOptions {
   size_t max_preparing = 256;              // requests that wait for a worker; more are refused with 429
   size_t replay_bytes = size_t{64} << 20;  // of remembered tool calls
   std::string page;                        // HTML of GET /
+  // Of the prefix cache, for /metrics; they must outlive the service.
+  std::vector<const engine::PrefixTier*> tiers;
 };
 
 class Service {

@@ -43,7 +43,12 @@ struct ServerStats {
   uint64_t num_prefix_queries = 0, num_prefix_hits = 0;   // tokens that were looked up in the prefix cache, and found
   uint64_t num_prefix_lookups = 0, num_prefix_found = 0;  // requests, and those of which a beginning was found
   uint64_t num_snapshots_kept = 0, num_snapshots_evicted = 0;
-  uint64_t num_cache_faults = 0;  // cache entries that could not be written, read or verified
+  struct Tier {
+    std::string name;                                        // host, disk
+    uint64_t num_snapshots = 0, bytes = 0, total_bytes = 0;  // now
+    uint64_t num_hits = 0, num_hit_tokens = 0, num_stored = 0, num_evicted = 0, num_dropped = 0, num_faults = 0;
+  };
+  std::vector<Tier> tiers;  // below the prefix cache
   uint64_t num_replay_hits = 0, num_replay_misses = 0;
   struct Finished {
     std::string reason;  // stop, length, tool_calls, cancelled, error

@@ -88,6 +88,34 @@ class MetricsText {
   std::string model_, out_;
 };
 
+// A family for each figure, a sample for each tier.
+void render_tiers(const std::vector<ServerStats::Tier>& tiers, MetricsText& text) {
+  struct Figure {
+    const char *name, *type, *help;
+    uint64_t ServerStats::Tier::*value;
+  };
+  using Tier = ServerStats::Tier;
+  static constexpr Figure kFigures[] = {
+      {"tessera_cache_tier_snapshots", "gauge", "Snapshots in a tier below the prefix cache.", &Tier::num_snapshots},
+      {"tessera_cache_tier_bytes", "gauge", "Bytes that a tier's snapshots take.", &Tier::bytes},
+      {"tessera_cache_tier_limit_bytes", "gauge", "Bytes that they may take.", &Tier::total_bytes},
+      {"tessera_cache_tier_hits_total", "counter", "Snapshots brought back from a tier.", &Tier::num_hits},
+      {"tessera_cache_tier_hit_tokens_total", "counter", "Tokens that those had seen.", &Tier::num_hit_tokens},
+      {"tessera_cache_tier_insertions_total", "counter", "Snapshots that a tier took.", &Tier::num_stored},
+      {"tessera_cache_tier_evictions_total", "counter", "Entries that went for others.", &Tier::num_evicted},
+      {"tessera_cache_tier_refusals_total", "counter", "Snapshots that it was too busy to take.", &Tier::num_dropped},
+      {"tessera_cache_tier_faults_total", "counter", "Entries that failed to be written, read or verified.",
+       &Tier::num_faults},
+  };
+  if (tiers.empty()) return;
+  for (const Figure& figure : kFigures) {
+    text.family(figure.name, figure.type, figure.help);
+    for (const Tier& tier : tiers) {
+      text.sample(figure.name, static_cast<double>(tier.*figure.value), fmt::format("tier={}", label(tier.name)));
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(Readiness readiness) {
@@ -172,8 +200,7 @@ std::string render_metrics(const ServerStats& stats) {
              number(stats.num_snapshots_kept));
   text.value("tessera_prefix_cache_evictions_total", "", "counter", "Snapshots that were given up.",
              number(stats.num_snapshots_evicted));
-  text.value("tessera_cache_faults_total", "", "counter", "Cache entries that failed to be written, read or verified.",
-             number(stats.num_cache_faults));
+  render_tiers(stats.tiers, text);
   text.value("tessera_replay_hits_total", "", "counter", "Past tool calls put back as they were sampled.",
              number(stats.num_replay_hits));
   text.value("tessera_replay_misses_total", "", "counter", "Past tool calls that had to be written anew.",

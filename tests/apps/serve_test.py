@@ -79,6 +79,13 @@ class Server:
                 return float(line.rsplit(' ', 1)[1])
         raise KeyError(name)
 
+    def tier(self, name):
+        """A figure of the prefix cache's tier on the disk."""
+        for line in self.get('/metrics')[1].splitlines():
+            if line.startswith('tessera_cache_tier_' + name + '{') and 'tier="disk"' in line:
+                return float(line.rsplit(' ', 1)[1])
+        raise KeyError(name)
+
 
 def chat(question, **more):
     return {'model': MODEL.name, 'messages': [{'role': 'user', 'content': question}], **more}
@@ -306,6 +313,31 @@ class Serve(ProgramTest):
 
 
 class Lives(ProgramTest):
+    def test_prompts_are_known_after_a_restart(self):
+        folder = self.folder / 'cache'
+        question = ' '.join(f'Compute {i}+{i + 30}.' for i in range(60))
+        answers, cached = [], []
+        for flags in ((), ('--prefix-cache-disk', str(folder)), ('--prefix-cache-disk', str(folder))):
+            with Server(*flags) as server:
+                _, _, body = server.post('/v1/chat/completions', chat(question, temperature=1.2, seed=9, max_tokens=30))
+                body = json.loads(body)
+                answers.append(body['choices'][0]['message']['content'])
+                cached.append(body['usage']['prompt_tokens_details']['cached_tokens'])
+                if flags:
+                    self.assertEqual(server.tier('faults_total'), 0)
+                    self.assertEqual(server.tier('hits_total'), 1 if cached[-1] else 0)
+                self.assertEqual(server.end(), 0)
+        self.assertEqual(answers, answers[:1] * 3)
+        self.assertEqual(cached[:2], [0, 0])
+        self.assertGreater(cached[2], 100)
+        self.assertEqual(folder.stat().st_mode & 0o777, 0o700)
+        # One server at a time; the other one serves without.
+        with Server('--prefix-cache-disk', str(folder)), Server('--prefix-cache-disk', str(folder)) as second:
+            self.assertEqual(second.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0))[0], 200)
+            self.assertEqual(second.tier('faults_total'), 1)
+            self.assertEqual(second.end(), 0)
+            self.assertIn('another server uses this cache folder', second.process.stderr.read())
+
     def test_keys_and_overload(self):
         keys = self.folder / 'keys'
         keys.write_text('# ours\nsecret-1\n\nsecret-2\n')

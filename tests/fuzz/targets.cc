@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fuzz/targets.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +14,7 @@
 #include "base/strings.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/shard_index.h"
+#include "engine/tier_file.h"
 #include "model/config.h"
 #include "server/anthropic/messages_request.h"
 #include "server/openai/chat_request.h"
@@ -61,6 +66,26 @@ void config(const uint8_t* data, size_t size) {
 
 void tokenizer(const uint8_t* data, size_t size) {
   allow_refusal([&] { text::Tokenizer::parse(text_of(data, size), "f").encode("a b\xff"); });
+}
+
+// A file of the prefix cache's disk tier, as it is and with checksums that fit.
+void tier_file(const uint8_t* data, size_t size) {
+  constexpr size_t kHeader = 128, kPayloadSum = 96, kHeaderSum = 112;
+  std::vector<uint8_t> bytes(data, data + size);
+  allow_refusal([&] { engine::parse_tier_file(bytes, "f"); });
+  if (size < kHeader) return;
+  const auto stamp = [&](size_t at, const uint8_t* from, size_t count) {
+    XXH128_canonical_t sum;
+    XXH128_canonicalFromHash(&sum, XXH3_128bits(from, count));
+    std::memcpy(bytes.data() + at, sum.digest, sizeof(sum.digest));
+  };
+  stamp(kPayloadSum, bytes.data() + kHeader, size - kHeader);
+  stamp(kHeaderSum, bytes.data(), kHeaderSum);
+  allow_refusal([&] {
+    const engine::TierFile file = engine::parse_tier_file(bytes, "f");
+    const auto parts = engine::tier_file_bytes(file.tail.size(), file.first->size(), file.second->size());
+    if (parts != static_cast<int64_t>(size)) __builtin_trap();
+  });
 }
 
 // Text helpers never fail: their results are valid UTF-8 whatever comes in, in any chunks.
@@ -223,6 +248,7 @@ const Target kTargets[] = {
     {"text_bodies", text_bodies},
     {"answer_stream", answer_stream},
     {"schema", schema},
+    {"tier_file", tier_file},
 };
 const size_t kNumTargets = sizeof(kTargets) / sizeof(kTargets[0]);
 

@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <random>
 
+#include "engine/host_tier.h"
+#include "engine/prefix_cache.h"
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
@@ -235,6 +237,40 @@ TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
   EXPECT_TRUE(testing::same_bits(feed(*restored, 4, 2), expected));
   state->rollback(*mark);
   EXPECT_TRUE(testing::same_bits(feed(*state, 4, 2), expected));
+}
+
+// What the device's budget gives up goes on from the host's memory with the bits that it had.
+TEST(EmulatedGpu, SnapshotsComeBackFromTheHost) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);
+  model::Runner& runner = *loaded.runner;
+  const model::CacheSpec& spec = runner.cache_spec();
+  engine::HostTier host(int64_t{1} << 26);
+  engine::PrefixCache cache(runner, {.budget_bytes = spec.snapshot_bytes + spec.page_bytes,
+                                     .least_gain_tokens = 1,
+                                     .host = &host,
+                                     .least_load_tokens = 1});
+  const std::vector<int32_t> texts[] = {testing::random_ids(rng, 22, runner.facts().vocab_size),
+                                        testing::random_ids(rng, 22, runner.facts().vocab_size)};
+  std::vector<float> expected[2];
+  for (size_t i = 0; i < 2; ++i) {
+    const auto state = runner.new_sequence(22);
+    testing::feed(runner, *state, std::span(texts[i]).first(20), LogitRows::kNone);
+    cache.offer({}, std::span(texts[i]).first(20), *state);
+    expected[i] = testing::feed(runner, *state, std::span(texts[i]).subspan(20), LogitRows::kAll);
+  }
+  EXPECT_EQ(cache.stats().num_snapshots, 1);
+  for (size_t i = 0; i < 2; ++i) {
+    const auto state = cache.find({}, texts[i], 22);
+    ASSERT_NE(state, nullptr);
+    EXPECT_EQ(state->position(), 20);
+    EXPECT_TRUE(testing::same_bits(testing::feed(runner, *state, std::span(texts[i]).subspan(20), LogitRows::kAll),
+                                   expected[i]));
+    cache.audit();
+  }
+  EXPECT_GE(host.stats().num_hits, 1);
 }
 
 }  // namespace
