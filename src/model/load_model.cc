@@ -74,7 +74,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
   const int64_t drafts = options.with_draft ? num_draft_layers(checkpoint, config) : 0;
   const Inexact inexact = options.allow_inexact ? Inexact::kRound : Inexact::kRefuse;
-  WeightSource weights(checkpoint, config, drafts, Shard{}, progress, inexact);
+  WeightSource weights(checkpoint, config, drafts, options.shard, progress, inexact);
   check_config_covers(weights, config, directory);
   const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
   const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
@@ -91,7 +91,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const auto begin = std::chrono::steady_clock::now();
   try {
     loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
-                                            options.max_step_tokens, std::move(executor), options.bypass);
+                                            options.max_step_tokens, std::move(executor), options.bypass, options.comm);
   } catch (const Error& error) {
     // Layers know ops and shapes, not files.
     const std::string message = error.what();

@@ -9,10 +9,12 @@
 
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "comm/communicator.h"
 #include "device/machine.h"
 #include "model/bypass.h"
 #include "model/config.h"
 #include "model/runner.h"
+#include "model/weight_spec.h"
 #include "ops/planner.h"
 
 namespace tessera::model {
@@ -27,6 +29,10 @@ struct LoadOptions {
   Bypass bypass;
   bool allow_inexact = false;  // round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing them
   bool with_draft = true;      // load the draft block where the checkpoint has one
+  // What this rank holds of the model, and the ranks that hold the rest: a communicator that outlives the runner, or
+  // null for one rank.
+  Shard shard;
+  comm::Communicator* comm = nullptr;
 };
 
 struct LoadedModel {

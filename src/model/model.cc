@@ -23,7 +23,7 @@ size_t arena_capacity(const Config& c, int64_t tokens, DType activation) {
   const int64_t width = dtype_bits(activation) / 8;
   const int64_t heads = c.num_heads * c.head_dim, index = c.index_num_heads * c.index_head_dim;
   const int64_t compressors = 4 * 4 * (c.head_dim + c.index_head_dim);
-  const int64_t values = 18 * c.hidden_size + c.q_lora_rank + 2 * heads + 2 * c.head_dim + c.index_head_dim + index +
+  const int64_t values = 20 * c.hidden_size + c.q_lora_rank + 2 * heads + 2 * c.head_dim + c.index_head_dim + index +
                          c.index_num_heads + c.o_groups * c.o_lora_rank + c.experts_per_token * c.hidden_size +
                          4 * c.expert_inner;
   const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + c.index_topk + 52) + compressors;
@@ -60,13 +60,21 @@ uint64_t plan_fingerprint(const ops::Planner& planner, const Bypass& bypass) {
 
 Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
              int64_t num_draft_layers, int64_t max_step_tokens, std::unique_ptr<device::Executor> executor,
-             const Bypass& bypass)
-    : config_(config), max_step_tokens_(max_step_tokens), precision_(precision), executor_(std::move(executor)) {
+             const Bypass& bypass, comm::Communicator* comm)
+    : config_(config),
+      max_step_tokens_(max_step_tokens),
+      precision_(precision),
+      executor_(std::move(executor)),
+      comm_(comm) {
+  TESSERA_CHECK(weights.shard().world == (comm == nullptr ? 1 : comm->world()) &&
+                    weights.shard().rank == (comm == nullptr ? 0 : comm->rank()),
+                "the weights of this rank");
   const device::InterleavedMemory interleaved = executor_->interleave();
   device::MemorySpace& memory = executor_->memory();
   PlacedWeights placed(weights, memory, executor_->queue());
   LayerBuilder builder{
       config_, planner, placed, precision, max_step_tokens, config.sliding_window + max_step_tokens - 1, memory};
+  builder.comm = comm;
   CacheLayout layout;
   const DType activation = precision.activation();
   embedding_ = placed.load_matrix("embed");
@@ -342,6 +350,7 @@ TensorView Model::read_outcome() {
     outcomes = host_outcomes_.as<int32_t>();
   }
   executor_->synchronize();
+  if (comm_ != nullptr) comm_->check();
   for (size_t row = 0; row < slices_.logit_rows.size(); ++row) {
     if (outcomes[row] < 0) continue;
     float value = 0;

@@ -16,9 +16,11 @@ namespace tessera::model {
 class Model final : public Runner {
  public:
   // Binds every op and loads every weight. `num_draft_layers` 0 or 1. The planner's machine and the executor agree.
+  // `comm` is of the ranks among which `weights` is one's share, and outlives this; null for one rank. All ranks then
+  // make the same steps in the same order, and each has the same logits and draws.
   Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
         int64_t num_draft_layers, int64_t max_step_tokens, std::unique_ptr<device::Executor> executor,
-        const Bypass& bypass);
+        const Bypass& bypass, comm::Communicator* comm = nullptr);
 
   const ModelFacts& facts() const override { return facts_; }
   const CacheSpec& cache_spec() const override { return cache_spec_; }
@@ -87,6 +89,7 @@ class Model final : public Runner {
   const int64_t max_step_tokens_;
   ops::Precision precision_;
   std::unique_ptr<device::Executor> executor_;
+  comm::Communicator* comm_;
   ModelFacts facts_;
   std::unique_ptr<CachePool> pool_;
   CacheSpec cache_spec_;

@@ -58,11 +58,11 @@ class Table {
   }
 
   void expert(const std::string& prefix, int64_t id) {
-    const ShardRule shard = id < 0 ? ShardRule::kReplicate : ShardRule::kByExpert;
     const char* consumer = id < 0 ? "linear" : "moe_experts";
     for (const char* name : {"w1", "w2", "w3"}) {
       const bool is_down = name[1] == '2';
       const Shape shape = is_down ? Shape{c_.hidden_size, c_.expert_inner} : Shape{c_.expert_inner, c_.hidden_size};
+      const ShardRule shard = is_down ? ShardRule::kExpertCols : ShardRule::kExpertRows;
       rows_.push_back({prefix + name, shape, WeightKind::kLinear, shard, consumer, id});
     }
   }
@@ -132,24 +132,32 @@ WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& sh
     begin = size / units * (units / shard.world * shard.rank);
     end = begin + size / shard.world;
   };
+  const bool cuts_heads = shard.attention == AttentionSplit::kByGroup;
+  const auto cut_expert = [&](int64_t& begin, int64_t& end) {
+    if (shard.experts == ExpertSplit::kByWidth) return cut(config.expert_inner, "channels", begin, end);
+    if (row.expert < 0) return;
+    int64_t first = 0, past = config.num_experts;
+    cut(config.num_experts, "experts", first, past);
+    if (row.expert < first || row.expert >= past) slice.row_end = 0;
+  };
   switch (row.shard) {
     case ShardRule::kReplicate:
       break;
     case ShardRule::kRowsByHead:
-      cut(config.num_heads, "heads", slice.row_begin, slice.row_end);
+      if (cuts_heads) cut(config.num_heads, "heads", slice.row_begin, slice.row_end);
       break;
     case ShardRule::kRowsByGroup:
-      cut(config.o_groups, "output groups", slice.row_begin, slice.row_end);
+      if (cuts_heads) cut(config.o_groups, "output groups", slice.row_begin, slice.row_end);
       break;
     case ShardRule::kColsByGroup:
-      cut(config.o_groups, "output groups", slice.col_begin, slice.col_end);
+      if (cuts_heads) cut(config.o_groups, "output groups", slice.col_begin, slice.col_end);
       break;
-    case ShardRule::kByExpert: {
-      int64_t begin = 0, end = config.num_experts;
-      cut(config.num_experts, "experts", begin, end);
-      if (row.expert < begin || row.expert >= end) slice.row_end = 0;
+    case ShardRule::kExpertRows:
+      cut_expert(slice.row_begin, slice.row_end);
       break;
-    }
+    case ShardRule::kExpertCols:
+      cut_expert(slice.col_begin, slice.col_end);
+      break;
   }
   return slice;
 }

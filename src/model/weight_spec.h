@@ -25,11 +25,27 @@ enum class ShardRule : uint8_t {
   kRowsByHead,   // equal runs of rows, one per attention head
   kRowsByGroup,  // equal runs of rows, one per output group
   kColsByGroup,  // equal runs of columns, one per output group
-  kByExpert,     // a rank has whole experts
+  kExpertRows,   // of an expert, whose rows are its inner width (gate, up)
+  kExpertCols,   // of an expert, whose columns are its inner width (down)
 };
 
+// How heads are dealt out (docs/decisions/0031-several-gpus.md).
+enum class AttentionSplit : uint8_t {
+  kWhole,    // every rank has all
+  kByGroup,  // equal runs of output groups and their heads
+};
+
+// How experts are.
+enum class ExpertSplit : uint8_t {
+  kById,     // equal runs of whole routed experts; every rank has the shared expert
+  kByWidth,  // every rank has an equal part of the inner width of each, the shared one too
+};
+
+// Which part of a model a rank holds.
 struct Shard {
   int64_t rank = 0, world = 1;
+  AttentionSplit attention = AttentionSplit::kByGroup;
+  ExpertSplit experts = ExpertSplit::kById;
 };
 
 struct WeightRow {
@@ -38,7 +54,7 @@ struct WeightRow {
   WeightKind kind = WeightKind::kLinear;
   ShardRule shard = ShardRule::kReplicate;
   const char* consumer = "";  // op name
-  int64_t expert = -1;        // id, for kByExpert
+  int64_t expert = -1;        // id of a routed expert
 };
 
 // `num_draft_layers` MTP blocks follow the main layers.

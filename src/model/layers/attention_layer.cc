@@ -20,7 +20,10 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
   const int64_t heads = wq_b_.out_features() / c.head_dim;
   const int64_t groups = heads / c.heads_per_group();
   wo_a_ = LinearLayer(builder, prefix + "wo_a", InputRole::kGrouped, activation, groups);
-  wo_b_ = LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, activation);
+  head_sum_ = RankSum(builder, builder.weights.shard().attention == AttentionSplit::kByGroup);
+  // What ranks add is rounded once, behind the sum.
+  wo_b_ =
+      LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, head_sum_.is_needed() ? DType::kF32 : activation);
   q_norm_ = NormLayer(builder, prefix + "q_norm", prefix + "q_norm.weight", c.q_lora_rank);
   query_steps_.norm.emplace(builder, prefix + "q_head_norm", "", c.head_dim);
   window_steps_.norm.emplace(builder, prefix + "kv_norm", prefix + "kv_norm.weight", c.head_dim);
@@ -182,7 +185,11 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
       context.queue);
   context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);
-  wo_b_.run_into(context, low, result, n);
+  if (head_sum_.is_needed()) {
+    head_sum_.run(context, wo_b_.run(context, low, n), result);
+  } else {
+    wo_b_.run_into(context, low, result, n);
+  }
   return result;
 }
 

@@ -4,6 +4,7 @@
 // all heavily compressed entries (HCA). Source: DeepSeek-V4 inference/model.py, Attention; docs/contracts/numerics.md.
 #include "model/layers/indexer_layer.h"
 #include "model/layers/linear_group_layer.h"
+#include "model/layers/rank_sum.h"
 
 namespace tessera::model {
 
@@ -34,6 +35,7 @@ class AttentionLayer {
   bool with_entries_ = true;
   device::Tensor frequencies_;
   LinearLayer wq_a_, wq_b_, wkv_, wo_a_, wo_b_;
+  RankSum head_sum_;  // of what each rank's heads give
   NormLayer q_norm_;
   device::Tensor sink_;
   VectorSteps query_steps_, window_steps_;

@@ -14,6 +14,7 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
   turn_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "turn", {.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc},
       {attention_site_.post().chosen(), moe_site_.pre().chosen(), norm.op().chosen()});
+  if (moe_.output_sum().is_needed()) return;  // between combine and post
   end_ = builder.bind_fused<ops::MhcPostPre>(prefix + "end",
                                              {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}},
                                              {moe_.combine().chosen(), moe_site_.post().chosen()});
@@ -61,6 +62,7 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
     return;
   }
   moe_.combine().run(parts, context.queue);
+  if (moe_.output_sum().is_needed()) moe_.output_sum().run(context, parts.out, parts.out);
   context.trace(prefix_, "ffn_out", parts.out);
   moe_site_.write(context, mid, parts.out, coefficients, streams);
   context.trace(prefix_, "out", streams);

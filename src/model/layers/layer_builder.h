@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "model/cache_pool.h"
 #include "model/config.h"
 #include "model/model_weights.h"
@@ -17,11 +18,12 @@ struct LayerBuilder {
   ops::Planner& planner;
   ModelWeights& weights;
   ops::Precision precision;
-  int64_t max_tokens;           // of a step
-  int64_t window_slots;         // of a ring
-  device::MemorySpace& memory;  // where the ops compute
-  int64_t workspace_bytes = 0;  // out: the largest scratch that a bound op asked for
-  int64_t arena_bytes = 0;      // out: activations of the layer that needs most
+  int64_t max_tokens;                  // of a step
+  int64_t window_slots;                // of a ring
+  device::MemorySpace& memory;         // where the ops compute
+  int64_t workspace_bytes = 0;         // out: the largest scratch that a bound op asked for
+  int64_t arena_bytes = 0;             // out: activations of the layer that needs most
+  comm::Communicator* comm = nullptr;  // of the ranks that share the model; null: there is one
 
   template <class Op>
   ops::Bound<Op> bind(const std::string& where, const typename Op::Desc& desc, int64_t max_rows) {

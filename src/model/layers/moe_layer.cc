@@ -23,12 +23,14 @@ MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_has
                                                           .is_hashed = is_hashed,
                                                           .is_normalized = c.norm_topk_prob,
                                                           .scaling = static_cast<float>(c.routed_scaling_factor)});
+  const bool is_by_id = builder.weights.shard().experts == ExpertSplit::kById;
+  slot_sum_ = RankSum(builder, is_by_id), output_sum_ = RankSum(builder, !is_by_id);
   load_experts(builder);
   shared_w1_ = LinearLayer(builder, prefix + "shared_experts.w1", InputRole::kQuantised, activation);
   shared_w2_ = LinearLayer(builder, prefix + "shared_experts.w2", InputRole::kQuantised, activation);
   shared_w3_ = LinearLayer(builder, prefix + "shared_experts.w3", InputRole::kQuantised, activation);
   swiglu_ = builder.bind<ops::SwiGlu>(prefix + "shared_experts.swiglu",
-                                      {.inner = c.expert_inner, .limit = limit, .activation = activation});
+                                      {.inner = shared_w1_.out_features(), .limit = limit, .activation = activation});
   const ops::Bound<ops::Linear>&gate = shared_w1_.op(), &up = shared_w3_.op();
   if (gate.chosen() == up.chosen()) {
     shared_gated_ = builder.bind_fused<ops::LinearGroup>(prefix + "shared_experts.gated",
@@ -42,7 +44,9 @@ MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_has
 void MoeLayer::load_experts(LayerBuilder& builder) {
   const Config& c = builder.config;
   const Shard& shard = builder.weights.shard();
-  const int64_t num_local = c.num_experts / shard.world, first = num_local * shard.rank;
+  const bool is_by_id = shard.experts == ExpertSplit::kById;
+  const int64_t num_local = is_by_id ? c.num_experts / shard.world : c.num_experts;
+  const int64_t first = is_by_id ? num_local * shard.rank : 0;
   const auto name = [&](int64_t e, const char* matrix) { return fmt::format("{}experts.{}.{}", prefix_, e, matrix); };
   const ops::WeightFormat format = builder.weights.format(name(first, "w1"));
   for (int64_t e = first; e < first + num_local; ++e) {
@@ -56,7 +60,7 @@ void MoeLayer::load_experts(LayerBuilder& builder) {
   }
   experts_ = builder.bind<ops::MoeExperts>(
       prefix_ + "experts", {.hidden = c.hidden_size,
-                            .inner = c.expert_inner,
+                            .inner = builder.weights.local_shape(name(first, "w1"))[0],
                             .first_expert = first,
                             .num_local = num_local,
                             .top_k = c.experts_per_token,
@@ -132,6 +136,9 @@ ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView
                   .num_tokens = n,
                   .workspace = context.workspace},
                  context.queue);
+    // One summand of each slot is not zero: every rank gets the bits of the one that has the expert, and combines them
+    // in the order of experts, as one rank does.
+    if (slot_sum_.is_needed()) slot_sum_.run(context, routed, routed);
     context.trace(prefix_, "experts", routed);
   }
   if (!bypass_.shared_experts) shared = run_shared(context, x);

@@ -6,6 +6,7 @@
 
 #include "model/bypass.h"
 #include "model/layers/linear_layer.h"
+#include "model/layers/rank_sum.h"
 
 namespace tessera::model {
 
@@ -18,6 +19,8 @@ class MoeLayer {
   // x [tokens, hidden], normalised -> what combine() is to add, into `out` [tokens, hidden]; all from the arena.
   ops::MoeCombine::Args run(const StepContext& context, const TensorView& x) const;
   const ops::Bound<ops::MoeCombine>& combine() const { return combine_; }
+  // What combine() gives is a part where this is needed.
+  const RankSum& output_sum() const { return output_sum_; }
 
  private:
   void load_experts(LayerBuilder& builder);
@@ -35,6 +38,8 @@ class MoeLayer {
   ops::Bound<ops::SwiGlu> swiglu_;
   ops::Bound<ops::LinearGroup> shared_gated_;  // w1, w3 and swiglu
   ops::Bound<ops::MoeCombine> combine_;
+  RankSum slot_sum_;    // experts by id: a slot is zero on all ranks but that of its expert
+  RankSum output_sum_;  // experts by width
 };
 
 }  // namespace tessera::model

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/bootstrap.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/connection.h"
+#include "comm/joining.h"
+
+namespace tessera::comm {
+
+namespace {
+
+constexpr auto kLeavingTime = std::chrono::seconds(2);  // for the others to read a farewell
+
+std::span<const uint8_t> no_bytes() {
+  return {};
+}
+
+}  // namespace
+
+// Connections, the thread that serves them, and what came through them. Everything but options_ is under lock_.
+class Bootstrap::Member {
+ public:
+  Member(const BootstrapOptions& options, LogSink* log, LossSink* sink)
+      : options_(options),
+        sink_(sink),
+        links_(join_ranks(options, log)),
+        inbox_(links_.size()),
+        has_left_(links_.size()) {
+    wake_ = Socket(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    TESSERA_CHECK(wake_.is_open(), "eventfd");
+    for (const auto& link : links_) {
+      if (link != nullptr) link->restart_silence();
+    }
+    last_beat_ = Clock::now();
+    thread_ = std::thread([this] { serve(); });
+  }
+
+  ~Member() { leave(); }
+
+  const RankPlace& place() const { return options_.place; }
+
+  std::vector<std::vector<uint8_t>> all_gather(std::span<const uint8_t> bytes) {
+    const size_t world = links_.size();
+    if (bytes.size() * world + 4 * world > kMaxPayloadBytes) {
+      fail(ErrorCode::kInvalidArgument, fmt::format("all_gather of {} bytes from each of {} ranks: at most {} in all",
+                                                    bytes.size(), world, kMaxPayloadBytes));
+    }
+    std::unique_lock lock(lock_);
+    if (place().rank != 0) {
+      refuse_if_ended();
+      if (links_[0] == nullptr) refuse_left(0);
+      send(0, MessageKind::kData, bytes);
+      return unpack(take(lock, 0));
+    }
+    std::vector<std::vector<uint8_t>> all(world);
+    all[0].assign(bytes.begin(), bytes.end());
+    for (size_t r = 1; r < world; ++r) all[r] = take(lock, r);
+    const std::vector<uint8_t> packed = pack(all);
+    for (size_t r = 1; r < world; ++r) send(r, MessageKind::kData, packed);
+    return all;
+  }
+
+  void leave() {
+    {
+      const std::lock_guard lock(lock_);
+      if (!is_leaving_) {
+        is_leaving_ = true;
+        leaving_deadline_ = Clock::now() + kLeavingTime;
+        for (size_t r = 0; r < links_.size(); ++r) send(r, MessageKind::kFarewell, no_bytes());
+        wake();
+      }
+    }
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::string name_of(size_t rank, const Connection& link) const {
+    return fmt::format("rank {} of {} ({})", rank, links_.size(), link.peer());
+  }
+  void wake() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(wake_.descriptor(), &one, sizeof(one));
+  }
+
+  // A rank that has left gets nothing.
+  void send(size_t rank, MessageKind kind, std::span<const uint8_t> payload) {
+    if (links_[rank] == nullptr) return;
+    links_[rank]->send(kind, payload);
+    if (links_[rank]->wants_to_write()) wake();
+  }
+
+  void refuse_if_ended() const {
+    if (!lost_.empty()) fail(ErrorCode::kDeviceError, lost_);
+  }
+  [[noreturn]] void refuse_left(size_t rank) const {
+    fail(ErrorCode::kDeviceError, fmt::format("rank {} of {} has left", rank, links_.size()));
+  }
+
+  std::vector<uint8_t> take(std::unique_lock<std::mutex>& lock, size_t rank) {
+    std::deque<std::vector<uint8_t>>& box = inbox_[rank];
+    changed_.wait(lock, [&] { return !box.empty() || !lost_.empty() || has_left_[rank] || is_leaving_; });
+    if (box.empty()) refuse_if_ended();
+    if (box.empty()) refuse_left(is_leaving_ ? static_cast<size_t>(place().rank) : rank);
+    std::vector<uint8_t> bytes = std::move(box.front());
+    box.pop_front();
+    return bytes;
+  }
+
+  static std::vector<uint8_t> pack(const std::vector<std::vector<uint8_t>>& all) {
+    std::vector<uint8_t> packed;
+    for (const std::vector<uint8_t>& bytes : all) {
+      append_u32(packed, static_cast<uint32_t>(bytes.size()));
+      packed.insert(packed.end(), bytes.begin(), bytes.end());
+    }
+    return packed;
+  }
+  std::vector<std::vector<uint8_t>> unpack(const std::vector<uint8_t>& packed) const {
+    std::vector<std::vector<uint8_t>> all;
+    size_t at = 0;
+    for (size_t r = 0; r < links_.size(); ++r) {
+      const size_t size = read_u32(packed, at);
+      if (size > packed.size() - at) fail_data("message", "payload", "bytes of every rank", "fewer");
+      all.emplace_back(packed.begin() + static_cast<ptrdiff_t>(at), packed.begin() + static_cast<ptrdiff_t>(at + size));
+      at += size;
+    }
+    return all;
+  }
+
+  // The thread: until nobody is left, this rank has left, or one is lost.
+  void serve() {
+    std::unique_lock lock(lock_);
+    while (lost_.empty() && has_links()) {
+      wait(lock);
+      for (size_t r = 0; r < links_.size() && lost_.empty(); ++r) hear(r);
+      beat();
+      if (is_leaving_ && Clock::now() > leaving_deadline_) break;
+    }
+    if (lost_.empty() || is_leaving_ || sink_ == nullptr) return;
+    const int rank = lost_rank_;
+    const std::string message = lost_;
+    lock.unlock();
+    sink_->lost(rank, message);
+  }
+
+  bool has_links() const {
+    return std::any_of(links_.begin(), links_.end(), [](const auto& link) { return link != nullptr; });
+  }
+
+  void wait(std::unique_lock<std::mutex>& lock) {
+    std::vector<pollfd> waits{{wake_.descriptor(), POLLIN, 0}};
+    for (const auto& link : links_) {
+      if (link == nullptr) continue;
+      const int events = POLLIN | (link->wants_to_write() ? POLLOUT : 0);
+      waits.push_back({link->descriptor(), static_cast<short>(events), 0});
+    }
+    const int timeout_ms = std::max(1, static_cast<int>(options_.heartbeat_seconds * 1000 / 2));
+    lock.unlock();
+    ::poll(waits.data(), waits.size(), std::min(timeout_ms, 500));
+    lock.lock();
+    uint64_t count = 0;
+    [[maybe_unused]] const auto read = ::read(wake_.descriptor(), &count, sizeof(count));
+  }
+
+  void hear(size_t rank) {
+    if (links_[rank] == nullptr) return;
+    Connection& link = *links_[rank];
+    try {
+      const bool is_open = link.fill(), is_sending = link.flush();
+      Message message;
+      while (links_[rank] != nullptr && link.next(message)) {
+        if (!handle(rank, message)) return;
+      }
+      if (!is_open || !is_sending) {
+        if (is_leaving_) return part(rank);
+        return lose(rank, "closed the connection without a farewell: it has ended, or was cut off");
+      }
+    } catch (const Error& error) {
+      return lose(rank, error.what());
+    }
+    const std::chrono::duration<double> silence = Clock::now() - link.last_heard();
+    if (silence.count() > options_.lost_seconds) lose(rank, fmt::format("silent for {:.3g} s", silence.count()));
+  }
+
+  // False: the link is gone.
+  bool handle(size_t rank, Message& message) {
+    switch (message.kind) {
+      case MessageKind::kData:
+        inbox_[rank].push_back(std::move(message.payload));
+        changed_.notify_all();
+        return true;
+      case MessageKind::kFarewell:
+        part(rank);
+        return false;
+      case MessageKind::kLost: {
+        int lost_rank = 0;
+        const std::string why = lost_message(message.payload, lost_rank);
+        end(lost_rank, why);
+        return false;
+      }
+      default:
+        return true;  // a heartbeat was heard
+    }
+  }
+
+  void part(size_t rank) {
+    has_left_[rank] = true;
+    links_[rank].reset();
+    changed_.notify_all();
+  }
+
+  void lose(size_t rank, const std::string& why) {
+    const std::string message = fmt::format("lost {}: {}", name_of(rank, *links_[rank]), why);
+    for (size_t r = 0; r < links_.size(); ++r) {
+      if (r != rank) send(r, MessageKind::kLost, lost_payload(static_cast<int>(rank), message));
+    }
+    end(static_cast<int>(rank), message);
+  }
+
+  void end(int rank, const std::string& message) {
+    lost_ = message, lost_rank_ = rank;
+    changed_.notify_all();
+  }
+
+  void beat() {
+    const std::chrono::duration<double> since = Clock::now() - last_beat_;
+    if (since.count() < options_.heartbeat_seconds) return;
+    last_beat_ = Clock::now();
+    for (size_t r = 0; r < links_.size(); ++r) send(r, MessageKind::kHeartbeat, no_bytes());
+  }
+
+  const BootstrapOptions options_;
+  LossSink* sink_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  Links links_;                                          // null: oneself, or one that has left
+  std::vector<std::deque<std::vector<uint8_t>>> inbox_;  // kData by sender
+  std::vector<bool> has_left_;
+  Socket wake_;
+  Clock::time_point last_beat_, leaving_deadline_;
+  std::string lost_;
+  int lost_rank_ = -1;
+  bool is_leaving_ = false;
+  std::thread thread_;
+};
+
+Bootstrap::Bootstrap(const BootstrapOptions& options, LogSink* log, LossSink* sink)
+    : member_(std::make_unique<Member>(options, log, sink)) {}
+Bootstrap::~Bootstrap() = default;
+
+int Bootstrap::rank() const {
+  return member_->place().rank;
+}
+int Bootstrap::world() const {
+  return member_->place().world;
+}
+
+std::vector<std::vector<uint8_t>> Bootstrap::all_gather(std::span<const uint8_t> bytes) {
+  return member_->all_gather(bytes);
+}
+
+std::vector<uint8_t> Bootstrap::broadcast(std::span<const uint8_t> bytes) {
+  return std::move(member_->all_gather(rank() == 0 ? bytes : no_bytes()).front());
+}
+
+void Bootstrap::leave() {
+  member_->leave();
+}
+
+}  // namespace tessera::comm

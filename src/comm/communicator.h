@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Collectives: what the ranks that share a model do together (docs/decisions/0031-several-gpus.md).
+//
+// Every rank calls the same collectives in the same order with the same shapes. A call is ordered with the work of its
+// queue: on a GPU it is queued and returns, on a CPU it is done when it returns. Arrays lie in the memory where the
+// queue's ops compute, dense and row-major. A communicator is called by one thread at a time.
+//
+// Sums are those of rank 0, 1, 2, ... in this order in FP32, rounded once: the same bits on every rank, in every run,
+// and whatever the number of elements around one.
+//
+// Errors: kInvalidArgument for shapes and types that don't fit a collective; kDeviceError where a rank is lost, does
+// not come within the time limit or calls something else, naming it. After one the communicator is of no more use.
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "device/queue.h"
+#include "tensor/tensor_view.h"
+
+namespace tessera::comm {
+
+// Consecutive runs of `bytes`, one for each rank in ascending order, without gaps.
+struct Runs {
+  void* data = nullptr;
+  std::span<const int64_t> bytes;  // [world], on the host
+};
+
+class Communicator {
+ public:
+  Communicator(int rank, int world);
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+
+  // out = sum over ranks of in. in: F32 or BF16, out: the same shape, F32 or BF16; may be in where the types agree, and
+  // must not overlap it otherwise.
+  void all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue);
+  // out [world, ...] = in [...] of every rank. Any type of whole bytes. Disjoint.
+  void all_gather(const TensorView& in, const TensorView& out, device::Queue& queue);
+  // out [...] = sum over ranks of in [world, ...] at this rank's place. Types as all_reduce; disjoint.
+  void reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue);
+  // Run r of `send` goes to rank r; run r of `receive` comes from rank r. What rank a sends to b and b receives from a
+  // have one size, which both know: dispatch and combine of experts. Disjoint.
+  void all_to_all(const Runs& send, const Runs& receive, device::Queue& queue);
+  // data of rank `root` to all. Any type of whole bytes.
+  void broadcast(const TensorView& data, int root, device::Queue& queue);
+  // What every rank queued before it is done before what any rank queues behind it begins.
+  void barrier(device::Queue& queue);
+
+  // Ends the group: ranks that wait, and all later calls on any rank, throw with `why`. From any thread.
+  virtual void abort(const std::string& why) noexcept = 0;
+  // Throws kDeviceError where the group has ended; for GPUs, whose queues don't tell. From any thread.
+  virtual void check() = 0;
+
+ protected:
+  // Arguments are valid, and no call is empty but for runs.
+  virtual void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
+  virtual void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
+  virtual void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
+  virtual void do_all_to_all(const Runs& send, const Runs& receive, device::Queue& queue) = 0;
+  virtual void do_broadcast(const TensorView& data, int root, device::Queue& queue) = 0;
+  virtual void do_barrier(device::Queue& queue) = 0;
+
+ private:
+  void check_runs(const Runs& runs, const char* name) const;
+  const int rank_, world_;
+};
+
+// Most ranks of a group.
+constexpr int kMaxWorld = 1024;
+
+}  // namespace tessera::comm

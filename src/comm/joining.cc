@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/joining.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+namespace tessera::comm {
+
+namespace {
+
+constexpr size_t kHandshakeBytes = 256;  // of a payload; only kLost's words come near
+constexpr size_t kMostStrangers = 64;    // who have not said yet who they are
+constexpr auto kStrangerTime = std::chrono::seconds(5);
+constexpr auto kRetryTime = std::chrono::milliseconds(100);
+
+Clock::time_point after(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+// Rank 0's side.
+class Reception {
+ public:
+  Reception(const BootstrapOptions& options, LogSink* log)
+      : options_(options),
+        log_(log),
+        listener_(listen_at(options.place.address, options.place.port)),
+        links_(static_cast<size_t>(options.place.world)) {}
+
+  Links run() {
+    const Clock::time_point deadline = after(options_.join_seconds);
+    while (!missing().empty()) {
+      if (Clock::now() > deadline) {
+        fail(ErrorCode::kDeviceError,
+             fmt::format("ranks {} of {} did not come to {} port {} within {:.3g} s", fmt::join(missing(), ", "),
+                         links_.size(), options_.place.address, options_.place.port, options_.join_seconds));
+      }
+      wait();
+      if (strangers_.size() < kMostStrangers) greet();
+      for (Stranger& stranger : strangers_) hear(stranger);
+      std::erase_if(strangers_, [](const Stranger& stranger) { return stranger.connection == nullptr; });
+      free_places();
+    }
+    for (auto& link : links_) {
+      if (link != nullptr) link->send(MessageKind::kReady, {});
+    }
+    return std::move(links_);
+  }
+
+ private:
+  struct Stranger {
+    std::unique_ptr<Connection> connection;  // null: done with
+    Nonce nonce;
+    Clock::time_point deadline;
+  };
+
+  std::vector<size_t> missing() const {
+    std::vector<size_t> ranks;
+    for (size_t r = 1; r < links_.size(); ++r) {
+      if (links_[r] == nullptr) ranks.push_back(r);
+    }
+    return ranks;
+  }
+
+  void wait() const {
+    std::vector<pollfd> waits{{listener_.descriptor(), POLLIN, 0}};
+    for (const Stranger& stranger : strangers_) waits.push_back({stranger.connection->descriptor(), POLLIN, 0});
+    for (const auto& link : links_) {
+      if (link != nullptr) waits.push_back({link->descriptor(), POLLIN, 0});
+    }
+    ::poll(waits.data(), waits.size(), 50);
+  }
+
+  // Of ranks that have gone again: who is started anew finds its place free.
+  void free_places() {
+    for (size_t r = 1; r < links_.size(); ++r) {
+      if (links_[r] == nullptr || links_[r]->fill()) continue;
+      if (log_ != nullptr) {
+        log_->write(LogLevel::kWarning,
+                    fmt::format("rank {} ({}) has gone before all were there", r, links_[r]->peer()));
+      }
+      links_[r].reset();
+    }
+  }
+
+  void greet() {
+    std::string peer;
+    Socket socket = accept_one(listener_, peer);
+    if (!socket.is_open()) return;
+    const Nonce nonce = random_nonce();
+    auto connection =
+        std::make_unique<Connection>(std::move(socket), peer, challenge_key(), Direction::kFromRoot, kHandshakeBytes);
+    connection->send(MessageKind::kChallenge, nonce);
+    connection->set_key(hello_key(options_.secret, nonce), kHandshakeBytes);
+    strangers_.push_back({std::move(connection), nonce, Clock::now() + kStrangerTime});
+  }
+
+  void drop(Stranger& stranger, std::string_view why) {
+    if (log_ != nullptr) {
+      log_->write(LogLevel::kWarning,
+                  fmt::format("dropped a connection from {}: {}", stranger.connection->peer(), why));
+    }
+    stranger.connection.reset();
+  }
+
+  void hear(Stranger& stranger) {
+    try {
+      Message message;
+      const bool is_open = stranger.connection->fill();
+      if (stranger.connection->next(message)) return admit(stranger, message);
+      if (!is_open) return drop(stranger, "closed before it said which rank it is");
+      if (Clock::now() > stranger.deadline) drop(stranger, "did not say in time which rank it is");
+    } catch (const Error& error) {
+      drop(stranger, error.what());
+    }
+  }
+
+  void admit(Stranger& stranger, const Message& message) {
+    size_t at = sizeof(Nonce);
+    if (message.kind != MessageKind::kHello || message.payload.size() != sizeof(Nonce) + 8) {
+      return drop(stranger, "expected a rank's first message, found another");
+    }
+    const uint32_t rank = read_u32(message.payload, at), world = read_u32(message.payload, at);
+    Connection& connection = *stranger.connection;
+    connection.set_key(session_key(options_.secret, stranger.nonce, std::span(message.payload).first(sizeof(Nonce))));
+    std::string why;
+    if (world != links_.size()) {
+      why = fmt::format("rank {} is one of {}, rank 0 one of {}", rank, world, links_.size());
+    } else if (rank == 0 || rank >= world) {
+      why = fmt::format("rank {} where 1 to {} are expected", rank, world - 1);
+    } else if (links_[rank] != nullptr) {
+      why = fmt::format("rank {} is there already, from {}", rank, links_[rank]->peer());
+    }
+    if (!why.empty()) {
+      connection.send(MessageKind::kLost, lost_payload(static_cast<int>(rank), why));
+      return drop(stranger, why);
+    }
+    connection.send(MessageKind::kWelcome, {});
+    links_[rank] = std::move(stranger.connection);
+  }
+
+  const BootstrapOptions& options_;
+  LogSink* log_;
+  Socket listener_;
+  Links links_;
+  std::vector<Stranger> strangers_;
+};
+
+// Everybody else's.
+class Visit {
+ public:
+  explicit Visit(const BootstrapOptions& options) : options_(options), deadline_(after(options.join_seconds)) {}
+
+  Links run() {
+    const RankPlace& place = options_.place;
+    std::unique_ptr<Connection> link = reach_root();
+    const Message challenge = receive(*link, MessageKind::kChallenge, "its challenge");
+    if (challenge.payload.size() != sizeof(Nonce)) fail_root("its challenge has another size");
+    const Nonce nonce = random_nonce();
+    std::vector<uint8_t> hello(nonce.begin(), nonce.end());
+    append_u32(hello, static_cast<uint32_t>(place.rank));
+    append_u32(hello, static_cast<uint32_t>(place.world));
+    link->set_key(hello_key(options_.secret, challenge.payload), kHandshakeBytes);
+    link->send(MessageKind::kHello, hello);
+    link->set_key(session_key(options_.secret, challenge.payload, nonce));
+    receive(*link, MessageKind::kWelcome, "its welcome (do both know the same secret?)");
+    receive(*link, MessageKind::kReady, "word that all ranks are there");
+    Links links(static_cast<size_t>(place.world));
+    links[0] = std::move(link);
+    return links;
+  }
+
+ private:
+  [[noreturn]] void fail_root(const std::string& why) const {
+    fail(ErrorCode::kDeviceError, fmt::format("rank {}: rank 0 at {} port {}: {}", options_.place.rank,
+                                              printable(options_.place.address, 80), options_.place.port, why));
+  }
+
+  std::unique_ptr<Connection> reach_root() const {
+    const RankPlace& place = options_.place;
+    std::string why = "nobody there";
+    while (Clock::now() < deadline_) {
+      Socket socket = connect_to(place.address, place.port, 1000, why);
+      if (socket.is_open()) {
+        return std::make_unique<Connection>(std::move(socket), fmt::format("{} port {}", place.address, place.port),
+                                            challenge_key(), Direction::kToRoot, kHandshakeBytes);
+      }
+      std::this_thread::sleep_for(kRetryTime);
+    }
+    fail_root(fmt::format("{}, for {:.3g} s", why, options_.join_seconds));
+  }
+
+  Message receive(Connection& link, MessageKind kind, const char* what) const {
+    Message message;
+    while (true) {
+      try {
+        const bool is_open = link.fill();
+        if (link.next(message)) break;
+        if (!is_open) fail_root(fmt::format("closed the connection before {}", what));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDataLoss) throw;
+        fail_root(error.what());
+      }
+      if (Clock::now() > deadline_) fail_root(fmt::format("did not send {} in time", what));
+      pollfd wait{link.descriptor(), POLLIN, 0};
+      ::poll(&wait, 1, 50);
+    }
+    int rank = 0;
+    if (message.kind == MessageKind::kLost) fail_root(lost_message(message.payload, rank));
+    if (message.kind != kind) fail_root(fmt::format("expected {}, found another message", what));
+    return message;
+  }
+
+  const BootstrapOptions& options_;
+  const Clock::time_point deadline_;
+};
+
+}  // namespace
+
+Links join_ranks(const BootstrapOptions& options, LogSink* log) {
+  const RankPlace& place = options.place;
+  if (options.secret.size() < kLeastSecretBytes) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("the ranks' secret: expected at least {} characters, found {}",
+                                                  kLeastSecretBytes, options.secret.size()));
+  }
+  if (place.world == 1) return Links(1);
+  return place.rank == 0 ? Reception(options, log).run() : Visit(options).run();
+}
+
+std::vector<uint8_t> lost_payload(int rank, std::string_view message) {
+  std::vector<uint8_t> payload;
+  append_u32(payload, static_cast<uint32_t>(rank));
+  payload.insert(payload.end(), message.begin(), message.end());
+  return payload;
+}
+
+std::string lost_message(std::span<const uint8_t> payload, int& rank) {
+  size_t at = 0;
+  rank = static_cast<int>(read_u32(payload, at));
+  return printable(std::string(payload.begin() + static_cast<ptrdiff_t>(at), payload.end()));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which rank this process is, as its flags or its launcher say.
+#include <map>
+#include <string>
+
+namespace tessera::comm {
+
+struct RankPlace {
+  int rank = 0, world = 1;
+  int local_rank = 0;                 // on its machine: which of its GPUs
+  std::string address = "127.0.0.1";  // of rank 0
+  int port = 29500;
+  std::string source = "alone";  // who said so: "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LWS_WORKER_INDEX"
+};
+
+// The variables that are set and that place_from() knows, by name.
+using Environment = std::map<std::string, std::string>;
+
+// The first launcher that says both rank and number of ranks: RANK and WORLD_SIZE (with LOCAL_RANK), Open MPI's,
+// SLURM's
+//, LeaderWorkerSet's. MASTER_ADDR and MASTER_PORT hold for all; without the first
+// LWS_LEADER_ADDRESS, then this machine. Without any launcher one rank. Throws kInvalidArgument naming the variable.
+RankPlace place_from(const Environment& environment);
+
+}  // namespace tessera::comm

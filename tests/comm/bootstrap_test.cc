@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that find each other through sockets of this machine, and how each learns that one is lost.
+#include "comm/bootstrap.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/tcp.h"
+#include "testing/temporary_folder.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr const char* kSecret = "a secret of the ranks";
+
+int free_port() {
+  return port_of(listen_at("127.0.0.1", 0));
+}
+
+BootstrapOptions options_for(int rank, int world, int port) {
+  BootstrapOptions options;
+  options.place.rank = rank, options.place.world = world, options.place.port = port;
+  options.secret = kSecret;
+  options.join_seconds = 20, options.heartbeat_seconds = 0.05, options.lost_seconds = 2;
+  return options;
+}
+
+class Lines final : public LogSink {
+ public:
+  void write(LogLevel, std::string_view message) override {
+    const std::lock_guard lock(lock_);
+    lines_.emplace_back(message);
+  }
+  std::vector<std::string> lines() {
+    const std::lock_guard lock(lock_);
+    return lines_;
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<std::string> lines_;
+};
+
+// What a constructor throws.
+std::string refusal_of(const BootstrapOptions& options) {
+  try {
+    Bootstrap bootstrap(options, nullptr, nullptr);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class BootstrapWorlds : public ::testing::TestWithParam<int> {};
+
+TEST_P(BootstrapWorlds, BytesOfEachReachAll) {
+  const int world = GetParam(), port = free_port();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([=] {
+      Bootstrap bootstrap(options_for(rank, world, port), nullptr, nullptr);
+      for (int round = 0; round < 3; ++round) {
+        const std::vector<uint8_t> own(static_cast<size_t>(rank * 1000 + round), static_cast<uint8_t>(rank));
+        const auto all = bootstrap.all_gather(own);
+        ASSERT_EQ(all.size(), static_cast<size_t>(world));
+        for (int r = 0; r < world; ++r) {
+          EXPECT_EQ(all[static_cast<size_t>(r)],
+                    std::vector<uint8_t>(static_cast<size_t>(r * 1000 + round), static_cast<uint8_t>(r)));
+        }
+      }
+      const std::vector<uint8_t> word = {1, 2, 3};
+      EXPECT_EQ(bootstrap.broadcast(rank == 0 ? std::span<const uint8_t>(word) : std::span<const uint8_t>()), word);
+      bootstrap.leave();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, BootstrapWorlds, ::testing::Values(1, 2, 3, 8));
+
+TEST(Bootstrap, WhatIsWrongIsNamed) {
+  BootstrapOptions alone = options_for(0, 3, free_port());
+  alone.join_seconds = 0.2;
+  EXPECT_THAT(refusal_of(alone), HasSubstr("ranks 1, 2 of 3 did not come to 127.0.0.1 port"));
+  BootstrapOptions lonely = options_for(1, 2, free_port());
+  lonely.join_seconds = 0.2;
+  EXPECT_THAT(refusal_of(lonely), AllOf(HasSubstr("rank 1: rank 0 at 127.0.0.1 port"), HasSubstr("refused")));
+  BootstrapOptions open = options_for(0, 2, free_port());
+  open.secret = "short";
+  EXPECT_THAT(refusal_of(open), HasSubstr("expected at least 16 characters, found 5"));
+  BootstrapOptions elsewhere = options_for(0, 2, free_port());
+  elsewhere.place.address = "192.0.2.1";  // of nobody
+  EXPECT_THAT(refusal_of(elsewhere), HasSubstr("can't listen at 192.0.2.1"));
+}
+
+// Noise, half a message, a wrong secret, a rank that is there twice, another world size: a line each, and the group
+// comes together all the same.
+TEST(Bootstrap, StrangersCostALine) {
+  const int port = free_port();
+  Lines log;
+  std::thread root([&] {
+    Bootstrap bootstrap(options_for(0, 3, port), &log, nullptr);
+    bootstrap.all_gather({});
+  });
+  const auto send_bytes = [&](const std::string& bytes) {
+    std::string why;
+    Socket socket;
+    while (!socket.is_open()) socket = connect_to("127.0.0.1", port, 1000, why);
+    if (!bytes.empty()) write_some(socket, {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    shut_down_writing(socket);
+    std::vector<uint8_t> rest(4096);
+    while (read_some(socket, rest) >= 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  send_bytes("GET / HTTP/1.1\r\n\r\n");
+  send_bytes(std::string(100000, '\xff'));
+  send_bytes("TSRC\x01");
+  send_bytes("");
+  BootstrapOptions wrong = options_for(1, 3, port);
+  wrong.secret = "another secret of 22 b";
+  EXPECT_THAT(refusal_of(wrong), HasSubstr("do both know the same secret?"));
+  EXPECT_THAT(refusal_of(options_for(1, 2, port)), HasSubstr("rank 1 is one of 2, rank 0 one of 3"));
+  std::thread first([&] { Bootstrap(options_for(1, 3, port), nullptr, nullptr).all_gather({}); });
+  std::string twice;
+  while (twice.empty()) {  // until the first is in, the second may take its place
+    BootstrapOptions second = options_for(1, 3, port);
+    second.join_seconds = 1;
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    twice = refusal_of(second);
+  }
+  EXPECT_THAT(twice, HasSubstr("rank 1 is there already, from 127.0.0.1"));
+  std::thread last([&] { Bootstrap(options_for(2, 3, port), nullptr, nullptr).all_gather({}); });
+  root.join(), first.join(), last.join();
+  EXPECT_THAT(log.lines(), ::testing::SizeIs(7)) << ::testing::PrintToString(log.lines());
+  EXPECT_THAT(log.lines(), ::testing::Each(HasSubstr("dropped a connection from 127.0.0.1 port")));
+}
+
+// A rank that ends before all are there leaves its place to another.
+TEST(Bootstrap, APlaceIsFreedByWhoGoes) {
+  const int port = free_port();
+  Lines log;
+  std::thread root([&] { Bootstrap(options_for(0, 3, port), &log, nullptr).all_gather({}); });
+  BootstrapOptions early = options_for(1, 3, port);
+  early.join_seconds = 0.5;
+  EXPECT_THAT(refusal_of(early), HasSubstr("did not send word that all ranks are there in time"));
+  while (log.lines().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_THAT(log.lines().front(), AllOf(HasSubstr("rank 1 (127.0.0.1"), HasSubstr("has gone before all were there")));
+  std::thread first([&] { Bootstrap(options_for(1, 3, port), nullptr, nullptr).all_gather({}); });
+  std::thread last([&] { Bootstrap(options_for(2, 3, port), nullptr, nullptr).all_gather({}); });
+  root.join(), first.join(), last.join();
+}
+
+TEST(Bootstrap, AFarewellIsNoLoss) {
+  const int port = free_port();
+  std::thread other([&] { Bootstrap(options_for(1, 2, port), nullptr, nullptr).leave(); });
+  Bootstrap bootstrap(options_for(0, 2, port), nullptr, nullptr);
+  other.join();
+  try {
+    bootstrap.all_gather({});
+    ADD_FAILURE() << "bytes of a rank that has left";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1 of 2 has left");
+  }
+}
+
+// A program that ends as tessera's does, where a rank is lost: says so and exits with 5.
+class Exit final : public LossSink {
+ public:
+  explicit Exit(std::string file) : file_(std::move(file)) {}
+  void lost(int, const std::string& message) override {
+    std::ofstream(file_) << message;
+    _exit(5);
+  }
+
+ private:
+  std::string file_;
+};
+
+enum class Harm { kKill, kStop, kCut };
+
+// Three processes; harm comes to one. The others end by themselves, naming it.
+class LostRank : public ::testing::TestWithParam<std::tuple<Harm, int>> {
+ protected:
+  static constexpr int kWorld = 3;
+
+  std::string file_of(int rank) const {
+    return (std::filesystem::path(folder_.path()) / std::to_string(rank)).string();
+  }
+
+  pid_t start(int rank, int port) const {
+    const pid_t child = fork();
+    if (child != 0) return child;
+    try {
+      Exit exit(file_of(rank) + ".said");
+      Bootstrap bootstrap(options_for(rank, kWorld, port), nullptr, &exit);
+      bootstrap.all_gather({});
+      std::ofstream(file_of(rank) + ".ready") << "ready";
+      std::signal(SIGUSR1, [](int) {
+        for (int descriptor = 3; descriptor < 64; ++descriptor) ::shutdown(descriptor, SHUT_RDWR);
+      });
+      while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
+    } catch (...) {
+      _exit(1);
+    }
+  }
+
+  testing::TemporaryFolder folder_;
+};
+
+TEST_P(LostRank, AllOthersEndNamingIt) {
+  const auto [harm, victim] = GetParam();
+  const int port = free_port();
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < kWorld; ++rank) children.push_back(start(rank, port));
+  for (int rank = 0; rank < kWorld; ++rank) {
+    while (!std::filesystem::exists(file_of(rank) + ".ready"))
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const pid_t child = children[static_cast<size_t>(victim)];
+  kill(child, harm == Harm::kKill ? SIGKILL : harm == Harm::kStop ? SIGSTOP : SIGUSR1);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    if (rank == victim && harm != Harm::kCut) continue;
+    int status = 0;
+    ASSERT_EQ(waitpid(children[static_cast<size_t>(rank)], &status, 0), children[static_cast<size_t>(rank)]);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 5) << rank;
+    std::ifstream file(file_of(rank) + ".said");
+    const std::string said{std::istreambuf_iterator<char>(file), {}};
+    // Connections are cut one after the other: rank 0, cut off, may still have told one rank that the other is lost.
+    const bool is_named = rank != victim && !(harm == Harm::kCut && victim == 0);
+    EXPECT_THAT(said, HasSubstr(is_named ? "lost rank " + std::to_string(victim) + " of 3" : "lost rank")) << rank;
+    EXPECT_THAT(said, HasSubstr(harm == Harm::kStop ? "silent for" : "without a farewell")) << rank;
+  }
+  if (harm != Harm::kCut) {
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Harms, LostRank,
+                         ::testing::Combine(::testing::Values(Harm::kKill, Harm::kStop, Harm::kCut),
+                                            ::testing::Values(0, 1)));
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives through a library that has NCCL's functions: what is called, what is summed, and what happens where it
+// fails.
+#include "comm/nccl.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "comm/loopback.h"
+#include "comm/ranks.h"
+#include "comm/tcp.h"
+#include "device/memory_space.h"
+
+namespace tessera::comm {
+namespace {
+
+using tessera::testing::run_ranks;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+class FakeNccl {
+ public:
+  FakeNccl() : handle_(dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL)) {}
+  void set_async_error(int code) const { call<void (*)(int)>("fake_nccl_set_async_error")(code); }
+  int open_comms() const { return call<int (*)()>("fake_nccl_open_comms")(); }
+
+ private:
+  template <class Function>
+  Function call(const char* name) const {
+    return reinterpret_cast<Function>(dlsym(handle_, name));
+  }
+  void* handle_;
+};
+
+class NcclTest : public ::testing::TestWithParam<int> {
+ protected:
+  void TearDown() override { fake_.set_async_error(0); }
+
+  std::vector<std::unique_ptr<Communicator>> make(int world, NcclOptions options = {}) {
+    options.library = FAKE_NCCL;
+    const int port = port_of(listen_at("127.0.0.1", 0));
+    std::vector<std::unique_ptr<Communicator>> ranks(static_cast<size_t>(world));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < world; ++rank) {
+      threads.emplace_back([&, rank] {
+        BootstrapOptions joining;
+        joining.place.rank = rank, joining.place.world = world, joining.place.port = port;
+        joining.secret = "a secret of the ranks";
+        Bootstrap bootstrap(joining, nullptr, nullptr);
+        ranks[static_cast<size_t>(rank)] = make_nccl(bootstrap, device::host_memory(), options);
+        bootstrap.leave();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return ranks;
+  }
+
+  FakeNccl fake_;
+};
+
+// What every collective leaves, one array after the other.
+std::vector<float> run_all(Communicator& comm, device::Queue& queue, int64_t count) {
+  Rng rng(static_cast<uint64_t>(comm.rank() + 1));
+  const int world = comm.world();
+  std::vector<float> in(static_cast<size_t>(count * world)), result;
+  for (float& value : in) value = static_cast<float>(rng.normal());
+  const auto view = [](std::vector<float>& values, int64_t n) { return TensorView{values.data(), DType::kF32, {n}}; };
+  const auto keep = [&](const std::vector<float>& values) {
+    result.insert(result.end(), values.begin(), values.end());
+  };
+  std::vector<float> sum(in.size()), share(static_cast<size_t>(count)), gathered(in.size()), exchanged(in.size());
+  comm.all_reduce(view(in, count * world), view(sum, count * world), queue);
+  comm.reduce_scatter(view(in, count * world), view(share, count), queue);
+  std::vector<float> own(in.begin(), in.begin() + count);
+  comm.all_gather(view(own, count), view(gathered, count * world), queue);
+  const std::vector<int64_t> bytes(static_cast<size_t>(world), count * 4);
+  comm.all_to_all({in.data(), bytes}, {exchanged.data(), bytes}, queue);
+  comm.broadcast(view(own, count), world - 1, queue);
+  comm.barrier(queue);
+  comm.check();
+  for (const auto* values : {&sum, &share, &gathered, &exchanged, &own}) keep(*values);
+  comm.all_reduce(view(in, count * world), view(in, count * world), queue);
+  keep(in);
+  return result;
+}
+
+// Small and large messages, odd sizes, and a scratch that holds a part of them: the bits of loopback.
+TEST_P(NcclTest, GivesTheBitsOfLoopback) {
+  const int world = GetParam();
+  for (const int64_t count : {1, 37, 70001}) {
+    std::vector<std::vector<float>> results[2];
+    NcclOptions options;
+    options.scratch_bytes = 40000;
+    for (const bool is_nccl : {false, true}) {
+      auto ranks = is_nccl ? make(world, options) : make_loopback(world);
+      results[is_nccl].resize(ranks.size());
+      EXPECT_THAT(run_ranks(ranks,
+                            [&](Communicator& comm, device::Queue& queue) {
+                              results[is_nccl][static_cast<size_t>(comm.rank())] = run_all(comm, queue, count);
+                            }),
+                  Each(""));
+    }
+    EXPECT_EQ(results[0], results[1]) << count;
+  }
+  EXPECT_EQ(fake_.open_comms(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, NcclTest, ::testing::Values(1, 2, 3, 8));
+
+using NcclFaults = NcclTest;
+
+TEST_F(NcclFaults, AMissingLibraryIsNamed) {
+  BootstrapOptions alone;
+  alone.secret = "a secret of the ranks";
+  Bootstrap bootstrap(alone, nullptr, nullptr);
+  NcclOptions options;
+  options.library = "libnccl-of-nobody.so.2";
+  try {
+    make_nccl(bootstrap, device::host_memory(), options);
+    ADD_FAILURE() << "a library that is not there";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("NCCL, which several GPUs need, can't be opened: libnccl-of-nobody.so.2"));
+  }
+}
+
+// A rank that never comes: whoever waits in NCCL is freed by the watchdog.
+TEST_F(NcclFaults, ACallThatDoesNotEndIsAborted) {
+  NcclOptions options;
+  options.limit_seconds = 0.3;
+  auto ranks = make(2, options);
+  std::vector<float> values(4);
+  device::Queue queue(1);
+  try {
+    ranks[0]->all_reduce({values.data(), DType::kF32, {4}}, {values.data(), DType::kF32, {4}}, queue);
+    ADD_FAILURE() << "a sum without the other";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2: all_reduce did not end within 0.3 s"));
+  }
+  EXPECT_THROW(ranks[0]->check(), Error);
+  EXPECT_THROW(ranks[0]->barrier(queue), Error);
+}
+
+TEST_F(NcclFaults, AnAsynchronousErrorEndsIt) {
+  auto ranks = make(2);
+  fake_.set_async_error(3);
+  std::string message;
+  for (int i = 0; i < 500 && message.empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    try {
+      ranks[1]->check();
+    } catch (const Error& error) {
+      message = error.what();
+    }
+  }
+  EXPECT_EQ(message, "rank 1 of 2: between calls: NCCL: internal error");
+}
+
+}  // namespace
+}  // namespace tessera::comm

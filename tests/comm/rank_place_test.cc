@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/rank_place.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace tessera::comm {
+namespace {
+
+std::string refusal_of(const Environment& environment) {
+  try {
+    place_from(environment);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "";
+}
+
+void expect_place(const Environment& environment, int rank, int world, int local, const std::string& address,
+                  int port) {
+  const RankPlace place = place_from(environment);
+  EXPECT_EQ(place.rank, rank);
+  EXPECT_EQ(place.world, world);
+  EXPECT_EQ(place.local_rank, local);
+  EXPECT_EQ(place.address, address);
+  EXPECT_EQ(place.port, port);
+}
+
+TEST(RankPlace, FromEveryLauncher) {
+  expect_place({}, 0, 1, 0, "127.0.0.1", 29500);
+  expect_place(
+      {{"RANK", "3"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "81"}}, 3, 8,
+      1, "node0", 81);
+  expect_place({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}, 1,
+               2, 1, "127.0.0.1", 29500);
+  expect_place({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}, {"MASTER_ADDR", "n1"}}, 2, 4, 0,
+               "n1", 29500);
+  expect_place({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_LEADER_ADDRESS", "leader.svc"}}, 1, 2, 0,
+               "leader.svc", 29500);
+}
+
+TEST(RankPlace, TheFirstLauncherDecides) {
+  const Environment both = {{"RANK", "0"},         {"WORLD_SIZE", "2"},  {"SLURM_PROCID", "7"},
+                            {"SLURM_NTASKS", "8"}, {"MASTER_ADDR", "a"}, {"LWS_LEADER_ADDRESS", "b"}};
+  expect_place(both, 0, 2, 0, "a", 29500);
+  EXPECT_EQ(place_from(both).source, "RANK");
+}
+
+TEST(RankPlace, BadValuesAreNamed) {
+  EXPECT_EQ(refusal_of({{"RANK", "1"}}), "RANK is set: expected WORLD_SIZE too, found nothing");
+  EXPECT_EQ(refusal_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK: expected 0 to 1, found \"2\"");
+  EXPECT_EQ(refusal_of({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), "RANK: expected 0 to 1, found \"1x\"");
+  EXPECT_EQ(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), "WORLD_SIZE: expected 1 to 1024, found \"0\"");
+  EXPECT_EQ(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT: expected 1 to 65535, found \"70000\"");
+}
+
+}  // namespace
+}  // namespace tessera::comm
