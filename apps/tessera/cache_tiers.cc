@@ -2,6 +2,7 @@
 #include "cache_tiers.h"
 
 #include <fmt/format.h>
+#include <gnu/libc-version.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Kernels of another build may have other bits, whatever its version says.
+// Kernels of another build may have other bits, whatever its version says; so may the C library's exp and log.
 std::string program_identity() {
   const File file = File::open_read("/proc/self/exe");
   const uint64_t size = file.size();
@@ -32,7 +33,7 @@ std::string program_identity() {
     XXH3_128bits_update(&state, piece.data(), bytes);
   }
   const XXH128_hash_t hash = XXH3_128bits_digest(&state);
-  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+  return fmt::format("{:016x}{:016x}|glibc {}", hash.high64, hash.low64, gnu_get_libc_version());
 }
 
 }  // namespace

@@ -248,6 +248,7 @@ class Moe {
     }
     if (!hash_table.is_none()) {
       table_ = read_array(*device_, hash_table, "hash_table", {Element::kI32}, {kAny, top_k});
+      if (!device_->is_gpu()) check_ids("hash_table", table_, table_.shape[0] * top_k, desc_.num_experts);
       weights.hash_table = table_.as<int32_t>();
     }
     tessera_moe* made = nullptr;
@@ -274,7 +275,10 @@ class Moe {
     const Array in = read_x(x);
     const int64_t num_tokens = in.shape[0];
     Array ids;
-    if (!token_ids.is_none()) ids = read_array(*device_, token_ids, "token_ids", {Element::kI32}, {num_tokens});
+    if (!token_ids.is_none()) {
+      ids = read_array(*device_, token_ids, "token_ids", {Element::kI32}, {num_tokens});
+      if (!device_->is_gpu() && !table_.shape.empty()) check_ids("token_ids", ids, num_tokens, table_.shape[0]);
+    }
     const auto [made, y] = output(device_, out, x, element_of(desc_.activation), {num_tokens, desc_.hidden});
     device_->run([&](tessera_context*) {
       return tessera_moe_run(moe_.get(), in.data(), token_ids.is_none() ? nullptr : ids.as<int32_t>(), y.data(),
@@ -285,6 +289,16 @@ class Moe {
   std::string kernel() const { return tessera_moe_kernel(moe_.get()); }
 
  private:
+  // Values in a GPU's memory are not read.
+  static void check_ids(const char* what, const Array& ids, int64_t count, int64_t most) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t id = ids.as<int32_t>()[i];
+      if (id < 0 || id >= most) {
+        fail(ErrorCode::kInvalidArgument, fmt::format("{}[{}]: expected 0 to {}, found {}", what, i, most - 1, id));
+      }
+    }
+  }
+
   Array read_x(nb::handle x) const {
     return read_array(*device_, x, "x", {element_of(desc_.activation)}, {kAny, desc_.hidden});
   }

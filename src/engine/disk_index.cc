@@ -100,6 +100,7 @@ DiskIndex::DiskIndex(const std::string& path) : path_(path) {
     // Nobody else uses it, so it needs no memory that is shared through a file.
     run("PRAGMA locking_mode=EXCLUSIVE");
     run("PRAGMA trusted_schema=OFF");
+    run("PRAGMA secure_delete=ON");
     run("PRAGMA cell_size_check=ON");
     const int64_t id = number("PRAGMA application_id"), version = number("PRAGMA user_version");
     const bool is_empty = number("SELECT count(*) FROM sqlite_master") == 0;

@@ -80,9 +80,15 @@ void check_folder(const std::string& folder) {
   }
 }
 
+// mkdir and parent_path() are of the folder itself.
+DiskTierOptions without_slash(DiskTierOptions options) {
+  while (options.folder.size() > 1 && options.folder.back() == '/') options.folder.pop_back();
+  return options;
+}
+
 }  // namespace
 
-DiskTier::DiskTier(DiskTierOptions options) : options_(std::move(options)) {
+DiskTier::DiskTier(DiskTierOptions options) : options_(without_slash(std::move(options))) {
   constexpr std::string_view kScheme = "tessera disk tier 1\n";
   identity_ = sha256(kScheme.data(), kScheme.size(), options_.identity.data(), options_.identity.size());
   try {
@@ -167,8 +173,8 @@ std::string DiskTier::path_of(int64_t id) const {
   return fmt::format("{}/{:016x}{}", options_.folder, id, kSuffix);
 }
 
-// What a folder tells of its texts is only what somebody with this model and these texts can compute; and nothing of
-// another identity has this digest.
+// Nothing of another identity has this digest, and whole blocks tell only who has the model and the text; a state's
+// tail of up to a block lies beside it as it is.
 PrefixDigest DiskTier::masked(const PrefixDigest& digest) const {
   return sha256(identity_.data(), identity_.size(), digest.data(), digest.size());
 }
@@ -307,7 +313,11 @@ void DiskTier::forget(const PrefixText& text) {
   const std::vector<PrefixDigest> digests = masked(text.digests);
   {
     const std::lock_guard<std::mutex> hold(lock_);
-    for (const TierIndex::Place place : index_.of_beginnings({digests, text.ids})) remove(place);
+    for (const TierIndex::Place place : index_.of_beginnings({digests, text.ids})) {
+      // At once: the process may be about to end, and a row without a file is nothing.
+      if (place->first == nullptr) ::unlink(path_of(place->id).c_str());
+      remove(place);
+    }
   }
   changed_.notify_all();
 }
@@ -360,7 +370,9 @@ void DiskTier::work() {
     is_working_ = false;
     if (waiting_.empty() && removed_.empty()) idle_.notify_all();
   }
+  const std::vector<int64_t> removed = std::exchange(removed_, {});
   hold.unlock();
+  if (!removed.empty()) erase(removed);
   save_uses();
 }
 

@@ -11,7 +11,9 @@
 
 #include "numeric/bf16.h"
 #include "numeric/nvfp4.h"
+#include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
+#include "ops/packed_weight.h"
 #include "testing/op_harness.h"
 
 namespace tessera::testing {
@@ -62,6 +64,32 @@ inline ::testing::AssertionResult same_values(const std::vector<float>& found, c
     if (!is_same) return ::testing::AssertionFailure() << "at " << i << ": " << found[i] << ", not " << expected[i];
   }
   return ::testing::AssertionSuccess();
+}
+
+// Outputs of an a4 map with BF16 inputs and outputs on the test's GPU, every array in memory of its own: on the
+// emulated one AddressSanitizer sees their ends.
+inline std::vector<uint16_t> run_on_own_arrays(const ops::Variant<ops::Linear>& variant, const ops::Linear::Desc& desc,
+                                               const RandomWeight& weight, const device::Tensor& rows, int64_t tokens) {
+  device::Executor& gpu = gpu_stage_memory().executor();
+  const device::Buffer data = weight.data.clone_into(gpu.memory()), scales = weight.scales.clone_into(gpu.memory());
+  ops::WeightView placed = weight.view;
+  placed.data = data.data(), placed.block_scales = scales.data();
+  const ops::PackedWeight packed =
+      ops::pack_weight(verify::layout_for(variant, desc), placed, gpu.queue(), gpu.memory());
+  const auto bytes = [&](int64_t width) { return static_cast<size_t>(tokens * width) * 2; };
+  const device::Buffer x(bytes(desc.in), gpu.memory()), y(bytes(desc.out), gpu.memory());
+  const device::Buffer workspace(static_cast<size_t>(variant.workspace_bytes(desc, tokens)), gpu.memory());
+  gpu.memory().upload(x.data(), rows.as<char>(), x.size());
+  variant.run(desc,
+              {.x = {x.data(), DType::kBF16, {tokens, desc.in}},
+               .weight = packed.view,
+               .y = {y.data(), DType::kBF16, {tokens, desc.out}},
+               .num_tokens = tokens,
+               .workspace = workspace.data()},
+              gpu.queue());
+  std::vector<uint16_t> found(static_cast<size_t>(tokens * desc.out));
+  gpu.memory().download(found.data(), y.data(), y.size());
+  return found;
 }
 
 // What tokens choose.

@@ -202,6 +202,23 @@ TEST_F(BlackwellTest, NanStaysInItsRow) {
   }
 }
 
+TEST_F(BlackwellTest, NothingIsReadBehindAnArray) {
+  if (!testing::kGpuIsEmulated) GTEST_SKIP() << "for the emulated GPU";
+  // Few tokens, a tile of many, and of a pair, whose odd block has no rows in the last tile.
+  const ops::Linear::Desc desc{
+      .in = 528, .out = 300, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4};
+  const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);
+  for (const int64_t tokens : {3, 90, 150}) {
+    const device::Tensor rows =
+        testing::as_tensor(testing::adversarial(rng_, tokens, desc.in), DType::kBF16, {tokens, desc.in});
+    const std::vector<uint16_t> found =
+        testing::run_on_own_arrays(blackwell_variant<ops::Linear>(), desc, weight, rows, tokens);
+    const ScaledRow last = testing::input_row(rows.as<uint16_t>() + (tokens - 1) * desc.in, desc.in, 0);
+    EXPECT_EQ(found.back(), numeric::bf16_from_float(chain_of(testing::weight_row(weight.view, desc.out - 1), last) *
+                                                     (last.factor * weight.view.tensor_scale)));
+  }
+}
+
 // Packed scales are CUTLASS's and cuBLASLt's 128 x 4 layout of the same matrix, but for the codes between.
 TEST_F(BlackwellTest, PackedTilesKeepEveryBit) {
   for (const int64_t rows : {1, 127, 128, 129, 300}) {

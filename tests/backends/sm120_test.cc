@@ -387,31 +387,14 @@ TEST_F(BlockScaledOpsTest, NansStayWhereTheyAre) {
 TEST_F(BlockScaledOpsTest, NothingIsReadBehindAnArray) {
   if (!testing::kGpuIsEmulated) GTEST_SKIP() << "for the emulated GPU";
   const ops::Linear::Desc desc{.in = 528, .out = 192, .format = WeightFormat::kNvfp4, .input = InputMode::kA4};
-  device::Executor& gpu = testing::gpu_stage_memory().executor();
   const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);
-  const device::Buffer data = weight.data.clone_into(gpu.memory()), scales = weight.scales.clone_into(gpu.memory());
-  ops::WeightView placed = weight.view;
-  placed.data = data.data(), placed.block_scales = scales.data();
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
     if (!is_block_scaled(variant.name)) return;
-    const ops::PackedWeight packed =
-        ops::pack_weight(verify::layout_for(variant, desc), placed, gpu.queue(), gpu.memory());
     for (const int64_t tokens : {3, 13, 50}) {
-      const auto bytes = [&](int64_t width) { return static_cast<size_t>(tokens * width) * 2; };
       const device::Tensor rows =
           testing::as_tensor(testing::adversarial(rng_, tokens, desc.in), DType::kBF16, {tokens, desc.in});
-      const device::Buffer x(bytes(desc.in), gpu.memory()), y(bytes(desc.out), gpu.memory());
-      const device::Buffer workspace(static_cast<size_t>(variant.workspace_bytes(desc, tokens)), gpu.memory());
-      gpu.memory().upload(x.data(), rows.as<char>(), x.size());
-      testing::staged_variant<ops::Linear>()->run(desc,
-                                                  {.x = {x.data(), DType::kBF16, {tokens, desc.in}},
-                                                   .weight = packed.view,
-                                                   .y = {y.data(), DType::kBF16, {tokens, desc.out}},
-                                                   .num_tokens = tokens,
-                                                   .workspace = workspace.data()},
-                                                  gpu.queue());
-      std::vector<uint16_t> found(static_cast<size_t>(tokens * desc.out));
-      gpu.memory().download(found.data(), y.data(), y.size());
+      const std::vector<uint16_t> found =
+          testing::run_on_own_arrays(*testing::staged_variant<ops::Linear>(), desc, weight, rows, tokens);
       const ScaledRow last = input_row(rows.as<uint16_t>() + (tokens - 1) * desc.in, desc.in, 0);
       EXPECT_EQ(found.back(), numeric::bf16_from_float(plain_sum(weight_row(weight.view, desc.out - 1), last) *
                                                        (last.factor * weight.view.tensor_scale)));

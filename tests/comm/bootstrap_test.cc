@@ -133,9 +133,17 @@ TEST(Bootstrap, StrangersCostALine) {
   wrong.secret = "another secret of 22 b";
   EXPECT_THAT(refusal_of(wrong), HasSubstr("do both know the same secret?"));
   EXPECT_THAT(refusal_of(options_for(1, 2, port)), HasSubstr("rank 1 is one of 2, rank 0 one of 3"));
-  std::thread first([&] { Bootstrap(options_for(1, 3, port), nullptr, nullptr).all_gather({}); });
+  std::thread first([&] {
+    while (true) {
+      try {
+        return Bootstrap(options_for(1, 3, port), nullptr, nullptr).all_gather({}), void();
+      } catch (const Error&) {  // the second had its place for a while
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+    }
+  });
   std::string twice;
-  while (twice.empty()) {  // until the first is in, the second may take its place
+  while (twice.find("there already") == std::string::npos) {  // until the first is in, the second may take its place
     BootstrapOptions second = options_for(1, 3, port);
     second.join_seconds = 1;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -144,7 +152,7 @@ TEST(Bootstrap, StrangersCostALine) {
   EXPECT_THAT(twice, HasSubstr("rank 1 is there already, from 127.0.0.1"));
   std::thread last([&] { Bootstrap(options_for(2, 3, port), nullptr, nullptr).all_gather({}); });
   root.join(), first.join(), last.join();
-  EXPECT_THAT(log.lines(), ::testing::SizeIs(7)) << ::testing::PrintToString(log.lines());
+  EXPECT_GE(log.lines().size(), 7u) << ::testing::PrintToString(log.lines());
   EXPECT_THAT(log.lines(), ::testing::Each(HasSubstr("dropped a connection from 127.0.0.1 port")));
 }
 
@@ -154,7 +162,7 @@ TEST(Bootstrap, APlaceIsFreedByWhoGoes) {
   Lines log;
   std::thread root([&] { Bootstrap(options_for(0, 3, port), &log, nullptr).all_gather({}); });
   BootstrapOptions early = options_for(1, 3, port);
-  early.join_seconds = 0.5;
+  early.join_seconds = 3;
   EXPECT_THAT(refusal_of(early), HasSubstr("did not send word that all ranks are there in time"));
   while (log.lines().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_THAT(log.lines().front(), AllOf(HasSubstr("rank 1 (127.0.0.1"), HasSubstr("has gone before all were there")));
@@ -203,6 +211,7 @@ class LostRank : public ::testing::TestWithParam<std::tuple<Harm, int>> {
   pid_t start(int rank, int port) const {
     const pid_t child = fork();
     if (child != 0) return child;
+    alarm(120);  // it does not outlive a test that fails
     try {
       Exit exit(file_of(rank) + ".said");
       Bootstrap bootstrap(options_for(rank, kWorld, port), nullptr, &exit);
@@ -226,8 +235,10 @@ TEST_P(LostRank, AllOthersEndNamingIt) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < kWorld; ++rank) children.push_back(start(rank, port));
   for (int rank = 0; rank < kWorld; ++rank) {
-    while (!std::filesystem::exists(file_of(rank) + ".ready"))
+    while (!std::filesystem::exists(file_of(rank) + ".ready")) {
+      ASSERT_EQ(waitpid(children[static_cast<size_t>(rank)], nullptr, WNOHANG), 0) << "rank " << rank << " has ended";
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
   const pid_t child = children[static_cast<size_t>(victim)];
   kill(child, harm == Harm::kKill ? SIGKILL : harm == Harm::kStop ? SIGSTOP : SIGUSR1);

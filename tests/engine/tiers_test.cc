@@ -448,13 +448,16 @@ TEST_F(TiersTest, KilledProcessesLeaveOnlyWholeFiles) {
     }
     // After so many files, or at once.
     for (uint64_t left = rng_.below(8); left > 0; --left) {
-      for (const std::string last = newest(); newest() == last;) std::this_thread::yield();
+      for (const std::string last = newest(); newest() == last;) {
+        ASSERT_EQ(::waitpid(child, nullptr, WNOHANG), 0) << "it ended by itself";
+        std::this_thread::yield();
+      }
     }
     std::this_thread::sleep_for(std::chrono::microseconds(rng_.below(2000)));
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "it ended by itself";
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "it ended by itself";
     DiskTierOptions options = disk_options();
     options.budget_bytes = 120'000;
     DiskTier disk(options);

@@ -7,7 +7,7 @@ import os
 from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
 from . import _program, _tessera
-from ._errors import InvalidArgument
+from ._errors import Error, InvalidArgument
 
 Message = Mapping[str, Any]
 # A user's turn; a conversation of messages as OpenAI's chat completions have them; or token ids as they are.
@@ -233,6 +233,8 @@ class Model:
         while core.next() is not None:
             pass
         rows = core.prompt_logprobs
+        if len(rows) != len(ids):
+            raise Error(f'score: expected log probabilities of {len(ids)} tokens, found {len(rows)}: the model was closed')
         return Score(ids, [row[0] for row in rows], [row[1] for row in rows])
 
     # Text.

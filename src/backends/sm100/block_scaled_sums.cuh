@@ -28,6 +28,7 @@
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/ptx/cluster.cuh"
 #include "backends/cuda_common/ptx/tcgen05.cuh"
+#include "backends/cuda_common/ptx/wgmma.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm100/input_tiles.cuh"
 #include "backends/sm100/packed_tiles.h"
@@ -92,6 +93,9 @@ class BlockScaledSums {
         }
       }
     }
+    if constexpr (kBlocks > 1) {  // the last arrivals that come from the other block have to find this one
+      for (int i = 0; i < Shared::kStages; ++i, at.advance()) s_.free[at.stage].wait(at.parity ^ 1);
+    }
   }
 
   // By one thread, of a pair the even block's.
@@ -119,6 +123,7 @@ class BlockScaledSums {
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step()) {
       for (int stage = 0; stage < num_stages(); ++stage, at.advance()) {
         s_.full[at.stage].wait(at.parity);
+        ptx::show_to_products();  // which the other block's thread begins
         ptx::arrive_at(s_.full[at.stage], 0);
       }
     }
@@ -157,7 +162,7 @@ class BlockScaledSums {
   __device__ int padded_tokens(const Place& place) const {
     return round_up<int>(tiles_.tokens(place), InputTile::kGroup * kBlocks);
   }
-  // For threads of both blocks.
+  // Where threads of the other block arrive. (Commits of its products need none: tensor memory has fences of its own.)
   __device__ static void wait(ptx::SharedBarrier& barrier, int parity) {
     if constexpr (kBlocks == 1) {
       barrier.wait(parity);

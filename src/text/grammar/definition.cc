@@ -61,8 +61,9 @@ class PatternCount {
 
   // "m}", "m,}" or "m,n}"; the larger one. 1 where it is none.
   size_t bounds() {
-    const size_t end = pattern_.find('}', at_);
-    if (end == std::string_view::npos) return 1;
+    const size_t end = has_closing_ ? pattern_.find('}', at_) : std::string_view::npos;
+    has_closing_ = end != std::string_view::npos;
+    if (!has_closing_) return 1;
     size_t most = 1;
     for (const std::string_view part : split(pattern_.substr(at_, end - at_), ',')) {
       size_t value = 0;
@@ -84,6 +85,7 @@ class PatternCount {
 
   std::string_view pattern_;
   size_t at_ = 0;
+  bool has_closing_ = true;  // a '}' may follow
 };
 
 // Keywords that change what is valid and that no grammar of ours holds an answer to.
@@ -97,6 +99,38 @@ constexpr std::string_view kSchemas[] = {
     "items", "additionalProperties", "unevaluatedProperties", "propertyNames", "unevaluatedItems", "anyOf", "allOf",
     "oneOf", "prefixItems"};
 constexpr std::string_view kMapsOfSchemas[] = {"properties", "patternProperties", "$defs", "definitions"};
+
+// Of a schema that has one of these nothing else counts, the first in this order.
+constexpr std::string_view kAlone[] = {"$ref", "const", "enum", "anyOf", "oneOf", "allOf"};
+// What holds values, and would be lost beside one of kAlone. Not "type", which goes with const and enum as a rule.
+constexpr std::string_view kValidating[] = {"$ref",
+                                            "const",
+                                            "enum",
+                                            "anyOf",
+                                            "oneOf",
+                                            "allOf",
+                                            "properties",
+                                            "required",
+                                            "items",
+                                            "prefixItems",
+                                            "minLength",
+                                            "maxLength",
+                                            "pattern",
+                                            "minimum",
+                                            "maximum",
+                                            "exclusiveMinimum",
+                                            "exclusiveMaximum",
+                                            "multipleOf",
+                                            "minItems",
+                                            "maxItems",
+                                            "minProperties",
+                                            "maxProperties",
+                                            "patternProperties",
+                                            "propertyNames"};
+// What counts only where "type" says of what.
+constexpr std::string_view kOfOneType[] = {
+    "required", "minLength",        "maxLength",        "pattern",       "minimum",       "maximum",   "minItems",
+    "maxItems", "exclusiveMinimum", "exclusiveMaximum", "minProperties", "maxProperties", "multipleOf"};
 
 template <size_t kCount>
 bool is_in(const std::string_view (&names)[kCount], std::string_view name) {
@@ -115,10 +149,27 @@ class SchemaWalk {
       for (size_t i = 0; i < schema.array().size(); ++i) walk(schema.array()[i], fmt::format("{}[{}]", path, i));
       return;
     }
+    if (!is_lenient_) siblings(schema, path);
     for (const auto& [key, value] : schema.object()) keyword(key, value, path + "." + printable(key, 40));
   }
 
  private:
+  // The compiler takes the first of these and what is of one type with "type", and lets all else beside it be.
+  void siblings(const Json& schema, const std::string& path) {
+    const auto has = [&](std::string_view key) {
+      return std::ranges::any_of(schema.object(), [&](const auto& member) { return member.first == key; });
+    };
+    const auto first = std::ranges::find_if(kAlone, has);
+    for (const auto& [key, value] : schema.object()) {
+      if (first != std::end(kAlone) && key != *first && is_in(kValidating, key)) {
+        return note(path + "." + printable(key, 40), fmt::format("nothing that holds values beside {}", *first), key);
+      }
+      if (first == std::end(kAlone) && !has("type") && is_in(kOfOneType, key)) {
+        return note(path + "." + printable(key, 40), "\"type\" beside it", "none");
+      }
+    }
+  }
+
   void keyword(const std::string& key, const Json& value, const std::string& path) {
     if (fault_) return;
     const bool is_harmless = value.kind() == Json::Kind::kBool && !value.boolean();  // uniqueItems: false
@@ -148,6 +199,10 @@ class SchemaWalk {
   }
 
   void pattern(const std::string& text, const std::string& path) {
+    if (text.size() > kMaxPatternRepeats) {
+      return note(path, fmt::format("a regular expression of at most {} bytes", kMaxPatternRepeats),
+                  std::to_string(text.size()));
+    }
     if (const auto fault = find_pattern_fault(text)) fault_ = path + ": " + *fault;
   }
 

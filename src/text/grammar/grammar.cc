@@ -119,6 +119,15 @@ xgrammar::Grammar call_grammar(const GrammarDefinition& definition) {
 
 }  // namespace
 
+namespace {
+
+// What keeping it takes: its key is kept in the list and in the map.
+size_t cost_of(const std::string& key, const Grammar& grammar) {
+  return grammar.size_bytes() + 2 * key.size();
+}
+
+}  // namespace
+
 class GrammarCompiler::Body final : public TrialWork {
  public:
   Body(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids)
@@ -187,12 +196,12 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(const GrammarDefinition&
          fmt::format("expected a grammar of at most {} bytes, found {}", limits_.grammar_bytes, made->size_bytes()));
   }
   const std::lock_guard<std::mutex> hold(lock_);
-  if (by_key_.contains(key) || made->size_bytes() > limits_.cache_bytes) return made;
+  if (by_key_.contains(key) || cost_of(key, *made) > limits_.cache_bytes) return made;
   kept_.emplace_front(key, made);
   by_key_[key] = kept_.begin();
-  stats_.bytes += made->size_bytes();
+  stats_.bytes += cost_of(key, *made);
   while (stats_.bytes > limits_.cache_bytes) {
-    stats_.bytes -= kept_.back().second->size_bytes();
+    stats_.bytes -= cost_of(kept_.back().first, *kept_.back().second);
     by_key_.erase(kept_.back().first);
     kept_.pop_back();
   }

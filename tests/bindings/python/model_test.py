@@ -94,8 +94,8 @@ def test_threads_share_a_model(model):
 
 
 def test_ctrl_c_ends_generate(model):
-    threading.Timer(0.3, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.3, _thread.interrupt_main).start()
         while True:
             model.generate('Spell mire.', max_tokens=4000, ignore_eos=True)
     assert model.generate('Compute 257-7.').text == '250'

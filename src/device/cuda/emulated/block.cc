@@ -209,6 +209,7 @@ class Grid {
   int below(int count) { return static_cast<int>((random_() >> 8) % static_cast<unsigned>(count)); }
 
  private:
+  static constexpr int kNobody = -1;
   static constexpr const char *kAtBarrier = "a barrier", *kAtClusterBarrier = "the cluster's barrier";
 
   Block& this_block() { return blocks_[static_cast<size_t>(current.rank)]; }
@@ -296,6 +297,7 @@ class Grid {
 #endif
     engine_work_.clear();
     num_tensor_work_ = num_at_cluster_barrier_ = 0;
+    ahead_ = cluster_size() > 1 ? below(cluster_size()) : kNobody;
     for (Block& block : blocks_) {
       if (block.shared != nullptr) std::memset(block.shared, kPoison, shared_bytes_);
       block.state.reset();
@@ -337,6 +339,12 @@ class Grid {
     if (num_alive() > 0 && num_at_cluster_barrier_ > 0) open_cluster_barrier();
   }
 
+  // Now and then one block of a cluster runs as far as it can without the others, so that who needs them to be there,
+  // or to be there still, has to say so.
+  void choose_who_is_ahead() {
+    if (cluster_size() > 1 && below(16) == 0) ahead_ = below(2) == 0 ? kNobody : below(cluster_size());
+  }
+
   // Nobody can run, and nothing is under way.
   void blame_who_waits() {
     for (int i = 0; i < num_cluster_threads() && broken_rule_.empty(); ++i) {
@@ -352,14 +360,19 @@ class Grid {
     begin_cluster();
     while (num_alive() > 0) {
       bool has_run = false;
+      choose_who_is_ahead();
       for (const int i : order_) {
         Thread& thread = thread_at(0, i);
-        if (thread.fibre.has_ended()) continue;
+        if (thread.fibre.has_ended() || (ahead_ != kNobody && thread.rank != ahead_)) continue;
         current.rank = thread.rank;  // what it waits for may look at its block
         if (!thread.can_run()) continue;
         has_run = true;
         resume(thread);
         if (!broken_rule_.empty()) return report();
+      }
+      if (!has_run && ahead_ != kNobody) {
+        ahead_ = kNobody;
+        continue;
       }
       // Late enough where nobody can run; the tensor cores' work now and then before.
       Late late{};
@@ -402,6 +415,7 @@ class Grid {
   Thread* running_ = nullptr;
   int num_threads_ = 0;  // of a block
   int num_at_cluster_barrier_ = 0, num_tensor_work_ = 0;
+  int ahead_ = kNobody;  // the block that alone runs
   std::minstd_rand random_{1};
 };
 
