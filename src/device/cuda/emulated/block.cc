@@ -370,20 +370,20 @@ class Grid {
         resume(thread);
         if (!broken_rule_.empty()) return report();
       }
-      if (!has_run && ahead_ != kNobody) {
-        ahead_ = kNobody;
-        continue;
-      }
       // Late enough where nobody can run; the tensor cores' work now and then before.
       Late late{};
-      if (!has_run) {
+      const bool was_ahead = ahead_ != kNobody;
+      if (!has_run && was_ahead) {
+        if (toss()) late = take_late_work();
+        if (late.work == nullptr) ahead_ = kNobody;
+      } else if (!has_run) {
         late = take_late_work();
       } else if (num_tensor_work_ > 0 && below(8) == 0) {
         late = take_tensor_work();
       }
       if (late.work != nullptr) {
         make_late(late);
-      } else if (!has_run) {
+      } else if (!has_run && !was_ahead) {
         blame_who_waits();
       }
       if (!broken_rule_.empty()) return report();
