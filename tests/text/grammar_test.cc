@@ -222,6 +222,13 @@ TEST(Grammar, WhatCannotBeHeldIsRefusedWithItsPlace) {
   const auto fault = [](const std::string& text) { return find_schema_fault(text, false).value_or(""); };
   EXPECT_THAT(fault(R"({"properties": {"a": {"not": {"type": "string"}}}})"), HasSubstr("schema.properties.a.not"));
   EXPECT_THAT(fault(R"({"items": {"uniqueItems": true}})"), HasSubstr("schema.items.uniqueItems"));
+  // The compiler would not look at these.
+  EXPECT_THAT(fault(R"({"type": "object", "properties": {"a": {"type": "null"}}, "anyOf": [{"type": "null"}]})"),
+              HasSubstr("schema.properties: expected nothing that holds values beside anyOf"));
+  EXPECT_THAT(fault(R"({"items": {"$ref": "#/$defs/a", "maxLength": 3}, "$defs": {"a": {"type": "string"}}})"),
+              HasSubstr("schema.items.maxLength"));
+  EXPECT_THAT(fault(R"({"pattern": "^x"})"), HasSubstr("schema.pattern: expected \"type\" beside it"));
+  EXPECT_EQ(fault(R"({"type": "string", "enum": ["a", "b"], "description": "one of two"})"), "");
   EXPECT_EQ(fault(R"({"items": {"uniqueItems": false}, "properties": {"if": {"type": "string"}}})"), "");
   EXPECT_EQ(fault(R"({"const": {"not": 1}, "default": {"if": 2}})"), "");
   EXPECT_FALSE(find_schema_fault(R"({"not": {}})", true));
