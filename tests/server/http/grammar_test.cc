@@ -115,7 +115,9 @@ TEST(HttpGrammar, RequiredAndNamedToolsAreCalledAsTheirSchemasSay) {
           ask_at(one, "/v1/chat/completions", chat(tools(choice, thinking) + R"("max_tokens":300,)")).body, "chat");
       EXPECT_EQ(at(answer, {"choices", "0", "finish_reason"}).string(), "tool_calls") << choice << thinking;
       const Json& call = at(answer, {"choices", "0", "message", "tool_calls", "0", "function"});
-      if (*choice == '{') EXPECT_EQ(at(call, {"name"}).string(), "find");
+      if (*choice == '{') {
+        EXPECT_EQ(at(call, {"name"}).string(), "find");
+      }
       if (at(call, {"name"}).string() == "find") expect_bounded(at(call, {"arguments"}).string());
       if (*thinking != 0) {
         EXPECT_EQ(at(answer, {"choices", "0", "message", "reasoning_content"}).string(), "so I think");
