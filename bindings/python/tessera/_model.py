@@ -233,8 +233,8 @@ class Model:
         while core.next() is not None:
             pass
         rows = core.prompt_logprobs
-        if len(rows) != len(ids):
-            raise Error(f'score: expected log probabilities of {len(ids)} tokens, found {len(rows)}: the model was closed')
+        if len(rows) < len(ids) - 1:  # the first token has none
+            raise Error(f'score: expected {len(ids) - 1} log probabilities, found {len(rows)}: the model was closed')
         return Score(ids, [row[0] for row in rows], [row[1] for row in rows])
 
     # Text.
