@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels, for arrays of NumPy, PyTorch or any library with DLPack, without a copy. docs/c_api.md and the headers of
-src/ops state what is computed; tessera._tessera's stub states shapes and dtypes.
+src/ops state what is computed; _tessera.pyi states shapes and dtypes.
 
 Arrays are dense and row-major, aligned to 16 bytes, in memory of the context's device. Where BF16 is due, NumPy gives and
 gets its bits as uint16. Results are new arrays of the first argument's library, or are written into `out`. Work on a GPU is
