@@ -2,6 +2,7 @@
 """How the tests of this folder run the program. Its path and the bundled model's come from the command line."""
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,11 @@ def environment(**changes):
 
 def run(*arguments, stdin=None, timeout=120, **changes):
     return subprocess.run([PROGRAM, *arguments], input=stdin, capture_output=True, timeout=timeout, env=environment(**changes))
+
+
+def random_numbers():
+    """Others in each run; the same where TESSERA_TEST_SEED is set."""
+    return random.Random(os.environ.get('TESSERA_TEST_SEED'))
 
 
 class ProgramTest(unittest.TestCase):

@@ -8,7 +8,6 @@ import concurrent.futures
 import http.client
 import json
 import os
-import random
 import signal
 import socket
 import struct
@@ -19,7 +18,7 @@ import time
 import unittest
 import urllib.request
 
-from program import MODEL, PROGRAM, ProgramTest, environment, run
+from program import MODEL, PROGRAM, ProgramTest, environment, random_numbers, run
 
 try:
     import anthropic
@@ -196,7 +195,7 @@ class Serve(ProgramTest):
             self.assertNotIn(foreign, page)
 
     def test_clients_that_are_killed_leave_nothing(self):
-        generator = random.Random()
+        generator = random_numbers()
         for i in range(60):
             client = socket.create_connection(('127.0.0.1', self.server.port))
             body = json.dumps(chat('Tell me.', temperature=1.5, max_tokens=3000, ignore_eos=True, stream=i % 2 == 0)).encode()
@@ -424,7 +423,7 @@ class Lives(ProgramTest):
             self.assertEqual(len(texts), 1)
 
     def test_the_end_comes_at_any_moment(self):
-        generator = random.Random()
+        generator = random_numbers()
         for _ in range(5):
             with Server('--drain', '0.2') as server:
                 body = chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)

@@ -101,6 +101,7 @@ TEST_F(ManyVectorsTest, RmsNormAndHadamard) {
   const auto normalise = [&](auto* call) {
     std::vector<uint16_t> from = x, out(x.size());
     const ops::RmsNorm::Args args{.x = {from.data(), DType::kBF16, {count, 512}},
+                                  .weight = {},
                                   .out = {out.data(), DType::kBF16, {count, 512}},
                                   .num_rows = count};
     call(norm, args, queue_);

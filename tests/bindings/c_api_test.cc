@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "bindings/c/tessera.h"
+#include "testing/seed.h"
 
 namespace {
 
@@ -49,7 +50,7 @@ TEST(CApi, MemoryThatEndsIsAnError) {
 #ifdef TESSERA_CUDA_EMULATED
 TEST(CApi, AGpuQuantisesToTheHostsBytes) {
   constexpr int64_t kRows = 9, kCols = 80;
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = tessera::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 rng(seed);
   std::vector<float> x(kRows * kCols);
@@ -110,7 +111,7 @@ TEST(CApi, AGpuQuantisesToTheHostsBytes) {
 // Two contexts at once, in two threads: each gives the bits that it gives alone.
 TEST(CApi, ContextsAreIndependent) {
   constexpr int64_t kIn = 256, kOut = 200, kTokens = 9;
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = tessera::fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 rng(seed);
   std::vector<uint16_t> weights(kIn * kOut), x(kIn * kTokens);

@@ -12,6 +12,7 @@
 #include "base/test_seams.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors_writer.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::checkpoint {
@@ -166,7 +167,7 @@ TEST(Safetensors, TruncationAtEveryByteIsAnError) {
 }
 
 TEST(Safetensors, RandomDamageNeverCrashes) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::string good(kGood);

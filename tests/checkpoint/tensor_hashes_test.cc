@@ -3,11 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "base/error.h"
 #include "base/rng.h"
 #include "checkpoint/safetensors_writer.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::checkpoint {
@@ -29,7 +28,7 @@ TEST(TensorHashes, PublishedValues) {
 }
 
 TEST(TensorHashes, PartsDoNotMatter) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Rng rng(seed);
   std::string bytes(1 + rng.below(5000), '\0');

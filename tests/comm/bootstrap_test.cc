@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -218,7 +219,9 @@ class LostRank : public ::testing::TestWithParam<std::tuple<Harm, int>> {
       bootstrap.all_gather({});
       std::ofstream(file_of(rank) + ".ready") << "ready";
       std::signal(SIGUSR1, [](int) {
+        const int before = errno;
         for (int descriptor = 3; descriptor < 64; ++descriptor) ::shutdown(descriptor, SHUT_RDWR);
+        errno = before;
       });
       while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
     } catch (...) {

@@ -9,6 +9,7 @@
 
 #include "device/gpu_diagnosis.h"
 #include "device/gpu_facts.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::device {
@@ -348,7 +349,7 @@ TEST(GpuDiagnosis, TwoReleasesOfCuda) {
 
 // Problems come before warnings, and no made-up machine makes it throw.
 TEST(GpuDiagnosis, AnyFactsGiveWholeLines) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const auto flip = [&] { return random() % 2 == 0; };

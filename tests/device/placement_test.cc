@@ -25,6 +25,7 @@
 #include "device/hwloc_topology.h"
 #include "device/machine.h"
 #include "device/queue.h"
+#include "testing/seed.h"
 
 namespace tessera::device {
 namespace {
@@ -76,8 +77,7 @@ TEST(Placement, PrefersTheNearestNode) {
 // Whatever the machine: every processor once, no sibling before the last core, nodes as even as they can be among
 // cores.
 TEST(Placement, KeepsItsPromisesOnRandomMachines) {
-  std::random_device device;
-  const unsigned seed = device();
+  const unsigned seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::minstd_rand rng(seed);
   for (int trial = 0; trial < 40; ++trial) {

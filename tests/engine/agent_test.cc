@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
-#include <random>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -16,6 +15,7 @@
 #include "engine/step_loop.h"
 #include "model/model_helpers.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::engine {
@@ -150,7 +150,7 @@ class Agent {
 };
 
 void expect_that_replays_come_from_the_cache(const Shape& shape) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   const testing::TemporaryFolder folder;
   const model::LoadedModel loaded = load_with_64k_positions(folder);

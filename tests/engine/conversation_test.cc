@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "engine/fake_runner.h"
+#include "testing/seed.h"
 
 namespace tessera::engine {
 namespace {
@@ -103,7 +104,7 @@ TEST(Conversation, StoppedAnswersAreKept) {
 
 // Any walk of prompts gives the answers of fresh states, and the state has seen exactly prompt and answer.
 TEST(Conversation, RandomWalksAnswerAsFreshStates) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int walk = 0; walk < 50; ++walk) {

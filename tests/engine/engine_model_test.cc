@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 #include <thread>
 
 #include "engine/collector.h"
@@ -15,6 +14,7 @@
 #include "model/model_helpers.h"
 #include "model/sequence_caches.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 
 namespace tessera::engine {
 namespace {
@@ -163,7 +163,7 @@ TEST(SlowEngineModel, EqualsGenerateWhateverTheBudget) {
   const model::LoadedModel loaded =
       testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, kStepTokens);
   model::Runner& runner = *loaded.runner;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   const ReservedBudget reserved(runner.cache_spec(), 5 * runner.cache_spec().bytes(80));
   EXPECT_GT(run_everything(reserved, {}, runner, 12, seed).num_decode_tokens, 0);
   EXPECT_GT(run_everything(kTight, {}, runner, 12, seed + 1).num_recomputed, 0);
@@ -182,7 +182,7 @@ Totals run_with_prefixes(int64_t step_tokens, int64_t num_snapshots, int request
   const int64_t one = spec.snapshot_bytes + 2 * spec.page_bytes;
   PrefixCache prefixes(runner, {.budget_bytes = num_snapshots * one, .interval_tokens = 64});
   const Totals totals =
-      run_everything(reserved, {.prefixes = &prefixes}, runner, requests_per_thread, std::random_device{}(), kCommon);
+      run_everything(reserved, {.prefixes = &prefixes}, runner, requests_per_thread, fresh_seed(), kCommon);
   prefixes.audit();
   EXPECT_GT(totals.num_hits, 0);
   while (prefixes.give_up()) {
@@ -206,7 +206,7 @@ TEST(SlowEngineModel, AnswersAreTheSameAfterAHitInLittleMemory) {
   const model::LoadedModel loaded =
       testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8, 2, kStepTokens);
   model::Runner& runner = *loaded.runner;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   const PagedBudget tight(4, 3 * PagedBudget(4, 0).bytes(300, 300));
   for (const int64_t swap_bytes : {int64_t{0}, int64_t{1} << 30}) {
     PrefixCache prefixes(runner, {.budget_bytes = int64_t{1} << 26, .interval_tokens = 50});

@@ -9,13 +9,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <random>
 #include <thread>
 
 #include "base/rng.h"
 #include "engine/collector.h"
 #include "engine/hash_runner.h"
 #include "engine/token_queue.h"
+#include "testing/seed.h"
 
 namespace tessera::engine {
 namespace {
@@ -54,7 +54,7 @@ RequestId submit(Engine& engine, const Request& request, std::shared_ptr<Sink> s
 
 class EngineTest : public testing::Test {
  protected:
-  const uint64_t seed_ = std::random_device{}();
+  const uint64_t seed_ = fresh_seed();
   testing::ScopedTrace trace_{__FILE__, __LINE__, "seed " + std::to_string(seed_)};
   Rng rng_{seed_};
   PagedBudget budget_{4, 20 * 1000};

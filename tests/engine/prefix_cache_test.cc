@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <random>
 
 #include "base/error.h"
 #include "engine/hash_runner.h"
+#include "testing/seed.h"
 
 namespace tessera::engine {
 namespace {
@@ -18,8 +18,7 @@ constexpr int64_t kPageBytes = kPage * HashRunner::kTokenBytes, kOwnBytes = Hash
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  PrefixCacheTest()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  PrefixCacheTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
   std::vector<int32_t> random_ids(int64_t count) {
     std::vector<int32_t> ids(static_cast<size_t>(count));
     for (int32_t& id : ids) id = static_cast<int32_t>(rng_.below(kHashVocab));

@@ -171,18 +171,19 @@ class World {
   World(uint64_t seed, uint64_t number, int64_t num_requests)
       : rng_(seed, number),
         num_requests_(num_requests),
-        page_tokens_(1 + static_cast<int64_t>(rng_.below(16))),
+        has_tier_(number % 3 == 0),
+        page_tokens_(has_tier_ ? int64_t{1} << rng_.below(5) : 1 + static_cast<int64_t>(rng_.below(16))),
         budget_(make_budget()),
         runner_(rng_.below(8) == 0 ? 1 + static_cast<int64_t>(rng_.below(8)) : 8 + static_cast<int64_t>(rng_.below(60)),
                 kMaxPositions, *budget_, make_faults(), rng_.next_u64(),
                 {.page_tokens = page_tokens_, .limit = page_limit()}),
-        host_(static_cast<int64_t>(rng_.below(100000))),
-        prefixes_(runner_, {.budget_bytes = static_cast<int64_t>(rng_.below(100000)),
+        host_(static_cast<int64_t>((has_tier_ ? 100000 : 0) + rng_.below(100000))),
+        prefixes_(runner_, {.budget_bytes = static_cast<int64_t>((has_tier_ ? 20000 : 0) + rng_.below(80000)),
                             .interval_tokens = 8 + static_cast<int64_t>(rng_.below(40)),
                             .least_gain_tokens = 1 + static_cast<int64_t>(rng_.below(8)),
                             .host = kDigestTokens % page_tokens_ == 0 ? &host_ : nullptr,
                             .least_load_tokens = 1 + static_cast<int64_t>(rng_.below(8))}),
-        has_prefixes_(rng_.below(4) != 0),
+        has_prefixes_(rng_.below(4) != 0 || has_tier_),
         room_({.max_requests = 4 + static_cast<int64_t>(rng_.below(60)),
                .max_tokens = 100 + static_cast<int64_t>(rng_.below(2000))}),
         loop_(runner_, *budget_, room_, clock_,
@@ -453,6 +454,7 @@ class World {
 
   Rng rng_;
   const int64_t num_requests_;
+  const bool has_tier_;  // a world made so that states come back from the host: pages divide blocks, and there is room
   SimulatedClock clock_;
   int64_t page_tokens_;
   std::unique_ptr<CacheBudget> budget_;

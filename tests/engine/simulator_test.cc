@@ -5,9 +5,9 @@
 
 #include <cstdlib>
 #include <iostream>
-#include <random>
 
 #include "engine/simulation.h"
+#include "testing/seed.h"
 
 namespace tessera::engine {
 namespace {
@@ -20,7 +20,7 @@ uint64_t number_from(const char* name, uint64_t otherwise) {
 }
 
 TEST(Simulator, KeepsTheContractAfterEachStep) {
-  const uint64_t seed = number_from("TESSERA_SIMULATION_SEED", std::random_device{}());
+  const uint64_t seed = number_from("TESSERA_SIMULATION_SEED", fresh_seed());
   const int64_t num_requests = static_cast<int64_t>(number_from("TESSERA_SIMULATED_REQUESTS", kRequests));
   const uint64_t first = number_from("TESSERA_SIMULATION_WORLD", 0);
   WorldReport all;
@@ -39,7 +39,7 @@ TEST(Simulator, KeepsTheContractAfterEachStep) {
 }
 
 TEST(Simulator, IsDeterministic) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   const WorldReport once = run_world(seed, 0, 500), again = run_world(seed, 0, 500), other = run_world(seed, 1, 500);
   EXPECT_EQ(once.digest, again.digest);

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <random>
 #include <thread>
 
 #include "base/error.h"
@@ -21,6 +20,7 @@
 #include "engine/hash_runner.h"
 #include "engine/host_tier.h"
 #include "engine/prefix_cache.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::engine {
@@ -49,8 +49,7 @@ class Lines final : public LogSink {
 
 class TiersTest : public ::testing::Test {
  protected:
-  TiersTest()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  TiersTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
 
   std::vector<int32_t> random_ids(int64_t count) {
     std::vector<int32_t> ids(static_cast<size_t>(count));

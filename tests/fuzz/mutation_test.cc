@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fuzz/targets.h"
+#include "testing/seed.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -55,7 +56,7 @@ std::vector<std::string> kept_inputs(const std::string& target) {
 class Mutations : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Mutations, NeverCrash) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const Target& target = kTargets[GetParam()];

@@ -4,13 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
-#include <random>
 
 #include "base/rng.h"
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/generated_model.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera {
@@ -49,7 +49,7 @@ std::vector<float> feed_random(model::Runner& runner, model::SequenceState& stat
 
 class Bitwise : public ::testing::TestWithParam<Mode> {
  protected:
-  Bitwise() : seed_(std::random_device{}()), rng_(seed_) {}
+  Bitwise() : seed_(fresh_seed()), rng_(seed_) {}
   void SetUp() override { RecordProperty("seed", std::to_string(seed_)); }
   std::string seed_text() const { return "seed " + std::to_string(seed_); }
 

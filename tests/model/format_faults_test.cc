@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <random>
 
 #include "backends/registry.h"
 #include "base/error.h"
@@ -22,6 +21,7 @@
 #include "testing/checkpoint_layouts.h"
 #include "testing/compare.h"
 #include "testing/generated_model.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::model {
@@ -32,8 +32,7 @@ using testing::Stored;
 
 class FormatFaults : public ::testing::Test {
  protected:
-  FormatFaults()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
+  FormatFaults() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
     testing::write_generated_model(testing::Generated::kT0, folder_.path());
     config_ = load_config(folder_.path());
     plain_ = testing::read_tensors(folder_.path());

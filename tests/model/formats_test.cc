@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <random>
 
 #include "base/rng.h"
 #include "model/model_helpers.h"
@@ -16,6 +15,7 @@
 #include "testing/compare.h"
 #include "testing/generated_model.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::model {
@@ -94,8 +94,7 @@ TEST(Formats, FixturesGiveTheirExpectedValues) {
 
 class LayoutTest : public ::testing::TestWithParam<Layout> {
  protected:
-  LayoutTest()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
+  LayoutTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
     testing::write_generated_model(testing::Generated::kT0, folder_.path());
     config_ = load_config(folder_.path());
     plain_ = testing::read_tensors(folder_.path());

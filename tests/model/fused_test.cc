@@ -2,17 +2,16 @@
 // A model with fused ops has the bits of one without.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 
 namespace tessera {
 namespace {
 
 TEST(Fused, ChangesNoBit) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   device::Machine machine = testing::test_machine();

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "model/load_model.h"
 #include "testing/hostile_files.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -60,7 +61,7 @@ TEST(HostileCorpus, EachDamageAlone) {
 }
 
 TEST(HostileCorpus, Pairs) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const Files sound = testing::sound_model();

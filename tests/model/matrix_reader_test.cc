@@ -6,11 +6,11 @@
 
 #include <cstring>
 #include <fstream>
-#include <random>
 #include <vector>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera::model {
@@ -22,7 +22,7 @@ class MatrixReaderTest : public ::testing::TestWithParam<DType> {
   static constexpr int64_t kRows = 701, kCols = 1003;
 
   MatrixReaderTest()
-      : seed_(std::random_device{}()),
+      : seed_(fresh_seed()),
         rng_(seed_),
         trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)),
         width_(dtype_bits(GetParam()) / 8),

@@ -6,10 +6,10 @@
 
 #include <map>
 #include <new>
-#include <random>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "testing/seed.h"
 
 namespace tessera::model {
 namespace {
@@ -41,7 +41,7 @@ class LimitedMemory final : public device::MemorySpace {
 };
 
 TEST(PagePool, PagesAreDistinctWhileTheyHaveOwners) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   const int64_t page_bytes = 16 * (1 + static_cast<int64_t>(rng.below(40000)));

@@ -3,8 +3,6 @@
 // used, and where it ends a step leaves everything as it was. On the host, and in memory that is not the host's.
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "backends/registry.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
@@ -13,6 +11,7 @@
 #include "testing/apart_executor.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 
 namespace tessera::model {
 namespace {
@@ -21,8 +20,7 @@ enum class Place { kHost, kApart };
 
 class PagesTest : public ::testing::TestWithParam<Place> {
  protected:
-  PagesTest()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
+  PagesTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
     if (GetParam() == Place::kHost) {
       runner_ = testing::load(testing::tiny_model(), ops::InputMode::kA16, ops::CacheMode::kFp8).runner;
       return;

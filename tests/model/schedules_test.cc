@@ -10,11 +10,11 @@
 #include <cstring>
 #include <deque>
 #include <iostream>
-#include <random>
 
 #include "model/model_helpers.h"
 #include "testing/generated_model.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "testing/temporary_folder.h"
 
 namespace tessera {
@@ -238,7 +238,7 @@ uint64_t number_of(const char* name, uint64_t otherwise) {
 }
 
 TEST(Schedules, EachGivesTheLogitsOfATextAlone) {
-  const uint64_t seed = number_of("TESSERA_SCHEDULES_SEED", std::random_device{}());
+  const uint64_t seed = number_of("TESSERA_SCHEDULES_SEED", fresh_seed());
   const uint64_t count = number_of("TESSERA_SCHEDULES", kSchedules);
   SCOPED_TRACE("TESSERA_SCHEDULES_SEED=" + std::to_string(seed));
   const testing::TemporaryFolder folder;

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "base/json.h"
@@ -17,13 +16,14 @@
 #include "numeric/nvfp4.h"
 #include "tensor/scale_layout.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 
 namespace tessera::numeric {
 namespace {
 
 class Blocks : public ::testing::Test {
  protected:
-  Blocks() : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  Blocks() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
 
   // Heavy tails, zeros, denormals, single non-zeros.
   std::vector<float> row(int64_t count) {

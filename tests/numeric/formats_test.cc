@@ -12,6 +12,7 @@
 #include "numeric/e2m1_rounded.h"
 #include "numeric/e4m3.h"
 #include "numeric/e8m0.h"
+#include "testing/seed.h"
 
 namespace tessera::numeric {
 namespace {
@@ -71,7 +72,7 @@ TEST(Formats, EveryBf16InputRoundsToTheNearest) {
 }
 
 TEST(Formats, RandomBitPatternsRoundToTheNearest) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 200000; ++i) {
@@ -88,7 +89,7 @@ TEST(Formats, E2m1RoundedIsTheValueOfTheCode) {
     EXPECT_EQ(std::memcmp(&found, &expected, sizeof(float)), 0) << value << ": " << found << ", not " << expected;
   };
   for (uint32_t bits = 0; bits < 65536; ++bits) expect_same(bf16_to_float(static_cast<uint16_t>(bits)));
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 200000; ++i) {

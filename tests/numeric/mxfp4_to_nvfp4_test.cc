@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "base/rng.h"
+#include "testing/seed.h"
 
 namespace tessera::numeric {
 namespace {
@@ -21,8 +21,7 @@ uint32_t bits_of(float value) {
 
 class Mxfp4ToNvfp4 : public ::testing::Test {
  protected:
-  Mxfp4ToNvfp4()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  Mxfp4ToNvfp4() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
 
   struct Blocks {
     std::vector<uint8_t> codes, scales;

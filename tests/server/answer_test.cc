@@ -16,6 +16,7 @@
 #include "server/openai/responses_request.h"
 #include "server/openai/responses_response.h"
 #include "server/sse.h"
+#include "testing/seed.h"
 
 namespace tessera::server {
 namespace {
@@ -65,7 +66,7 @@ void add_chunk(ordered_json& message, const ordered_json& delta) {
 }
 
 TEST(Answer, ChatStreamAddsUpToTheWholeAnswer) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int num_calls = 0, num_stops = 0;
@@ -146,7 +147,7 @@ TEST(Answer, ChatResponseGolden) {
 }
 
 TEST(Answer, ArgumentsGrowByAppendingAndEndAsJson) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < kRounds; ++round) {
@@ -218,7 +219,7 @@ TEST(Answer, CountsReasoningTokens) {
 }
 
 TEST(Answer, CompletionStreamAddsUp) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < kRounds; ++round) {
@@ -279,7 +280,7 @@ TEST(Answer, EchoedPromptWithLogprobs) {
 }
 
 TEST(Answer, ResponsesStreamAddsUp) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < kRounds; ++round) {
@@ -321,7 +322,7 @@ TEST(Answer, ResponsesStreamAddsUp) {
 }
 
 TEST(Answer, MessageStreamAddsUp) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < kRounds; ++round) {

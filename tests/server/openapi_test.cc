@@ -17,6 +17,7 @@
 #include "server/openai/responses_request.h"
 #include "server/openai/tokenize.h"
 #include "server/status_pages.h"
+#include "testing/seed.h"
 
 namespace tessera::server {
 namespace {
@@ -144,7 +145,7 @@ class OpenApi : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(OpenApi, WhatTheDocumentTakesParses) {
   const Endpoint& endpoint = kEndpoints[GetParam()];
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Generator generator(seed);
   const ordered_json schema = schema_of(endpoint.path);
@@ -170,7 +171,7 @@ TEST_P(OpenApi, WhatTheDocumentTakesParses) {
 
 TEST_P(OpenApi, WhatItDoesNotTakeIsRefused) {
   const Endpoint& endpoint = kEndpoints[GetParam()];
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Generator generator(seed);
   const ordered_json schema = schema_of(endpoint.path);
@@ -286,7 +287,7 @@ class Mutator {
 
 TEST_P(OpenApi, WrongTypesAnywhereAreRefused) {
   const Endpoint& endpoint = kEndpoints[GetParam()];
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   Generator generator(seed);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "answers.h"
+#include "testing/seed.h"
 #include "text/chat/encode.h"
 
 namespace tessera::server {
@@ -37,7 +38,7 @@ void rewrite(std::vector<text::Message>& messages) {
 }
 
 TEST(ReplayStore, PromptsContinueWhatWasSampled) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int num_restored = 0;

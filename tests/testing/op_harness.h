@@ -5,7 +5,6 @@
 
 #include <cstdio>
 #include <functional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "testing/compare.h"
 #include "testing/fills.h"
 #include "testing/gpu_stage.h"
+#include "testing/seed.h"
 #include "verify/run_staged.h"
 #include "verify/variant_weight.h"
 
@@ -148,8 +148,7 @@ inline constexpr ops::Variant<ops::Linear> kScalarLinear = {"scalar", nullptr, n
 // Fresh random data each run; the seed is shown when a test fails.
 class RandomTest : public ::testing::Test {
  protected:
-  RandomTest()
-      : seed_(std::random_device{}()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  RandomTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
   uint64_t seed_;
   Rng rng_;
   ::testing::ScopedTrace trace_;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "base/strings.h"
+#include "testing/seed.h"
 #include "text/chat/markers.h"
 #include "text/chat/tool_text.h"
 #include "text/chat_cases.h"
@@ -44,7 +45,7 @@ void expect_answer(const Answer& answer, const JsonCursor& expected) {
 }
 
 TEST(AnswerParser, WorkedExamples) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const Json json = Json::parse_python(read_golden("chat-vectors.json"), "vectors");
@@ -59,7 +60,7 @@ TEST(AnswerParser, WorkedExamples) {
 }
 
 TEST(AnswerParser, AgreesWithDeepSeeksParser) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::vector<Json> cases = reference_cases("parse");
@@ -101,7 +102,7 @@ TEST(AnswerParser, AnyTextAnyCuts) {
                                 "<",
                                 "x",
                                 std::string(kEosToken)};
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int num_calls = 0;
@@ -128,7 +129,7 @@ TEST(AnswerParser, AnyTextAnyCuts) {
 
 // What the encoder writes for calls, the parser reads back: names, keys and typed values.
 TEST(AnswerParser, ReadsWhatTheEncoderWrites) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::string values[] = {"1",

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/strings.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "text/chat/prompt.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
@@ -78,7 +79,7 @@ TEST(Tokenizer, AddedTokensMatchOrNot) {
 }
 
 TEST(Tokenizer, TextSurvivesThereAndBack) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 500; ++round) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <set>
 
 #include "backends/registry.h"
@@ -13,6 +12,7 @@
 #include "base/log.h"
 #include "device/buffer.h"
 #include "ops/reference_rows.h"
+#include "testing/seed.h"
 #include "verify/compare.h"
 #include "verify/verify.h"
 
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 class VerifyTest : public ::testing::Test {
  protected:
-  VerifyTest() : seed_(std::random_device{}()), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
+  VerifyTest() : seed_(fresh_seed()), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
   verify::Report run(std::span<const ops::Backend* const> backends) {
     return verify::verify(backends, device::probe_machine(), {.seed = seed_, .is_quick = true, .num_threads = 2},
                           nullptr);

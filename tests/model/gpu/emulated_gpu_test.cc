@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <random>
 
 #include "engine/host_tier.h"
 #include "engine/prefix_cache.h"
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 #include "testing/trace_recorder.h"
 
 namespace tessera {
@@ -47,7 +47,7 @@ Choices choices_of(testing::TraceRecorder& trace, int64_t num_layers, size_t num
 // ways (a tenth apart in that row, little in those after it), so rows are held to the bound up to there, and the
 // choices that differ are counted: one or two of 72 at times with right kernels, most with wrong ones.
 TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   const auto gpu = load_on("cuda:0", ops::CacheMode::kFp8), cpu = load_on("cpu", ops::CacheMode::kFp8);
@@ -89,7 +89,7 @@ TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
 
 // A prefill and recorded steps with fused ops have the bits of those without.
 TEST(EmulatedGpu, FusedOpsChangeNoBit) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   setenv("TESSERA_DEVICE", "cuda:0", 1);
@@ -120,7 +120,7 @@ TEST(EmulatedGpu, FusedOpsChangeNoBit) {
 // Sequences of one batch, ragged and then one token each, have the bits that each has alone: of three, which a recorded
 // step fills up to four rows, then of two and of one.
 TEST(EmulatedGpu, CompanyInTheBatchDoesNotMatter) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   const auto loaded = load_on("cuda:0", ops::CacheMode::kExact);
@@ -159,7 +159,7 @@ TEST(EmulatedGpu, CompanyInTheBatchDoesNotMatter) {
 // Tokens that a recorded step draws are those drawn from its logits one by one: of three sequences, which it fills up
 // to four rows, some in their own way, one not at all.
 TEST(EmulatedGpu, StepsDrawWhatIsDrawnFromTheirLogits) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);
@@ -193,7 +193,7 @@ TEST(EmulatedGpu, StepsDrawWhatIsDrawnFromTheirLogits) {
 // Sequences go on from a snapshot as the one it was taken of did: from a few tokens, and from where the ring has begun
 // anew; in pages that all of them have.
 TEST(EmulatedGpu, GoesOnFromSnapshots) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   setenv("TESSERA_DEVICE", "cuda:0", 1);
@@ -241,7 +241,7 @@ TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
 
 // What the device's budget gives up goes on from the host's memory with the bits that it had.
 TEST(EmulatedGpu, SnapshotsComeBackFromTheHost) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
   const auto loaded = load_on("cuda:0", ops::CacheMode::kFp8);

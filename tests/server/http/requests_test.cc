@@ -6,6 +6,7 @@
 
 #include "server/http/live_server.h"
 #include "server/routes.h"
+#include "testing/seed.h"
 
 namespace tessera::server::http {
 namespace {
@@ -200,7 +201,7 @@ TEST(HttpRequests, MalformedJsonIsRefusedShortlyOnEveryRoute) {
 
 TEST(HttpRequests, RandomBytesNeverStopTheServer) {
   LiveServer server;
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::string good = post("/v1/chat/completions", chat(), kClose);

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "server/http/live_server.h"
+#include "testing/seed.h"
 
 namespace tessera::server::http {
 namespace {
@@ -159,7 +160,7 @@ TEST(HttpStreams, ClientsMayGoAwayAtAnyPoint) {
   setup.step_microseconds = 200;
   setup.engine.steps.max_running = 8;
   LiveServer server(setup);
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const std::string requests[] = {post("/v1/chat/completions", chat("\"stream\":true,\"n\":2,")),
