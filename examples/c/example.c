@@ -2,7 +2,7 @@
 /* How to use tessera.h: quantises a weight to NVFP4, multiplies by it, and attends a sequence of five tokens; both are
  * compared with plain loops. Exits with 0 where they agree.
  *
- *   cc -std=c11 example.c -ltessera -lm && ./a.out [cpu|cuda:0]
+ *   cc -std=c11 example.c -ltessera -lm && ./a.out [cpu|cuda:0]        or by CMake, beside this file
  */
 #include <math.h>
 #include <stdint.h>
