@@ -15,6 +15,16 @@ install(RUNTIME_DEPENDENCY_SET tessera_libraries
 install(DIRECTORY models/tiny-v4 DESTINATION share/tessera/models COMPONENT model)
 install(FILES LICENSE THIRD_PARTY.md DESTINATION share/tessera COMPONENT notices)
 
+# What is inside, in SPDX's form: of the folder, and of the Debian package and the wheel, where it goes too.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(sbom ${PROJECT_BINARY_DIR}/tessera.spdx.json)
+add_custom_target(tessera_sbom BYPRODUCTS ${sbom}
+                  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/make_sbom --version ${PROJECT_VERSION}
+                          --output ${sbom} $<$<BOOL:${TESSERA_CUDA}>:--gpu> $<$<BOOL:${TESSERA_PYTHON}>:--python>
+                  COMMAND_EXPAND_LISTS VERBATIM)
+add_dependencies(tessera tessera_sbom)
+install(FILES ${sbom} DESTINATION share/tessera COMPONENT notices)
+
 # The C interface for find_package(tessera) and pkg-config. Before 1.0 a minor version may change it.
 include(CMakePackageConfigHelpers)
 set(package_folder lib/cmake/tessera)
@@ -25,7 +35,7 @@ install(FILES bindings/c/tessera.h DESTINATION include COMPONENT library)
 install(FILES ${PROJECT_BINARY_DIR}/bindings/c/tessera.pc DESTINATION lib/pkgconfig COMPONENT library)
 if(NOT TESSERA_SANITIZE)
   set(help_folder ${PROJECT_BINARY_DIR}/apps/tessera/help)
-  install(FILES ${help_folder}/tessera.1 DESTINATION share/man/man1 COMPONENT program)
+  install(DIRECTORY ${help_folder}/man1 DESTINATION share/man COMPONENT program)
   install(FILES ${help_folder}/tessera.bash DESTINATION share/bash-completion/completions RENAME tessera
           COMPONENT program)
   install(FILES ${help_folder}/_tessera DESTINATION share/zsh/site-functions COMPONENT program)

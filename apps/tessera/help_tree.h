@@ -35,5 +35,7 @@ std::string completion_script(const HelpTree& help, const std::string& shell);
 // The manual page tessera(1) in the man macros. `environment`: (name, meaning) of each variable.
 std::string manual_page(const HelpTree& help, const std::string& version,
                         const std::vector<std::pair<std::string, std::string>>& environment);
+// That of one verb, tessera-NAME(1). Throws kInvalidArgument for an unknown one.
+std::string verb_page(const HelpTree& help, const std::string& name, const std::string& version);
 
 }  // namespace tessera::app

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera man: the manual page, made from what --help says.
+// tessera man: the manual pages, made from what --help says.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
 #include "base/env.h"
+#include "base/strings.h"
 #include "console.h"
 #include "help_tree.h"
+#include "usage.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -45,33 +47,47 @@ std::string entry(const HelpOption& option) {
   return text + "\n";
 }
 
-std::string verb_section(const HelpVerb& verb) {
-  std::string text = fmt::format(".SS {}\n{}\n.PP\n\\fBtessera {}\\fR [options]", escaped(verb.name),
-                                 escaped(verb.meaning) + ".", escaped(verb.name));
+std::string synopsis(const HelpVerb& verb) {
+  std::string text = fmt::format("\\fBtessera {}\\fR [options]", escaped(verb.name));
   for (const HelpOption& option : verb.positionals) text += " \\fI" + escaped(option.value) + "\\fR";
-  text += "\n";
+  return text + "\n";
+}
+
+std::string entries(const HelpVerb& verb) {
+  std::string text;
   for (const HelpOption& option : verb.positionals) text += entry(option);
   for (const HelpOption& option : verb.options) text += entry(option);
-  return text + as_written(verb.footer);
+  return text;
+}
+
+std::string verb_section(const HelpVerb& verb) {
+  return fmt::format(".SS {}\n{}.\n.PP\n", escaped(verb.name), escaped(verb.meaning)) + synopsis(verb) + entries(verb) +
+         as_written(verb.footer);
 }
 
 class Man final : public Verb {
  public:
   explicit Man(CLI::App& app) : app_(app), command_(app.add_subcommand("man", "Print the manual page")) {
+    command_->add_option("VERB", verb_, "The page of this verb alone");
     command_->footer(R"(
-Example:
-  tessera man | man -l -)");
+Examples:
+  tessera man | man -l -
+  tessera man serve | man -l -)");
   }
   CLI::App* command() const override { return command_; }
   int run() override {
+    const HelpTree help = read_help(app_);
+    if (command_->count("VERB") > 0)
+      return print_result(verb_page(help, verb_, TESSERA_VERSION)) ? kExitOk : kExitFailure;
     std::vector<std::pair<std::string, std::string>> environment;
     for (const EnvVariable& variable : env_variables()) environment.emplace_back(variable.name, variable.meaning);
-    return print_result(manual_page(read_help(app_), TESSERA_VERSION, environment)) ? kExitOk : kExitFailure;
+    return print_result(manual_page(help, TESSERA_VERSION, environment)) ? kExitOk : kExitFailure;
   }
 
  private:
   const CLI::App& app_;
   CLI::App* command_;
+  std::string verb_;
 };
 
 }  // namespace
@@ -88,6 +104,17 @@ std::string manual_page(const HelpTree& help, const std::string& version,
   for (const auto& [name, meaning] : environment)
     text += fmt::format(".TP\n\\fB{}\\fR\n{}\n", escaped(name), escaped(meaning));
   return text + ".SH EXIT CODES AND EXAMPLES\n" + as_written(help.program.footer);
+}
+
+std::string verb_page(const HelpTree& help, const std::string& name, const std::string& version) {
+  for (const HelpVerb& verb : help.verbs) {
+    if (verb.name != name) continue;
+    return fmt::format(".TH TESSERA-{} 1 \"\" \"tessera {}\" \"User Commands\"\n.SH NAME\ntessera-{} \\- {}\n",
+                       escaped(name), version, escaped(name), escaped(verb.meaning)) +
+           ".SH SYNOPSIS\n" + synopsis(verb) + ".SH OPTIONS\n" + entries(verb) + ".SH NOTES\n" +
+           as_written(verb.footer) + ".SH SEE ALSO\n.BR tessera (1)\n";
+  }
+  fail_usage(fmt::format("VERB: expected one of those in tessera --help, found \"{}\"", printable(name, 40)));
 }
 
 std::unique_ptr<Verb> add_man(CLI::App& app) {

@@ -65,6 +65,19 @@ class Help(ProgramTest):
             checked = subprocess.run(['groff', '-man', '-Tutf8', '-ww', '-K', 'utf8', '-P', '-c'], input=page.encode(), capture_output=True)
             self.assertEqual(checked.stderr, b'')
 
+    def test_every_verb_has_a_page(self):
+        for verb, flags in self.flags().items():
+            page = run('man', verb).stdout.decode()
+            self.assertTrue(page.startswith(f'.TH TESSERA-{verb} 1'), verb)
+            self.assertIn(f'tessera-{verb} \\- ', page)
+            for flag in flags:
+                self.assertIn(flag.replace('-', '\\-'), page, verb)
+            if shutil.which('groff'):
+                checked = subprocess.run(['groff', '-man', '-Tutf8', '-ww', '-K', 'utf8', '-P', '-c'], input=page.encode(), capture_output=True)
+                self.assertEqual(checked.stderr, b'', verb)
+        self.check_error(run('man', 'nothing'), 2, 'nothing')
+        self.check_error(run('man', ''), 2, 'VERB')
+
     def complete(self, script, *words):
         line = ' '.join(f"'{word}'" for word in words)
         code = f'source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _tessera; printf "%s\\n" "${{COMPREPLY[@]}}"'
