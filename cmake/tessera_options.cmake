@@ -70,6 +70,15 @@ if(TESSERA_FUZZ)
   target_compile_options(tessera_flags INTERFACE -fsanitize=fuzzer-no-link)  # coverage of the parsers, not of the targets alone
 endif()
 
+# What users run is the same bytes wherever it was built (tools/check_reproducible): messages name files as seen from the
+# repository, whether the compiler is given absolute paths or, by ccache, relative ones.
+if(NOT TESSERA_TESTS)
+  file(RELATIVE_PATH source_from_build ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+  foreach(prefix ${PROJECT_SOURCE_DIR}/ ${source_from_build} ${PROJECT_BINARY_DIR}/)
+    add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${prefix}=>")
+  endforeach()
+endif()
+
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(nlohmann_json REQUIRED)
