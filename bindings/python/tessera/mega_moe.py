@@ -126,7 +126,7 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
         # One more than there are, so that every row has room for ids that no expert has.
         return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=num_experts + 1, swiglu_limit=clamp, max_tokens=max_tokens)
 
-    handle = tessera_torch.Handle(make)
+    handle = tessera_torch.Handle(make, 0)  # the buffer says how many
     return (TransformedWeights(handle, num_experts, hidden, inner), TransformedWeights(handle, num_experts, hidden, inner))
 
 
@@ -142,7 +142,7 @@ def mega_moe(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], top
              topk_weights: torch.Tensor, handle: int, max_tokens: int, activation_clamp: float) -> None:
     with tessera_torch.ordered(x.device) as c:
         moe = tessera_torch.handle_of(handle).at(c, topk_idx.shape[-1], max_tokens, activation_clamp)
-    tessera_torch.routed(moe, x if x_sf is None else _widened(x, x_sf), topk_idx, topk_weights, y)
+    tessera_torch.routed(moe, max_tokens, x if x_sf is None else _widened(x, x_sf), topk_idx, topk_weights, y)
 
 
 @mega_moe.register_fake

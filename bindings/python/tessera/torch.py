@@ -69,10 +69,10 @@ def ordered(device: Union[str, torch.device]) -> Iterator[ops.Context]:
 
 class Handle:
     """Something that make(context, *key) makes at its first use on a device with that key; operators know it by `number` for
-    as long as this object lives."""
+    as long as this object lives, and give it max_tokens at a time."""
 
-    def __init__(self, make: Callable[..., Any]):
-        self._make = make
+    def __init__(self, make: Callable[..., Any], max_tokens: int):
+        self._make, self.max_tokens = make, max_tokens
         self._made: dict[tuple[Hashable, ...], Any] = {}
         self.number = next(_numbers)
         _handles[self.number] = self
@@ -107,7 +107,8 @@ def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[Optional[int]])
         raise InvalidArgument(f'{name}: expected shape [{expected}], found {list(tensor.shape)}')
 
 
-def routed(moe: ops.Moe, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor, out: torch.Tensor) -> None:
+def routed(moe: ops.Moe, max_tokens: int, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor,
+           out: torch.Tensor) -> None:
     """out [tokens, hidden] = the sum over a token's experts, in ascending id whatever their order."""
     check_shape('x', x, (None, None))
     check_shape('experts', experts, (x.shape[0], None))
@@ -116,20 +117,25 @@ def routed(moe: ops.Moe, x: torch.Tensor, experts: torch.Tensor, routing: torch.
         raise InvalidArgument(f'experts: expected integers, found {experts.dtype}')
     # An id that no expert has, as Transformers uses for "skip", gives 0.
     ids, order = experts.to(torch.int32).sort(dim=-1)
-    weights = routing.to(torch.float32).gather(-1, order)
-    slots = x.new_empty((*experts.shape, x.shape[1]))
+    inputs, ids, weights = plain(x), plain(ids), plain(routing.to(torch.float32).gather(-1, order))
+    slots = x.new_empty((min(max_tokens, x.shape[0]), *experts.shape[1:], x.shape[1]))
     with ordered(x.device):
-        moe.experts(plain(x), plain(ids), plain(weights), slots)
-        moe.combine(slots, out)
+        for i in range(0, x.shape[0], max_tokens):
+            chunk = slice(i, i + max_tokens)
+            part = slots[:inputs[chunk].shape[0]]
+            moe.experts(inputs[chunk], ids[chunk], weights[chunk], part)
+            moe.combine(part, out[chunk])
 
 
 @torch.library.custom_op('tessera::linear', mutates_args=())
 def linear(x: torch.Tensor, handle: int, num_outputs: int) -> torch.Tensor:
     check_shape('x', x, (None, None))
     out = x.new_empty((x.shape[0], num_outputs))
-    inputs = plain(x)
+    inputs, found = plain(x), handle_of(handle)
     with ordered(x.device) as c:
-        handle_of(handle).at(c)(inputs, out)
+        op = found.at(c)
+        for i in range(0, x.shape[0], found.max_tokens):
+            op(inputs[i:i + found.max_tokens], out[i:i + found.max_tokens])
     return out
 
 
@@ -140,10 +146,11 @@ def _(x: torch.Tensor, handle: int, num_outputs: int) -> torch.Tensor:
 
 @torch.library.custom_op('tessera::experts', mutates_args=())
 def experts(x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor, handle: int) -> torch.Tensor:
+    found = handle_of(handle)
     with ordered(x.device) as c:
-        moe = handle_of(handle).at(c)
+        moe = found.at(c)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    routed(moe, x, experts, routing, out)
+    routed(moe, found.max_tokens, x, experts, routing, out)
     return out
 
 
@@ -205,7 +212,7 @@ quantize_nvfp4.register_fake(_quantized)
 
 class Linear(torch.nn.Module):
     """y = W x with an NVFP4 weight: codes uint8 [out, in/2], block_scales uint8 or float8_e4m3fn [out, in/16], tensor_scale.
-    x bfloat16 [..., in] (float32 with input="f32"). No gradients. At most max_tokens rows a call."""
+    x bfloat16 [..., in] (float32 with input="f32"), max_tokens rows at a time (a multiple of 8). No gradients."""
 
     def __init__(self, codes: torch.Tensor, block_scales: torch.Tensor, tensor_scale: float, *, input: str = 'a16',
                  max_tokens: int = 256):
@@ -214,7 +221,7 @@ class Linear(torch.nn.Module):
         self.register_buffer('codes', codes)
         self.register_buffer('block_scales', block_scales.view(torch.uint8))
         self._handle = Handle(lambda c: ops.Linear(ops.Weight(c, self.codes, self.block_scales, [tensor_scale]), input=input,
-                                                    max_tokens=max_tokens))
+                                                    max_tokens=max_tokens), max_tokens)
         self.handle = self._handle.number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -226,7 +233,7 @@ class Experts(torch.nn.Module):
     """Routed experts with NVFP4 weights, each a tuple of codes uint8 [experts, rows, cols/2], block_scales
     [experts, rows, cols/16] and tensor scales float32 [experts] or one number. x [tokens, hidden], experts [tokens, top_k] of
     any integer, in any order (an id that no expert has gives 0), routing [tokens, top_k]; returns their sum
-    [tokens, hidden]. The shape of a fused mixture: routing stays the caller's."""
+    [tokens, hidden]. Runs max_tokens at a time (a multiple of 8), which changes no bit."""
 
     def __init__(self, w1: tuple[Any, ...], w3: tuple[Any, ...], w2: tuple[Any, ...], *, top_k: int,
                  swiglu_limit: float = 0.0, input: str = 'a16', max_tokens: int = 256):
@@ -244,7 +251,7 @@ class Experts(torch.nn.Module):
             return ops.Moe(*weights, top_k=top_k, num_experts=weights[0].shape[0] + 1, swiglu_limit=swiglu_limit, input=input,
                            max_tokens=max_tokens)
 
-        self._handle = Handle(make)
+        self._handle = Handle(make, max_tokens)
         self.handle = self._handle.number
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
@@ -259,7 +266,7 @@ class Attention(torch.nn.Module):
                  cache: str = 'bf16', max_tokens: int = 256):
         super().__init__()
         self._handle = Handle(lambda c: ops.Attention(c, heads=heads, head_dim=head_dim, window=window, rope_dim=rope_dim,
-                                                      scale=scale, cache=cache, max_tokens=max_tokens))
+                                                      scale=scale, cache=cache, max_tokens=max_tokens), max_tokens)
         self.handle = self._handle.number
 
     def new_cache(self, slots: int, device: Union[str, torch.device] = 'cpu') -> torch.Tensor:

@@ -28,10 +28,7 @@ def experts_forward(self: Any, hidden_states: torch.Tensor, top_k_index: torch.T
     module = getattr(self, 'tessera_experts', None)
     if module is None:
         raise InvalidArgument('experts: expected NVFP4 weights, found none; call tessera.transformers.use_experts(model)')
-    inputs, chunk = hidden_states.to(torch.bfloat16), self.tessera_max_tokens
-    parts = [module(inputs[i:i + chunk], top_k_index[i:i + chunk], top_k_weights[i:i + chunk])
-             for i in range(0, inputs.shape[0], chunk)]
-    return torch.cat(parts).to(hidden_states.dtype)
+    return module(hidden_states.to(torch.bfloat16), top_k_index, top_k_weights).to(hidden_states.dtype)
 
 
 def _experts_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -40,7 +37,6 @@ def _experts_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]
 
 def _place(part: Any, weights: list[Any], top_k: int, max_tokens: int) -> None:
     part.tessera_experts = tessera_torch.Experts(*weights, top_k=top_k, swiglu_limit=float(part.limit), max_tokens=max_tokens)
-    part.tessera_max_tokens = max_tokens
 
 
 def _switch(model: Any, name: str) -> None:

@@ -233,6 +233,19 @@ def test_a_tokens_bits_do_not_depend_on_the_others(device):
         assert torch.equal(module(x[t:t + 1], ids[t:t + 1].flip(1), routing[t:t + 1].flip(1)), whole[t:t + 1])
 
 
+@on_each_device
+def test_longer_inputs_run_in_parts_to_the_same_bits(device):
+    (codes, scales, tensor_scales), _ = nvfp4(1, 48, 64)
+    w1, w3, w2, *_ = mixture()
+    linears = [tt.Linear(codes[0].to(device), scales[0].to(device), float(tensor_scales[0]), max_tokens=n) for n in (8, 64)]
+    x = normal(21, 64, seed=11).bfloat16().to(device)
+    assert torch.equal(linears[0](x), linears[1](x))
+    moes = [tt.Experts(*(to(w, device) for w in (w1, w3, w2)), top_k=2, max_tokens=n) for n in (8, 64)]
+    x, ids = normal(21, HIDDEN, seed=12).bfloat16().to(device), torch.arange(42, device=device).view(21, 2) * 3 % 5
+    routing = torch.rand(21, 2, generator=torch.Generator().manual_seed(13)).to(device)
+    assert torch.equal(moes[0](x, ids, routing), moes[1](x, ids, routing))
+
+
 def test_mega_moe_counts_tokens():
     w1, w3, w2, *_ = mixture()
     l1, l2 = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
