@@ -15,8 +15,8 @@ Weights belong to a handle, made once (kernels pack them and take scratch memory
 On a GPU the kernels have one stream per device, tied to PyTorch's current stream by events: a call's work begins after what
 that stream held and ends before what it gets next, in a CUDA graph too. A handle is made at the first call on a device,
 which waits and allocates: make one call before a graph is captured. tessera.mega_moe has the fused mixture in the shape of
-the public mega-MoE interface. Tested on the CPU; tests/bindings/python/torch_test.py shows the
-rest on a GPU."""
+the public mega-MoE interface. Replays and other calls with one handle share its scratch memory: keep them in the order of one
+stream, or of events. Tested on the CPU alone; tests/bindings/python/torch_test.py is what a GPU has to show."""
 import contextlib
 import itertools
 import weakref
@@ -60,11 +60,12 @@ def ordered(device: Union[str, torch.device]) -> Iterator[ops.Context]:
         yield found
         return
     current = torch.cuda.current_stream(stream.device)
-    stream.wait_stream(current)
-    try:
-        yield found
-    finally:
-        current.wait_stream(stream)
+    with torch.cuda.device(stream.device):  # the kernels make their device the thread's current one
+        stream.wait_stream(current)
+        try:
+            yield found
+        finally:
+            current.wait_stream(stream)
 
 
 class Handle:
