@@ -10,7 +10,7 @@ using namespace tessera::bindings;
 
 namespace {
 
-// Router, shared expert and the sum: what makes a mixture of the routed experts.
+// Router and shared expert: what makes a mixture of the routed experts.
 struct Mixture {
   BoundLinear router_map;
   ops::Bound<ops::Router> router;
@@ -19,7 +19,6 @@ struct Mixture {
   bool has_shared = false;
   BoundLinear shared_w1, shared_w3, shared_w2;
   ops::Bound<ops::SwiGlu> swiglu;
-  ops::Bound<ops::MoeCombine> combine;
   device::Buffer logits, experts, routing, routed, gate, up, shared;  // of the most tokens
 };
 
@@ -29,6 +28,7 @@ struct tessera_moe {
   tessera_context* context;
   int64_t max_tokens;
   ops::Bound<ops::MoeExperts> op;
+  ops::Bound<ops::MoeCombine> combine;
   std::string kernel;
   std::deque<ops::PackedWeight> packed;
   device::Buffer w1, w3, w2;  // ops::WeightView of each, by local expert
@@ -47,6 +47,16 @@ struct tessera_moe {
             .num_tokens = num_tokens,
             .workspace = workspace.data()},
            context->queue());
+  }
+
+  // shared: NULL for none.
+  void run_combine(void* routed, void* shared, void* out, int64_t num_tokens) const {
+    const ops::MoeCombine::Desc& desc = combine.desc;
+    combine.run({.routed = {routed, desc.activation, {num_tokens, desc.top_k, desc.hidden}},
+                 .shared = {shared, desc.activation, {num_tokens, desc.hidden}},
+                 .out = {out, desc.activation, {num_tokens, desc.hidden}},
+                 .num_tokens = num_tokens},
+                context->queue());
   }
 };
 
@@ -121,8 +131,6 @@ void add_mixture(tessera_moe& moe, const tessera_moe_desc& desc, const tessera_m
     mixture.swiglu = planner.bind<ops::SwiGlu>(
         "shared swiglu", {.inner = desc.inner, .limit = desc.swiglu_limit, .activation = activation});
   }
-  mixture.combine =
-      planner.bind<ops::MoeCombine>("combine", {.hidden = desc.hidden, .top_k = desc.top_k, .activation = activation});
   const auto scratch = [&](int64_t values, DType dtype) {
     return device::Buffer(static_cast<size_t>(moe.max_tokens * values * dtype_bits(dtype) / 8), context.memory());
   };
@@ -177,6 +185,8 @@ tessera_status tessera_moe_create(tessera_context* context, const tessera_moe_de
                                                          .swiglu_limit = desc->swiglu_limit,
                                                          .activation = activation});
     made->kernel = planner.lines().back().chosen;
+    made->combine = planner.bind<ops::MoeCombine>(
+        "combine", {.hidden = desc->hidden, .top_k = desc->top_k, .activation = activation});
     made->w1 = place_experts(*made, weights->w1, desc->inner, desc->hidden, "weights.w1");
     made->w3 = place_experts(*made, weights->w3, desc->inner, desc->hidden, "weights.w3");
     made->w2 = place_experts(*made, weights->w2, desc->hidden, desc->inner, "weights.w2");
@@ -199,6 +209,18 @@ tessera_status tessera_moe_experts_run(tessera_moe* moe, const void* x, const in
     moe->context->executor->make_current();
     moe->run_experts({const_cast<void*>(x), moe->op.desc.activation, {num_tokens, moe->op.desc.hidden}}, experts,
                      routing, out);
+  });
+}
+
+tessera_status tessera_moe_combine_run(tessera_moe* moe, const void* routed, void* out, int64_t num_tokens) {
+  return guarded([&] {
+    check_not_null(moe, "moe");
+    check_tokens(num_tokens, moe->max_tokens);
+    if (num_tokens == 0) return;
+    check_pointer(routed, kDataAlignment, "routed");
+    check_pointer(out, kDataAlignment, "out");
+    moe->context->executor->make_current();
+    moe->run_combine(const_cast<void*>(routed), nullptr, out, num_tokens);
   });
 }
 
@@ -234,12 +256,7 @@ tessera_status tessera_moe_run(tessera_moe* moe, const void* x, const int32_t* t
                        context.queue());
     moe->run_experts(view, experts, routing, mixture.routed.data());
     if (mixture.has_shared) run_shared(context, mixture, view.data, num_tokens);
-    mixture.combine.run(
-        {.routed = {mixture.routed.data(), desc.activation, {num_tokens, desc.top_k, desc.hidden}},
-         .shared = {mixture.has_shared ? mixture.shared.data() : nullptr, desc.activation, {num_tokens, desc.hidden}},
-         .out = {out, desc.activation, {num_tokens, desc.hidden}},
-         .num_tokens = num_tokens},
-        context.queue());
+    moe->run_combine(mixture.routed.data(), mixture.has_shared ? mixture.shared.data() : nullptr, out, num_tokens);
   });
 }
 

@@ -222,6 +222,10 @@ TESSERA_API tessera_status tessera_moe_create(tessera_context* context, const te
 TESSERA_API tessera_status tessera_moe_experts_run(tessera_moe* moe, const void* x, const int32_t* experts,
                                                    const float* routing, void* out, int64_t num_tokens);
 
+/* The sum of what tessera_moe_experts_run gave: routed [num_tokens, top_k, hidden] to out [num_tokens, hidden], in FP32
+ * in ascending slot, rounded once; both aligned to 16 bytes, not overlapping. */
+TESSERA_API tessera_status tessera_moe_combine_run(tessera_moe* moe, const void* routed, void* out, int64_t num_tokens);
+
 /* Router, routed experts, shared expert and their sum: x [num_tokens, hidden] to out [num_tokens, hidden], aligned to
  * 16 bytes, not overlapping. The sum is in ascending expert id, then the shared expert. token_ids  [num_tokens], with a
  * hash table; else NULL experts, routing  [num_tokens, top_k]: receive the choice where they are not NULL */

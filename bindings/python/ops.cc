@@ -271,6 +271,16 @@ class Moe {
     return made;
   }
 
+  nb::object combine(nb::handle routed, nb::handle out) const {
+    const Array in =
+        read_array(*device_, routed, "routed", {element_of(desc_.activation)}, {kAny, desc_.top_k, desc_.hidden});
+    const int64_t num_tokens = in.shape[0];
+    const auto [made, y] = output(device_, out, routed, element_of(desc_.activation), {num_tokens, desc_.hidden});
+    device_->run(
+        [&](tessera_context*) { return tessera_moe_combine_run(moe_.get(), in.data(), y.data(), num_tokens); });
+    return made;
+  }
+
   nb::object run(nb::handle x, nb::handle token_ids, nb::handle out) const {
     const Array in = read_x(x);
     const int64_t num_tokens = in.shape[0];
@@ -388,24 +398,31 @@ class Attention {
   Handle<tessera_attention, tessera_attention_destroy> attention_;
 };
 
-nb::tuple quantize_nvfp4(const DevicePtr& device, nb::handle x, const std::string& rule) {
+nb::object quantize_nvfp4(const DevicePtr& device, nb::handle x, const std::string& rule,
+                          const std::optional<nb::tuple>& out) {
   const tessera_nvfp4_rule chosen = value_of(kRules, rule, "rule");
   const Array in = read_array(*device, x, "x", {Element::kF32, Element::kBf16}, {kAny, kAny});
   const int64_t rows = in.shape[0], cols = in.shape[1];
   if (cols < 16 || cols % 16 != 0) {
     fail(ErrorCode::kInvalidArgument, fmt::format("x: expected columns in multiples of 16, found {}", cols));
   }
-  const nb::object codes = make_array(device, x, Element::kByte, {rows, cols / 2});
-  const nb::object scales = make_array(device, x, Element::kByte, {rows, cols / 16});
-  const nb::object globals = make_array(device, x, Element::kF32, {chosen == TESSERA_NVFP4_ROWS ? rows : 1});
-  const Array c = read_array(*device, codes, "codes", {Element::kByte}, {rows, cols / 2}, Access::kWrite);
-  const Array s = read_array(*device, scales, "scales", {Element::kByte}, {rows, cols / 16}, Access::kWrite);
-  const Array g = read_array(*device, globals, "globals", {Element::kF32}, {kAny}, Access::kWrite);
+  const int64_t num_globals = chosen == TESSERA_NVFP4_ROWS ? rows : 1;
+  if (out && out->size() != 3) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("out: expected 3 arrays (codes, scales, globals), found {}", out->size()));
+  }
+  const nb::tuple made = out ? *out
+                             : nb::make_tuple(make_array(device, x, Element::kByte, {rows, cols / 2}),
+                                              make_array(device, x, Element::kByte, {rows, cols / 16}),
+                                              make_array(device, x, Element::kF32, {num_globals}));
+  const Array c = read_array(*device, made[0], "codes", {Element::kByte}, {rows, cols / 2}, Access::kWrite);
+  const Array s = read_array(*device, made[1], "scales", {Element::kByte}, {rows, cols / 16}, Access::kWrite);
+  const Array g = read_array(*device, made[2], "globals", {Element::kF32}, {num_globals}, Access::kWrite);
   device->run([&](tessera_context* context) {
     return tessera_quantize_nvfp4(context, chosen, in.element == Element::kF32 ? TESSERA_F32 : TESSERA_BF16, in.data(),
                                   rows, cols, c.as<uint8_t>(), s.as<uint8_t>(), g.as<float>());
   });
-  return nb::make_tuple(codes, scales, globals);
+  return made;
 }
 
 nb::object dequantize_nvfp4(const DevicePtr& device, nb::handle codes, nb::handle scales, nb::handle globals) {
@@ -444,7 +461,7 @@ void add_ops(nb::module_& m) {
              device.run([](tessera_context* context) { return tessera_context_synchronize(context); });
            })
       .def_prop_ro("device", &Device::name)
-      .def("quantize_nvfp4", &quantize_nvfp4, arg("x"), arg("rule") = "rows")
+      .def("quantize_nvfp4", &quantize_nvfp4, arg("x"), arg("rule") = "rows", arg("out") = nb::none())
       .def("dequantize_nvfp4", &dequantize_nvfp4, arg("codes"), arg("scales"), arg("globals"));
   nb::class_<Weight>(m, "Weight")
       .def(nb::init<DevicePtr, nb::handle, nb::handle, const std::vector<float>&>(), arg("context"), arg("data"),
@@ -468,6 +485,7 @@ void add_ops(nb::module_& m) {
            arg("router_bias") = nb::none(), arg("hash_table") = nb::none(), arg("shared_w1").none() = nb::none(),
            arg("shared_w3").none() = nb::none(), arg("shared_w2").none() = nb::none(), arg("max_tokens") = 256)
       .def("experts", &Moe::run_experts, arg("x"), arg("experts"), arg("routing"), arg("out") = nb::none())
+      .def("combine", &Moe::combine, arg("routed"), arg("out") = nb::none())
       .def("__call__", &Moe::run, arg("x"), arg("token_ids") = nb::none(), arg("out") = nb::none())
       .def_prop_ro("kernel", &Moe::kernel);
   nb::class_<Attention>(m, "Attention")

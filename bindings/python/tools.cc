@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// check and convert, on folders.
+// check and convert, on folders; tensors' names.
 #include <nanobind/stl/string.h>
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include "convert/report.h"
 #include "device/device_choice.h"
 #include "doctor/checkup.h"
+#include "model/weight_names.h"
 
 namespace tessera::python {
 
@@ -97,6 +98,8 @@ void add_tools(nb::module_& m) {
   m.def("check", &check_folder, arg("directory"), arg("deep"), arg("device"), arg("threads"));
   m.def("convert", &convert_folder, arg("source"), arg("target"), arg("families"), arg("method"),
         arg("max_shard_bytes"), arg("allow_inexact"), arg("resume"), arg("force"), arg("trial"), arg("threads"));
+  m.def(
+      "hf_name", [](const std::string& official) { return model::hf_name(official); }, arg("official"));
 }
 
 }  // namespace tessera::python

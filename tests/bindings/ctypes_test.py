@@ -316,9 +316,14 @@ class Api(unittest.TestCase):
         self.assertLess(relative_error(self.get_bf16(out, tokens * hidden), expected), 4e-3, self.seed)
         self.assertIn(b'.', lib.tessera_moe_kernel(handle))
         lib.tessera_moe_destroy(handle)
-        # Without a router only the experts run; and what does not fit together is refused.
+        # Without a router only the experts and their sum run; and what does not fit together is refused.
         plain = MoeWeights(*arrays)
         self.check(lib.tessera_moe_create(self.context, c.byref(desc), c.byref(plain), c.c_int64(tokens), c.byref(handle)))
+        self.check(lib.tessera_moe_combine_run(handle, at(slots), at(out), c.c_int64(tokens)))
+        rows = self.matrix(self.get_bf16(slots, tokens * top_k * hidden), hidden)
+        sums = [bf16(f32(a + b)) for t in range(tokens) for a, b in zip(rows[2 * t], rows[2 * t + 1])]
+        self.assertEqual(list(self.get_bf16(out, tokens * hidden)), sums, self.seed)
+        self.check_refused(lib.tessera_moe_combine_run(handle, at(slots), None, c.c_int64(tokens)), INVALID, 'out')
         self.check_refused(lib.tessera_moe_run(handle, at(x_there), None, at(out), None, None, c.c_int64(1)), INVALID, 'router')
         lib.tessera_moe_destroy(handle)
         create = lambda desc, weights: lib.tessera_moe_create(self.context, c.byref(desc), c.byref(weights), c.c_int64(tokens), c.byref(handle))

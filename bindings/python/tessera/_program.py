@@ -5,7 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn, Optional, Sequence
 
 from . import _errors
 
@@ -46,10 +46,15 @@ def usable_gpu() -> Optional[str]:
 _GPU_BACKENDS = {'cuda', 'sm90', 'sm100', 'sm120'}
 
 
-def main() -> NoReturn:
-    """The console command: becomes the program."""
+def become(arguments: Sequence[str]) -> NoReturn:
+    """This process becomes the program."""
     program = path()
     try:
-        os.execv(program, [program, *sys.argv[1:]])
+        os.execv(program, [program, *arguments])
     except OSError as error:
         sys.exit(f'tessera: {program}: {error.strerror}')
+
+
+def main() -> NoReturn:
+    """The console command."""
+    become(sys.argv[1:])

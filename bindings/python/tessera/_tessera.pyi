@@ -16,7 +16,8 @@ class Context:
     def device(self) -> str: ...
     def synchronize(self) -> None:
         """Waits for all that was queued; raises DeviceError where some of it failed."""
-    def quantize_nvfp4(self, x: Array, rule: str = "rows") -> tuple[Array, Array, Array]:
+    def quantize_nvfp4(self, x: Array, rule: str = "rows",
+                       out: Optional[tuple[Array, Array, Array]] = None) -> tuple[Array, Array, Array]:
         """NVFP4 of x [rows, cols], float32 or bfloat16, cols a multiple of 16: codes uint8 [rows, cols/2] (E2M1, even column
         in the low nibble), scales uint8 [rows, cols/16] (E4M3), globals float32. value = code * scale * global. `rule`:
         "rows" for activations (globals [rows]), "tensor" or "four-over-six" for a weight (globals [1])."""
@@ -67,6 +68,8 @@ class Moe:
     def experts(self, x: Array, experts: Array, routing: Array, out: Optional[Array] = None) -> Array:
         """The routed experts alone: x [num_tokens, hidden], experts int32 [num_tokens, top_k] ascending in a row, routing
         float32 [num_tokens, top_k] to [num_tokens, top_k, hidden]; 0 for experts that are not here."""
+    def combine(self, routed: Array, out: Optional[Array] = None) -> Array:
+        """The sum of what experts() gave, in ascending slot: [num_tokens, top_k, hidden] to [num_tokens, hidden]."""
     def __call__(self, x: Array, token_ids: Optional[Array] = None, out: Optional[Array] = None) -> Array:
         """Router, experts, shared expert and their sum: x [num_tokens, hidden] to the same shape. token_ids int32
         [num_tokens], with a hash table."""
@@ -130,3 +133,5 @@ def parse_answer(text: str, starts_in_reasoning: bool,
 def check(directory: str, deep: bool, device: str, threads: int) -> str: ...
 def convert(source: str, target: str, families: str, method: str, max_shard_bytes: int, allow_inexact: bool, resume: bool,
             force: bool, trial: bool, threads: int) -> str: ...
+def hf_name(official: str) -> str:
+    """Hugging Face's name of a tensor or linear map that has an official name; "" for others."""

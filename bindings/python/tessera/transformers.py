@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tessera's experts inside Hugging Face's DeepSeek-V4 classes. Importing it needs torch and transformers.
 
-    tessera.transformers.use_experts(model)      # quantises each layer's experts to NVFP4 and switches the model to them
+    model = tessera.transformers.load("DIR", "cuda:0")   # of an NVFP4 checkpoint: experts ours, the rest dequantised BF16
+    tessera.transformers.use_experts(model)              # or: quantises the experts of a model that there is
 
 The function is registered as "tessera" in ALL_EXPERTS_FUNCTIONS, which transformers asks at every forward; no class is
-patched. Tested on the CPU, with a small random model; no GPU has run it."""
-from typing import Any
+patched. Tested on the CPU alone, with the bundled model."""
+import os
+import pathlib
+from typing import Any, Iterator, Union
 
 import torch
+from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, GenerationConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from . import torch as tessera_torch
+from ._checkpoint import Checkpoint
+from ._errors import InvalidArgument, NotFound, Unsupported
 
 NAME = 'tessera'
-
-
-def _stack(weights: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    parts = [tessera_torch.quantize_nvfp4(weight, rule) for weight in weights]
-    return torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]), torch.cat([p[2] for p in parts])
+_MATRICES = ('gate_proj', 'up_proj', 'down_proj')  # w1, w3, w2
 
 
 def experts_forward(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
@@ -25,30 +27,125 @@ def experts_forward(self: Any, hidden_states: torch.Tensor, top_k_index: torch.T
     the number of experts is skipped. Values are rounded to BF16 on their way in."""
     module = getattr(self, 'tessera_experts', None)
     if module is None:
-        raise ValueError('experts: expected NVFP4 weights, found none; call tessera.transformers.use_experts(model)')
-    inputs, chunk = hidden_states.to(torch.bfloat16), self.tessera_max_tokens
-    parts = [module(inputs[i:i + chunk], top_k_index[i:i + chunk], top_k_weights[i:i + chunk])
-             for i in range(0, inputs.shape[0], chunk)]
-    return torch.cat(parts).to(hidden_states.dtype)
+        raise InvalidArgument('experts: expected NVFP4 weights, found none; call tessera.transformers.use_experts(model)')
+    return module(hidden_states.to(torch.bfloat16), top_k_index, top_k_weights).to(hidden_states.dtype)
 
 
-def use_experts(model: torch.nn.Module, *, rule: str = 'four-over-six', keep_dense: bool = False, max_tokens: int = 4096) -> int:
+def _experts_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    return ((name, part) for name, part in list(model.named_modules()) if type(part).__name__ == 'DeepseekV4Experts')
+
+
+def _place(part: Any, weights: list[Any], top_k: int, max_tokens: int) -> None:
+    part.tessera_experts = tessera_torch.Experts(*weights, top_k=top_k, swiglu_limit=float(part.limit), max_tokens=max_tokens)
+
+
+def _switch(model: Any, name: str) -> None:
+    if name == NAME:
+        ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    model.set_experts_implementation(name)
+
+
+def _stack(weights: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    parts = [tessera_torch.quantize_nvfp4(weight, rule) for weight in weights]
+    return torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]), torch.cat([p[2] for p in parts])
+
+
+def use_experts(model: torch.nn.Module, *, rule: str = 'four-over-six', keep_dense: bool = False, max_tokens: int = 1024) -> int:
     """Quantises gate_up_proj [experts, 2 inner, hidden] and down_proj [experts, hidden, inner] of every DeepseekV4Experts in
     the model, drops them unless keep_dense, and switches the model to them. Returns the number of layers. `rule` as that of
-    Context.quantize_nvfp4."""
-    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    Context.quantize_nvfp4; longer inputs are run max_tokens at a time."""
     count = 0
-    for part in list(model.modules()):
-        if type(part).__name__ != 'DeepseekV4Experts':
-            continue
+    for _, part in _experts_of(model):
         gate_up, down = part.gate_up_proj.detach(), part.down_proj.detach()
         inner = gate_up.shape[1] // 2
-        w1, w3, w2 = (_stack(w, rule) for w in (gate_up[:, :inner], gate_up[:, inner:], down))
-        part.tessera_experts = tessera_torch.Experts(w1, w3, w2, top_k=model.config.num_experts_per_tok,
-                                                     swiglu_limit=float(part.limit), max_tokens=max_tokens)
-        part.tessera_max_tokens = max_tokens
+        weights = [_stack(w, rule) for w in (gate_up[:, :inner], gate_up[:, inner:], down)]
+        _place(part, weights, model.config.num_experts_per_tok, max_tokens)
         if not keep_dense:
             del part.gate_up_proj, part.down_proj
         count += 1
-    model.set_experts_implementation(NAME)
+    _switch(model, NAME)
     return count
+
+
+def _read_experts(checkpoint: Checkpoint, name: str, part: Any, device: torch.device) -> list[Any]:
+    """w1, w3, w2 as tessera.torch.Experts takes them."""
+    shapes = ((part.intermediate_dim, part.hidden_dim),) * 2 + ((part.hidden_dim, part.intermediate_dim),)
+    if f'{name}.gate_up_proj' in checkpoint:
+        raise Unsupported(f'{name}.gate_up_proj: expected NVFP4 experts one by one, found fused ones; `tessera convert` makes them')
+    weights = []
+    for matrix, (rows, cols) in zip(_MATRICES, shapes):
+        parts = []
+        for e in range(part.num_experts):
+            found = checkpoint.nvfp4(f'{name}.{e}.{matrix}')
+            if found is None:
+                raise Unsupported(f'{name}.{e}.{matrix}: expected NVFP4, found another format; `tessera convert` makes it')
+            tessera_torch.check_shape(f'{name}.{e}.{matrix}', found[0], (rows, cols // 2))
+            parts.append(found)
+        weights.append((torch.stack([p[0] for p in parts]).to(device), torch.stack([p[1] for p in parts]).to(device),
+                        [p[2] for p in parts]))
+    return weights
+
+
+def _read_dense_experts(checkpoint: Checkpoint, name: str, part: Any, device: torch.device, dtype: torch.dtype) -> None:
+    if f'{name}.gate_up_proj' in checkpoint:
+        return  # as they are
+
+    def stack(matrix: str) -> torch.Tensor:
+        return torch.stack([checkpoint.dense(f'{name}.{e}.{matrix}').to(dtype) for e in range(part.num_experts)]).to(device)
+
+    part.gate_up_proj = torch.nn.Parameter(torch.cat([stack('gate_proj'), stack('up_proj')], 1), requires_grad=False)
+    part.down_proj = torch.nn.Parameter(stack('down_proj'), requires_grad=False)
+
+
+def _fill(model: Any, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
+    """All parameters and buffers that are on no device yet."""
+    in_fp32 = set(getattr(model, '_keep_in_fp32_modules_strict', None) or ())
+    for owner_name, owner in model.named_modules():
+        for key, old in [*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)]:
+            name = f'{owner_name}.{key}' if owner_name else key
+            if not old.is_meta or key in owner._non_persistent_buffers_set:
+                continue
+            value = checkpoint.tensor(name)
+            tessera_torch.check_shape(name, value, old.shape)
+            if value.is_floating_point():
+                value = value.to(torch.float32 if in_fp32 & set(name.split('.')) else dtype)
+            value = value.to(device)
+            setattr(owner, key, torch.nn.Parameter(value, requires_grad=False) if isinstance(old, torch.nn.Parameter) else value)
+        # Its buffers are computed, not stored.
+        for key, child in owner.named_children():
+            if type(child).__name__ == 'DeepseekV4RotaryEmbedding':
+                setattr(owner, key, type(child)(model.config, device=device))
+
+
+def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.device] = 'cpu', *, experts: str = NAME,
+         dtype: torch.dtype = torch.bfloat16, max_tokens: int = 1024) -> DeepseekV4ForCausalLM:
+    """A checkpoint in Hugging Face's own class: routed experts NVFP4 and ours, all else dequantised to `dtype` (but for what
+    the class keeps in float32). No dense experts are ever made.
+
+    directory   config.json and *.safetensors with the official names or Hugging Face's; experts NVFP4, one by one
+    experts     "tessera"; or another of transformers' implementations ("eager", "grouped_mm"), on dequantised experts
+    max_tokens  longer inputs run through the experts so many at a time
+
+    Raises NotFound, DataLoss, Unsupported for what is wrong with the folder. Draft blocks (mtp.*) are left out, as the class
+    does."""
+    folder = pathlib.Path(directory)
+    if not (folder / 'config.json').exists():
+        raise NotFound(f'{folder}: expected config.json, found no such file')
+    config = DeepseekV4Config.from_pretrained(folder)
+    if getattr(config, 'quantization_config', None) is not None:
+        del config.quantization_config  # the tensors say what they are
+    config.dtype = dtype
+    checkpoint, place = Checkpoint(folder), torch.device(device)
+    with torch.device('meta'):
+        model = DeepseekV4ForCausalLM(config)
+    for name, part in _experts_of(model):
+        if experts == NAME:
+            del part.gate_up_proj, part.down_proj
+            _place(part, _read_experts(checkpoint, name, part, place), config.num_experts_per_tok, max_tokens)
+        else:
+            _read_dense_experts(checkpoint, name, part, place, dtype)
+    _fill(model, checkpoint, place, dtype)
+    _switch(model, experts)
+    if (folder / 'generation_config.json').exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.eval()

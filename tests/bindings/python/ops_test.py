@@ -47,6 +47,9 @@ def test_quantisation_is_close_and_shaped(cpu):
     assert np.abs(cpu.dequantize_nvfp4(*again) - x).max() < 0.17 * np.abs(x).max()
     for rule in ('tensor', 'four-over-six'):
         assert cpu.quantize_nvfp4(x, rule)[2].shape == (1,)
+    out = np.zeros_like(codes), np.zeros_like(scales), np.zeros_like(rows)
+    made = cpu.quantize_nvfp4(x, out=out)
+    assert made[0] is out[0] and all(np.array_equal(a, b) for a, b in zip(out, (codes, scales, rows)))
 
 
 def test_a_linear_map_is_numpys(cpu):
@@ -78,6 +81,9 @@ def test_experts_and_the_mixture_are_numpys(cpu):
             gate, up = np.minimum(d1[e] @ x[t], 2), np.clip(d3[e] @ x[t], -2, 2)
             expected = d2[e] @ (gate / (1 + np.exp(-gate)) * up * routing[t, s])
             assert np.abs(out[t, s] - expected).max() < 0.02 * np.abs(expected).max()
+    slots = moe.experts(bits, ids, routing)
+    sums, into = values(slots)[:, 0] + values(slots)[:, 1], np.zeros((tokens, hidden), np.uint16)
+    assert np.array_equal(moe.combine(slots), bf16(sums)[0]) and moe.combine(slots, into) is into and np.array_equal(into, bf16(sums)[0])
     whole = moe(bits)
     assert whole.shape == (tokens, hidden) and np.isfinite(values(whole)).all() and np.array_equal(moe(bits[:2]), whole[:2])
 
@@ -120,6 +126,9 @@ def test_arrays_that_are_refused(cpu):
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 24), np.float32)), ValueError, 'multiples of 16'),
         (lambda: cpu.quantize_nvfp4(np.full((1, 16), np.nan, np.float32), 'tensor'), ArithmeticError, 'NaN'),
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), 'best'), ValueError, 'rule'),
+        (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), out=(x, x)), ValueError, 'out: expected 3 arrays.*found 2'),
+        (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), out=(np.zeros((2, 9), np.uint8),) * 3), ValueError,
+         r'codes: expected shape \[2, 8\], found \[2, 9\]'),
         (lambda: ops.Weight(cpu, np.zeros((4, 8), np.uint8)), ValueError, 'block_scales'),
         (lambda: ops.Weight(cpu, np.zeros((4, 8), np.uint8), np.zeros((4, 2), np.uint8)), ValueError, 'block_scales'),
         (lambda: ops.Weight(cpu, np.zeros((4, 16), np.float32), np.zeros((4, 1), np.uint8)), ValueError, 'block_scales'),

@@ -1,63 +1,298 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tessera.torch on the CPU: operators hold PyTorch's contract (opcheck), compile without a break, and compute what the
-dense weights do."""
+"""tessera.torch and tessera.mega_moe on each device that is there: operators hold PyTorch's contract (opcheck), compile without
+a break, are captured into CUDA graphs, and compute what the dense weights do.
+
+    python -m pytest -q tests/bindings/python/torch_test.py -k cuda      # what a GPU has to show"""
+import functools
+
 import pytest
 
 torch = pytest.importorskip('torch')
 
+import tessera  # noqa: E402
+import tessera.mega_moe as mega_moe  # noqa: E402
 import tessera.torch as tt  # noqa: E402
+
+DEVICES = ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU that PyTorch sees'))]
+on_each_device = pytest.mark.parametrize('device', DEVICES)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def nvfp4(*shape, seed=0):
-    """Codes, scales, tensor scales of a stack of random matrices, and their values."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = [tt.quantize_nvfp4(torch.randn(shape[-2:], generator=generator), 'tensor') for _ in range(shape[0])]
+    """Codes, scales, tensor scales of a stack of random matrices, and their values, on the CPU."""
+    parts = [tt.quantize_nvfp4(normal(*shape[-2:], seed=100 * seed + i), 'tensor') for i in range(shape[0])]
     dense = torch.stack([tt.context().dequantize_nvfp4(*part) for part in parts])
     return (torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]), torch.cat([p[2] for p in parts])), dense
 
 
+def to(parts, device):
+    return tuple(part.to(device) for part in parts)
+
+
 def relative(found, expected):
-    return ((found.float() - expected).abs().max() / expected.abs().max()).item()
+    """The contract's measure of a BF16 output (docs/contracts/numerics.md, section 5): at most 4e-3."""
+    found = found.cpu().float()
+    return ((found - expected).norm() / expected.norm()).item()
 
 
-def test_linear():
-    (codes, scales, tensor_scales), dense = nvfp4(1, 48, 64)
-    module = tt.Linear(codes[0], scales[0], float(tensor_scales[0]))
-    x = torch.randn(2, 3, 64).bfloat16()
-    y = module(x)
-    assert y.dtype == torch.bfloat16 and relative(y, x.float() @ dense[0].T) < 0.01
-    assert torch.equal(torch.compile(module, fullgraph=True, backend='aot_eager')(x), y)
-    torch.library.opcheck(torch.ops.tessera.linear, (x.reshape(6, 64), module.handle, 48))
-    with pytest.raises(ValueError, match='handle'):
-        torch.ops.tessera.linear(x.reshape(6, 64), 10**9, 48)
-    with pytest.raises(ValueError, match='x: expected bfloat16'):
-        torch.ops.tessera.linear(x.reshape(6, 64).float(), module.handle, 48)
+EXPERTS, HIDDEN, INNER, TOKENS, LIMIT = 4, 128, 32, 5, 2.0
+IDS = torch.tensor([[1, 0], [3, 1], [2, 4], [0, 2], [-1, 3]])  # 4 and -1: no expert
 
 
-def test_experts_in_any_order_and_skipped():
-    experts, hidden, inner, tokens = 4, 64, 32, 5
-    (w1, d1), (w3, d3), (w2, d2) = (nvfp4(experts, *shape, seed=s) for s, shape in
-                                    ((1, (inner, hidden)), (2, (inner, hidden)), (3, (hidden, inner))))
-    module = tt.Experts(w1, w3, w2, top_k=2, swiglu_limit=2.0)
-    x = torch.randn(tokens, hidden).bfloat16()
-    ids = torch.tensor([[1, 0], [3, 1], [2, 4], [0, 2], [4, 3]])  # 4: skip
-    routing = torch.rand(tokens, 2)
-    expected = torch.zeros(tokens, hidden)
-    for t in range(tokens):
-        for s, e in enumerate(ids[t].tolist()):
-            if e == experts:
+@functools.cache
+def mixture():
+    """Weights, inputs and the sum that they give."""
+    (w1, d1), (w3, d3), (w2, d2) = (nvfp4(EXPERTS, *shape, seed=s) for s, shape in
+                                    ((1, (INNER, HIDDEN)), (2, (INNER, HIDDEN)), (3, (HIDDEN, INNER))))
+    # By powers of two, so that E4M3 by 32 holds some of it and BF16 all.
+    x = normal(TOKENS, HIDDEN, seed=4).to(torch.float8_e4m3fn).float() * 2.0 ** (torch.arange(HIDDEN) // 32 - 2)
+    routing = torch.rand(TOKENS, 2, generator=torch.Generator().manual_seed(5))
+    expected = torch.zeros(TOKENS, HIDDEN)
+    for t in range(TOKENS):
+        for s, e in enumerate(IDS[t].tolist()):
+            if not 0 <= e < EXPERTS:
                 continue
-            gate, up = (d1[e] @ x[t].float()).clamp(max=2), (d3[e] @ x[t].float()).clamp(-2, 2)
+            gate, up = (d1[e] @ x[t]).clamp(max=LIMIT), (d3[e] @ x[t]).clamp(-LIMIT, LIMIT)
             expected[t] += d2[e] @ (torch.nn.functional.silu(gate) * up * routing[t, s])
-    out = module(x, ids, routing)
-    assert relative(out, expected) < 0.02
-    assert torch.equal(torch.compile(module, fullgraph=True, backend='aot_eager')(x, ids, routing), out)
-    torch.library.opcheck(torch.ops.tessera.experts, (x, ids, routing, module.handle))
+    return w1, w3, w2, x, routing, expected
 
 
-def test_quantisation():
-    x = torch.randn(4, 64)
-    for rule in ('rows', 'tensor'):
-        torch.library.opcheck(torch.ops.tessera.quantize_nvfp4, (x, rule))
-        codes, scales, globals_ = torch.ops.tessera.quantize_nvfp4(x, rule)
-        assert relative(tt.context().dequantize_nvfp4(codes, scales, globals_), x) < 0.17
+def linear_case(device):
+    (codes, scales, tensor_scales), dense = nvfp4(1, 48, 64)
+    module = tt.Linear(codes[0].to(device), scales[0].to(device), float(tensor_scales[0]))
+    x = normal(6, 64, seed=9).bfloat16()
+    inputs = [x.to(device)]
+    return module, inputs, x.float() @ dense[0].T, torch.ops.tessera.linear, (*inputs, module.handle, 48)
+
+
+def experts_case(device):
+    w1, w3, w2, x, routing, expected = mixture()
+    module = tt.Experts(*(to(w, device) for w in (w1, w3, w2)), top_k=2, swiglu_limit=LIMIT)
+    inputs = list(to((x.bfloat16(), IDS, routing), device))
+    return module, inputs, expected, torch.ops.tessera.experts, (*inputs, module.handle)
+
+
+def attention_case(device):
+    heads, width, window, slots, entries = 3, 128, 4, 8, 6
+    module = tt.Attention(heads=heads, head_dim=width, window=window, rope_dim=64, max_tokens=2)
+    keys, more = normal(slots, width, seed=1).bfloat16(), normal(entries, width, seed=2).bfloat16()
+    caches = [module.new_cache(rows.shape[0], device) for rows in (keys, more)]
+    for rows, cache in zip((keys, more), caches):
+        module.store(rows.to(device), torch.arange(rows.shape[0], device=device), cache)
+    q, sink = normal(2, heads, width, seed=3).bfloat16(), normal(heads, seed=4)
+    positions, counts = torch.tensor([5, 6]), torch.tensor([2, 3], dtype=torch.int32)
+    selected = torch.tensor([[0, 4, 0], [1, 2, 5]], dtype=torch.int32)
+    expected = torch.empty(2, heads, width)
+    for t in range(2):
+        seen = torch.cat([keys[positions[t] - window + 1:positions[t] + 1], more[selected[t, :counts[t]].long()]]).float()
+        weights = torch.softmax(torch.cat([q[t].float() @ seen.T * width**-0.5, sink[:, None]], 1), 1)[:, :-1]
+        expected[t] = weights @ seen
+    inputs = [*to((q, positions), device), caches[0], sink.to(device), caches[1], *to((counts, selected), device)]
+    return module, inputs, expected, torch.ops.tessera.attention, (*inputs[:4], module.handle, *inputs[4:])
+
+
+def store_case(device):
+    module = tt.Attention(heads=1, head_dim=64, window=4, max_tokens=2)
+    rows, slots = normal(3, 64, seed=6).bfloat16(), torch.tensor([4, -1, 0])
+    inputs = [rows.to(device), slots.to(device), module.new_cache(5, device)]
+
+    def call(rows, slots, cache):
+        module.store(rows, slots, cache)
+        return cache.view(torch.bfloat16)
+
+    expected = torch.zeros(5, 64)
+    expected[4], expected[0] = rows[0].float(), rows[2].float()
+    return call, inputs, expected, torch.ops.tessera.attention_store, (*inputs, module.handle)
+
+
+def quantize_case(device):
+    x = normal(4, 64, seed=7)
+    codes, scales, globals_ = tt.quantize_nvfp4(x, 'rows')
+    return (lambda x: torch.ops.tessera.quantize_nvfp4(x, 'rows')[0]), [x.to(device)], codes.float(), \
+        torch.ops.tessera.quantize_nvfp4, (x.to(device), 'rows')
+
+
+def mega_case(device, mma_type='bf16xnvfp4'):
+    w1, w3, w2, x, routing, expected = mixture()
+    gate_up = (torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), torch.stack([w1[2], w3[2]], 1))
+    l1, l2 = mega_moe.transform_weights(to(gate_up, device), to(w2, device))
+    buffer = mega_moe.get_symmetric_buffer(None, EXPERTS, 8, 2, HIDDEN, INNER, mma_type, device=device)
+    if buffer.x_sf is None:
+        x = x.bfloat16()
+    else:
+        exponents = (torch.arange(HIDDEN // 32) - 2 + 127).to(torch.uint8).expand(TOKENS, -1).contiguous()
+        x = (x / 2.0 ** (torch.arange(HIDDEN) // 32 - 2)).to(torch.float8_e4m3fn)
+        buffer.x_sf[:TOKENS].copy_(exponents.view(torch.int32))
+
+    def call(x, ids, routing):
+        buffer.x[:TOKENS].copy_(x)
+        buffer.topk_idx[:TOKENS].copy_(ids)
+        buffer.topk_weights[:TOKENS].copy_(routing)
+        y = torch.empty((TOKENS, HIDDEN), dtype=torch.bfloat16, device=device)
+        mega_moe.run(y, l1, l2, buffer, activation_clamp=LIMIT)
+        return y
+
+    inputs = list(to((x, IDS, routing), device))
+    call(*inputs)  # fills the buffer for opcheck
+    y = torch.empty((TOKENS, HIDDEN), dtype=torch.bfloat16, device=device)
+    is_fp8 = buffer.x_sf is not None
+    arguments = (y, buffer.x[:TOKENS].view(torch.uint8) if is_fp8 else buffer.x[:TOKENS], buffer.x_sf[:TOKENS] if is_fp8 else None,
+                 buffer.topk_idx[:TOKENS], buffer.topk_weights[:TOKENS], l1.handle, 8, LIMIT)
+    return call, inputs, expected, torch.ops.tessera.mega_moe, arguments
+
+
+CASES = {'linear': linear_case, 'experts': experts_case, 'attention': attention_case, 'attention_store': store_case,
+         'quantize_nvfp4': quantize_case, 'mega_moe': mega_case, 'mega_moe_fp8': functools.partial(mega_case, mma_type='fp8xnvfp4')}
+for_each_op = pytest.mark.parametrize('name', CASES)
+
+
+@on_each_device
+@for_each_op
+def test_values(name, device):
+    call, inputs, expected, _, _ = CASES[name](device)
+    found = call(*inputs)
+    assert found.device.type == device and relative(found, expected) <= 4e-3
+    assert torch.equal(call(*inputs), found)
+
+
+@on_each_device
+@for_each_op
+def test_opcheck(name, device):
+    *_, op, arguments = CASES[name](device)
+    torch.library.opcheck(op, arguments)
+
+
+@on_each_device
+@for_each_op
+def test_compiles_whole(name, device):
+    call, inputs, *_ = CASES[name](device)
+    expected = call(*inputs)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(call, fullgraph=True, backend='aot_eager')(*inputs), expected)
+
+
+@on_each_device
+def test_the_inductor_compiles_too(device):
+    """One op, since the inductor starts a C++ or Triton compiler."""
+    call, inputs, *_ = mega_case(device)
+    expected = call(*inputs)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(call, fullgraph=True)(*inputs), expected)
+
+
+@pytest.mark.parametrize('device', DEVICES[1:])
+@for_each_op
+def test_a_graph_replays_on_new_inputs(name, device):
+    call, inputs, *_ = CASES[name](device)
+    changed = [inputs[0].view(torch.uint8).flip(0).view(inputs[0].dtype), *inputs[1:]]
+    first, second = call(*inputs).clone(), call(*changed).clone()
+    held = [tensor.clone() for tensor in inputs]
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = call(*held)
+    for new, expected in ((changed, second), (inputs, first), (changed, second)):
+        held[0].copy_(new[0])
+        out.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize('device', DEVICES[1:])
+def test_a_handles_first_call_is_not_captured(device):
+    module, inputs, *_ = linear_case(device)
+    with pytest.raises(tessera.InvalidArgument, match='before the graph is captured'):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            module(*inputs)
+
+
+@pytest.mark.parametrize('device', DEVICES[1:])
+def test_streams_are_waited_for(device):
+    module, (x,), expected, *_ = linear_case(device)
+    module(x)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        late = torch.zeros_like(x)
+        torch.cuda._sleep(50_000_000)
+        late.copy_(x)
+        y = module(late)
+        late.zero_()
+    side.synchronize()
+    assert relative(y, expected) <= 4e-3
+
+
+@on_each_device
+def test_a_tokens_bits_do_not_depend_on_the_others(device):
+    module, (x, ids, routing), *_ = experts_case(device)
+    whole = module(x, ids, routing)
+    for t in range(TOKENS):
+        assert torch.equal(module(x[t:t + 1], ids[t:t + 1].flip(1), routing[t:t + 1].flip(1)), whole[t:t + 1])
+
+
+@on_each_device
+def test_longer_inputs_run_in_parts_to_the_same_bits(device):
+    (codes, scales, tensor_scales), _ = nvfp4(1, 48, 64)
+    w1, w3, w2, *_ = mixture()
+    linears = [tt.Linear(codes[0].to(device), scales[0].to(device), float(tensor_scales[0]), max_tokens=n) for n in (8, 64)]
+    x = normal(21, 64, seed=11).bfloat16().to(device)
+    assert torch.equal(linears[0](x), linears[1](x))
+    moes = [tt.Experts(*(to(w, device) for w in (w1, w3, w2)), top_k=2, max_tokens=n) for n in (8, 64)]
+    x, ids = normal(21, HIDDEN, seed=12).bfloat16().to(device), torch.arange(42, device=device).view(21, 2) * 3 % 5
+    routing = torch.rand(21, 2, generator=torch.Generator().manual_seed(13)).to(device)
+    assert torch.equal(moes[0](x, ids, routing), moes[1](x, ids, routing))
+
+
+def test_mega_moe_counts_tokens():
+    w1, w3, w2, *_ = mixture()
+    l1, l2 = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
+    buffer = mega_moe.get_symmetric_buffer(None, EXPERTS, 8, 2, HIDDEN, INNER, device='cpu')
+    buffer.topk_idx[:TOKENS].copy_(IDS)
+    stats = torch.tensor([10, 0, 0, 0], dtype=torch.int32)
+    mega_moe.run(torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16), l1, l2, buffer, stats)
+    assert stats.tolist() == [12, 2, 2, 2]
+
+
+def test_arguments_that_are_refused():
+    linear, (x,), *_ = linear_case('cpu')
+    experts, (tokens, ids, routing), *_ = experts_case('cpu')
+    attention, inputs, *_ = attention_case('cpu')
+    w1, w3, w2, *_ = mixture()
+    l1, l2 = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
+    others = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
+    buffer = mega_moe.get_symmetric_buffer(None, EXPERTS, 8, 2, HIDDEN, INNER, device='cpu')
+    y = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16)
+
+    class TwoRanks:
+        def size(self):
+            return 2
+
+    for call, words in (
+        (lambda: torch.ops.tessera.linear(x, 10**9, 48), 'handle: expected one whose module lives, found 1000000000'),
+        (lambda: linear(x.float()), 'x: expected bfloat16.*found float32'),
+        (lambda: torch.ops.tessera.linear(x[0], linear.handle, 48), r'x: expected shape \[any, any\], found \[64\]'),
+        (lambda: experts(tokens, ids[:3], routing), r'experts: expected shape \[5, any\], found \[3, 2\]'),
+        (lambda: experts(tokens, ids, routing[:, :1]), r'routing: expected shape \[5, 2\], found \[5, 1\]'),
+        (lambda: experts(tokens, ids.float(), routing), 'experts: expected integers, found torch.float32'),
+        (lambda: attention(*inputs[:4], None, inputs[5]), 'entry_cache: expected a tensor beside num_entries, found None'),
+        (lambda: attention(inputs[0], inputs[1].int(), *inputs[2:]), 'positions: expected int64, found int32'),
+        (lambda: tt.context('meta'), 'device: expected cpu or cuda, found meta'),
+        (lambda: mega_moe.get_symmetric_buffer(TwoRanks(), 4, 8, 2, 128, 32), 'group: expected one rank, found 2'),
+        (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 2, 128, 32, 'fp8xfp4'), "mma_type: expected one of .*found 'fp8xfp4'"),
+        (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 5, 128, 32), 'num_topk: expected 1 to 4, found 5'),
+        (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 2, 120, 32), 'hidden: expected a multiple of 16, found 120'),
+        (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 2, 64, 32, 'fp8xnvfp4'), 'hidden: expected a multiple of 128, found 64'),
+        (lambda: mega_moe.transform_weights(w1[0], w2), r'l1_weights: expected NVFP4 .*, found Tensor'),
+        (lambda: mega_moe.transform_weights((w1[0], w1[1].float(), 1.0), w2), r'l1_weights\[1\]: expected E4M3.*found torch.float32'),
+        (lambda: mega_moe.transform_weights(w1, w2), r'l2_weights\[0\]: expected shape \[4, 128, 8\], found \[4, 128, 16\]'),
+        (lambda: mega_moe.run(y, l1, others[1], buffer), 'l2_weights: expected what transform_weights returned with l1_weights'),
+        (lambda: mega_moe.run(y[:, :64], l1, l2, buffer), r'y: expected shape \[any, 128\], found \[5, 64\]'),
+        (lambda: mega_moe.run(torch.cat([y, y]), l1, l2, buffer), 'y: expected at most 8 tokens, found 10'),
+        (lambda: mega_moe.run(y, l1, l2, buffer, activation='gelu'), "activation: expected 'swiglu', found 'gelu'"),
+    ):
+        with pytest.raises(tessera.Error, match=words) as caught:
+            call()
+        assert '\n' not in str(caught.value)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts as one call, in the shape of the public mega-MoE interface (DeepGEMM's transform_weights_for_mega_moe,
+get_symm_buffer_for_mega_moe, bf16_mega_moe and fp8_fp4_mega_moe), with NVFP4 weights. Importing it needs torch.
+
+    l1, l2 = mega_moe.transform_weights(gate_up, down)      # each: codes, block scales, tensor scales
+    buffer = mega_moe.get_symmetric_buffer(None, num_experts, num_max_tokens, num_topk, hidden, intermediate_hidden)
+    buffer.x[:n].copy_(x); buffer.topk_idx[:n].copy_(ids); buffer.topk_weights[:n].copy_(weights)
+    mega_moe.run(y, l1, l2, buffer, activation_clamp=10.0)  # y bfloat16 [n, hidden]
+
+On one rank: nothing is dispatched, and run() is the operator tessera::mega_moe of grouped experts and their sum. Activations
+are BF16, or E4M3 by 32 with power-of-two scales, which are widened to BF16: exactly, so that the products are of the very
+values. What lies between the two maps stays BF16. The first run() with a buffer's sizes packs the weights and waits: run
+once before a CUDA graph is captured."""
+from typing import Any, Optional, Union
+
+import torch
+
+from . import ops
+from ._errors import InvalidArgument, Unsupported
+from . import torch as tessera_torch
+
+MMA_TYPES = ('bf16xnvfp4', 'fp8xnvfp4')
+_SCALE_GROUP = 32  # values of x that share a scale in x_sf
+
+
+def _check_swiglu(activation: str) -> None:
+    if activation != 'swiglu':
+        raise Unsupported(f"activation: expected 'swiglu', found {activation!r}")
+
+
+class SymmetricBuffer:
+    """Inputs of run(), each an allocation whose size depends on the arguments alone, the same on every rank:
+
+    x             [num_max_tokens, hidden] bfloat16, or float8_e4m3fn with mma_type "fp8xnvfp4"
+    x_sf          None, or int32 [num_max_tokens, hidden / 128]: four UE8M0 exponents each, of 32 values, the first lowest
+    topk_idx      int64 [num_max_tokens, num_topk]; an id that no expert has, such as -1, gives 0
+    topk_weights  float32 [num_max_tokens, num_topk]"""
+
+    def __init__(self, num_experts: int, num_max_tokens: int, num_topk: int, hidden: int, intermediate_hidden: int,
+                 mma_type: str, device: torch.device):
+        self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens, num_topk
+        self.hidden, self.intermediate_hidden, self.mma_type = hidden, intermediate_hidden, mma_type
+        is_fp8 = mma_type == 'fp8xnvfp4'
+
+        def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros((num_max_tokens, count), dtype=dtype, device=device)
+
+        self.x = empty(hidden, torch.float8_e4m3fn if is_fp8 else torch.bfloat16)
+        self.x_sf = empty(hidden // (4 * _SCALE_GROUP), torch.int32) if is_fp8 else None
+        self.topk_idx, self.topk_weights = empty(num_topk, torch.int64), empty(num_topk, torch.float32)
+
+    def destroy(self) -> None:
+        """Gives the memory back."""
+        self.x = self.x_sf = self.topk_idx = self.topk_weights = None  # type: ignore[assignment]
+
+
+def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
+                         intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
+                         device: Union[str, torch.device, None] = None) -> SymmetricBuffer:
+    """group: a torch.distributed process group of one rank, or None. device: None for the current GPU, or the CPU where there
+    is none. Raises InvalidArgument for sizes that no weight has, Unsupported for other ranks and types."""
+    ranks = 1 if group is None else group.size()
+    if ranks != 1:
+        raise Unsupported(f'group: expected one rank, found {ranks}; tokens are not sent to other ranks yet')
+    if mma_type not in MMA_TYPES:
+        raise Unsupported(f'mma_type: expected one of {", ".join(MMA_TYPES)} (weights are NVFP4), found {mma_type!r}')
+    _check_swiglu(activation)
+    for name, value in (('num_experts', num_experts), ('num_max_tokens_per_rank', num_max_tokens_per_rank)):
+        if value < 1:
+            raise InvalidArgument(f'{name}: expected at least 1, found {value}')
+    if not 1 <= num_topk <= num_experts:
+        raise InvalidArgument(f'num_topk: expected 1 to {num_experts}, found {num_topk}')
+    multiple = 4 * _SCALE_GROUP if mma_type == 'fp8xnvfp4' else 16
+    for name, value, of in (('hidden', hidden, multiple), ('intermediate_hidden', intermediate_hidden, 16)):
+        if value < of or value % of:
+            raise InvalidArgument(f'{name}: expected a multiple of {of}, found {value}')
+    if device is None:
+        device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    return SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type,
+                           torch.device(device))
+
+
+class TransformedWeights:
+    """One of the pair that transform_weights returns, for run()."""
+
+    def __init__(self, handle: tessera_torch.Handle, num_experts: int, hidden: int, intermediate_hidden: int):
+        self._handle, self.handle = handle, handle.number
+        self.num_experts, self.hidden, self.intermediate_hidden = num_experts, hidden, intermediate_hidden
+
+
+def _stack(name: str, weights: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not isinstance(weights, (tuple, list)) or len(weights) != 3:
+        found = f'{len(weights)} of them' if isinstance(weights, (tuple, list)) else type(weights).__name__
+        raise Unsupported(f'{name}: expected NVFP4 (codes, block scales, tensor scales), found {found}')
+    codes, scales, tensor_scales = weights
+    if codes.dtype not in (torch.uint8, torch.int8):
+        raise Unsupported(f'{name}[0]: expected NVFP4 codes as uint8 or int8, found {codes.dtype}')
+    if scales.dtype not in (torch.uint8, torch.float8_e4m3fn):
+        raise Unsupported(f'{name}[1]: expected E4M3 scales as float8_e4m3fn or uint8, found {scales.dtype}')
+    tessera_torch.check_shape(f'{name}[0]', codes, (None, None, None))
+    tessera_torch.check_shape(f'{name}[1]', scales, (codes.shape[0], codes.shape[1], codes.shape[2] // 8))
+    globals_ = torch.as_tensor(tensor_scales, dtype=torch.float32)
+    return codes.detach().view(torch.uint8), scales.detach().view(torch.uint8), globals_
+
+
+def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
+                      activation: str = 'swiglu') -> tuple[TransformedWeights, TransformedWeights]:
+    """l1_weights: gate above up, codes [experts, 2 intermediate, hidden / 2] uint8 (E2M1, even column in the low nibble), scales
+    [experts, 2 intermediate, hidden / 16] (E4M3), tensor scales float32: one number, [experts], or [experts, 2] for gate and
+    up. l2_weights: the same of [experts, hidden, intermediate]. Gate and up are copied; the kernels pack at the first run."""
+    _check_swiglu(activation)
+    (codes1, scales1, globals1), (codes2, scales2, globals2) = _stack('l1_weights', l1_weights), _stack('l2_weights', l2_weights)
+    num_experts, inner, hidden = codes1.shape[0], codes1.shape[1] // 2, 2 * codes1.shape[2]
+    tessera_torch.check_shape('l2_weights[0]', codes2, (num_experts, hidden, inner // 2))
+    for name, found, width in (('l1_weights[2]', globals1, 2), ('l2_weights[2]', globals2, 1)):
+        if found.numel() != 1 and tuple(found.shape) not in ((num_experts,), (num_experts, width)):
+            raise InvalidArgument(f'{name}: expected one number, [{num_experts}] or [{num_experts}, {width}], '
+                                  f'found {list(found.shape)}')
+    halves = globals1.reshape(-1, 1).expand(-1, 2) if globals1.dim() < 2 else globals1
+    parts = [(codes1[:, :inner].contiguous(), scales1[:, :inner].contiguous(), halves[:, 0].tolist()),
+             (codes1[:, inner:].contiguous(), scales1[:, inner:].contiguous(), halves[:, -1].tolist()),
+             (codes2.contiguous(), scales2.contiguous(), globals2.reshape(-1).tolist())]
+
+    def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float) -> ops.Moe:
+        w1, w3, w2 = (ops.Weight(context, *part) for part in parts)
+        # One more than there are, so that every row has room for ids that no expert has.
+        return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=num_experts + 1, swiglu_limit=clamp, max_tokens=max_tokens)
+
+    handle = tessera_torch.Handle(make, 0)  # the buffer says how many
+    return (TransformedWeights(handle, num_experts, hidden, inner), TransformedWeights(handle, num_experts, hidden, inner))
+
+
+def _widened(x: torch.Tensor, x_sf: torch.Tensor) -> torch.Tensor:
+    """E4M3 codes, as bytes, times powers of two: 4 significant bits, so that BF16 holds them (2^-127 counts as 0)."""
+    exponents = x_sf.contiguous().view(torch.uint8).to(torch.int16)
+    scales = (exponents << 7).view(torch.bfloat16)
+    return (x.view(torch.float8_e4m3fn).to(torch.bfloat16).view(*scales.shape, _SCALE_GROUP) * scales.unsqueeze(-1)).view(x.shape)
+
+
+@torch.library.custom_op('tessera::mega_moe', mutates_args=('y',))
+def mega_moe(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], topk_idx: torch.Tensor,
+             topk_weights: torch.Tensor, handle: int, max_tokens: int, activation_clamp: float) -> None:
+    with tessera_torch.ordered(x.device) as c:
+        moe = tessera_torch.handle_of(handle).at(c, topk_idx.shape[-1], max_tokens, activation_clamp)
+    tessera_torch.routed(moe, max_tokens, x if x_sf is None else _widened(x, x_sf), topk_idx, topk_weights, y)
+
+
+@mega_moe.register_fake
+def _(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], topk_idx: torch.Tensor, topk_weights: torch.Tensor,
+      handle: int, max_tokens: int, activation_clamp: float) -> None:
+    return None
+
+
+def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: TransformedWeights, sym_buffer: SymmetricBuffer,
+        cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, activation: str = 'swiglu',
+        activation_clamp: Optional[float] = None) -> None:
+    """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
+    [num_experts]: the tokens that each expert got are added. activation_clamp: None for none."""
+    _check_swiglu(activation)
+    if l1_weights.handle != l2_weights.handle:
+        raise InvalidArgument('l2_weights: expected what transform_weights returned with l1_weights, found those of others')
+    for name in ('num_experts', 'hidden', 'intermediate_hidden'):
+        if getattr(sym_buffer, name) != getattr(l1_weights, name):
+            raise InvalidArgument(f'sym_buffer.{name}: expected {getattr(l1_weights, name)}, as the weights have, '
+                                  f'found {getattr(sym_buffer, name)}')
+    tessera_torch.check_shape('y', y, (None, sym_buffer.hidden))
+    tokens = y.shape[0]
+    if tokens > sym_buffer.num_max_tokens_per_rank:
+        raise InvalidArgument(f'y: expected at most {sym_buffer.num_max_tokens_per_rank} tokens, found {tokens}')
+    topk_idx = sym_buffer.topk_idx[:tokens]
+    x, x_sf = sym_buffer.x[:tokens], sym_buffer.x_sf
+    torch.ops.tessera.mega_moe(y, x if x_sf is None else x.view(torch.uint8), None if x_sf is None else x_sf[:tokens], topk_idx,
+                               sym_buffer.topk_weights[:tokens], l1_weights.handle, sym_buffer.num_max_tokens_per_rank,
+                               0.0 if activation_clamp is None else activation_clamp)
+    if cumulative_local_expert_recv_stats is not None:
+        experts = sym_buffer.num_experts
+        tessera_torch.check_shape('cumulative_local_expert_recv_stats', cumulative_local_expert_recv_stats, (experts,))
+        ids = topk_idx.reshape(-1)
+        ids = torch.where((ids >= 0) & (ids < experts), ids, experts)
+        counts = torch.zeros(experts + 1, dtype=torch.int32, device=y.device)
+        counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        cumulative_local_expert_recv_stats.add_(counts[:experts])
