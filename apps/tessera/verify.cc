@@ -11,7 +11,9 @@
 #include <random>
 
 #include "backends/registry.h"
+#include "base/atomic_file.h"
 #include "base/env.h"
+#include "base/error.h"
 #include "base/strings.h"
 #include "commit.h"
 #include "console.h"
@@ -41,7 +43,15 @@ ordered_json json_of(const verify::Row& row) {
                       {"worst_error", std::isfinite(row.error) ? ordered_json(row.error) : ordered_json("not finite")},
                       {"bound", row.bound},
                       {"worst_shape", row.worst_shape},
-                      {"failures", ordered_json::array()}};
+                      {"seconds", row.seconds},
+                      {"failures", ordered_json::array()},
+                      {"calls", ordered_json::array()}};
+  for (const verify::Call& call : row.calls) {
+    out["calls"].push_back({{"shape", call.shape},
+                            {"values", call.num_values},
+                            {"different_values", call.num_different},
+                            {"is_sound", call.is_sound}});
+  }
   for (const verify::Failure& failure : row.failures) {
     out["failures"].push_back(
         {{"shape", failure.shape}, {"what", printable(failure.what, 2000)}, {"stream", failure.stream}});
@@ -58,7 +68,9 @@ class Verify final : public Verb {
     command_->add_flag("--quick", options_.is_quick, "Small shapes only: seconds instead of a minute or two");
     command_->add_option("--seed", seed_, "Of the random data, to repeat a run [a new one, which is printed]");
     command_->add_option("--threads", options_.num_threads, "Threads [one per core]")->check(CLI::Range(1, 4096));
-    command_->add_flag("--json", is_json_, "One JSON object: the report to send us");
+    command_->add_option("--op", options_.op, "Only this op, as the table names it");
+    command_->add_flag("--json", is_json_, "One JSON object in place of the table");
+    command_->add_option("--report", report_file_, "File for that object, beside the table: the report to send us");
     command_->add_flag("--quiet", is_quiet_, "No progress");
     command_->footer(
         "\nEvery variant of every op, at odd sizes and at the shapes of DeepSeek-V4-Flash, on normal values, heavy\n"
@@ -67,22 +79,35 @@ class Verify final : public Verb {
         "after; on a GPU each call also runs as a recorded graph, which must give the same bits. Bounds are those of\n"
         "docs/contracts/numerics.md, section 5: \"1e-4 of 4e-3\" is the error that came closest, and what is allowed.\n"
         "Exits with 7 where a kernel is wrong. An op that nothing but the reference computes on this machine is\n"
-        "run twice by the reference.\n"
-        "\nExamples:\n  tessera verify\n  tessera verify --device cuda:0 --json > report.json");
+        "run twice by the reference. Maps and experts of many tokens also run with the first five alone: same bits.\n"
+        "\nExamples:\n  tessera verify\n  tessera verify --device cuda:0 --report report.json");
   }
   CLI::App* command() const override { return command_; }
 
   int run() override {
     options_.seed = seed_.value_or(std::random_device{}());
     const device::Machine machine = device::machine_of(device_);
+    if (report_file_.has_value()) check_report_file();
     warn_of_backends(machine);
     ProgressBar progress(is_quiet_);
     const verify::Report report = verify::verify(backends::all_backends(), machine, options_, &progress);
+    if (report_file_.has_value()) write_report(as_json(report, machine).dump(1) + "\n");
     print_result(is_json_ ? as_json(report, machine).dump() + "\n" : as_text(report, machine));
     return report.is_sound() ? kExitOk : kExitMismatch;
   }
 
  private:
+  // Now, and not after minutes.
+  void check_report_file() const {
+    if (report_file_->empty()) fail(ErrorCode::kInvalidArgument, "--report: expected the name of a file, found none");
+    const AtomicFile tried(*report_file_);
+  }
+  void write_report(const std::string& text) const {
+    AtomicFile file(*report_file_);
+    file.write(text.data(), text.size());
+    file.commit();
+  }
+
   ordered_json as_json(const verify::Report& report, const device::Machine& machine) const {
     ordered_json out = {{"version", TESSERA_VERSION},
                         {"commit", TESSERA_COMMIT},
@@ -97,6 +122,7 @@ class Verify final : public Verb {
                         {"is_quick", options_.is_quick},
                         {"seconds", report.seconds},
                         {"has_recorded", report.has_recorded},
+                        {"num_calls", report.num_cases()},
                         {"is_sound", report.is_sound()},
                         {"stopped", report.stopped},
                         {"unavailable", report.unavailable},
@@ -137,6 +163,7 @@ class Verify final : public Verb {
   CLI::App* command_;
   verify::Options options_;
   std::string device_ = "cpu";
+  std::optional<std::string> report_file_;
   std::optional<uint64_t> seed_;
   bool is_json_ = false, is_quiet_ = false;
 };

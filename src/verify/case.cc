@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/integer_math.h"
+#include "numeric/nvfp4.h"
 #include "verify/fills.h"
 
 namespace tessera::verify {
@@ -37,6 +38,19 @@ ops::WeightView Arrays::weight(Rng& rng, ops::WeightFormat format, int64_t rows,
   buffers_.push_back(std::move(weight.data));
   buffers_.push_back(std::move(weight.scales));
   return weight.view;
+}
+
+ops::WeightView Arrays::picking_weight(Rng& rng, int64_t rows, int64_t cols) {
+  const ops::WeightView weight = this->weight(rng, ops::WeightFormat::kNvfp4, rows, cols);
+  auto* codes = static_cast<uint8_t*>(const_cast<void*>(weight.data));
+  auto* scales = static_cast<uint8_t*>(const_cast<void*>(weight.block_scales));
+  std::memset(codes, 0, static_cast<size_t>(weight.data_bytes()));
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t at = row * cols + row % cols;
+    codes[at / 2] = static_cast<uint8_t>((1 + rng.below(7)) << 4 * (at % 2));
+    scales[at / numeric::kNvfp4Block] = static_cast<uint8_t>(1 + rng.below(numeric::kE4m3Nan - 1));
+  }
+  return weight;
 }
 
 uint8_t* Arrays::entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count) {

@@ -26,6 +26,16 @@ enum class Fill : uint8_t {
   kDenormal,  // subnormal in FP32 and in BF16
 };
 
+// What a call is to reach beyond its shape.
+enum class Form : uint8_t {
+  kUsual,
+  // linear: one value a row of the weight, so that an output is one input as it was rounded, its scale with it, and is
+  // exact: a scale or a code in another's place shows.
+  kPicking,
+  kOneExpert,   // experts: all tokens go to the same ones, others have none
+  kNoneOfSome,  // experts: half of them have no token
+};
+
 // What to make a call of.
 template <class Op>
 struct Spec {
@@ -34,6 +44,7 @@ struct Spec {
   Fill fill = Fill::kNormal;
   int64_t context = 0;  // tokens before these, or entries in a cache: what the op reads
   const char* label = "small";
+  Form form = Form::kUsual;
 };
 
 // An array that an op writes.
@@ -60,6 +71,8 @@ class Arrays {
   // The values rounded to `dtype`.
   TensorView tensor(const std::vector<float>& values, DType dtype, const Shape& shape);
   ops::WeightView weight(Rng& rng, ops::WeightFormat format, int64_t rows, int64_t cols);
+  // NVFP4 that is zero but for one value a row, in column row % cols.
+  ops::WeightView picking_weight(Rng& rng, int64_t rows, int64_t cols);
   // A cache of `count` encoded random vectors.
   uint8_t* entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count);
   // The same for one sequence of `num_rows` rows, scattered: 1 << `shift` to a page, pages in any order, and before and

@@ -26,6 +26,16 @@ std::vector<float> floats_of(const TensorView& view) {
   return out;
 }
 
+// Values, or bytes of smaller ones.
+int64_t num_different(const TensorView& found, const TensorView& expected) {
+  const int64_t bytes = expected.num_bytes(), step = std::max<int64_t>(1, dtype_bits(expected.dtype) / 8);
+  const auto *a = found.as<unsigned char>(), *b = expected.as<unsigned char>();
+  if (bytes == 0 || std::memcmp(a, b, static_cast<size_t>(bytes)) == 0) return 0;
+  int64_t count = 0;
+  for (int64_t i = 0; i < bytes; i += step) count += std::memcmp(a + i, b + i, static_cast<size_t>(step)) != 0;
+  return count;
+}
+
 Difference compare_bits(const TensorView& found, const TensorView& expected) {
   const int64_t bytes = expected.num_bytes();
   const auto *a = found.as<unsigned char>(), *b = expected.as<unsigned char>();
@@ -36,7 +46,7 @@ Difference compare_bits(const TensorView& found, const TensorView& expected) {
   std::string what = fmt::format("element {} has other bits", element);
   if (expected.dtype == DType::kI32)
     what += fmt::format(": {}, expected {}", found.as<int32_t>()[element], expected.as<int32_t>()[element]);
-  return {std::numeric_limits<double>::infinity(), what};
+  return {0, std::numeric_limits<double>::infinity(), what};
 }
 
 // The first value of a BF16 output that is further off than one value may be; -1: none.
@@ -65,29 +75,16 @@ int64_t first_bad_row(std::span<const float> a, std::span<const float> b, size_t
   return -1;
 }
 
-}  // namespace
-
-double relative_error(std::span<const float> a, std::span<const float> b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  if (std::isnan(difference)) return NAN;
-  const double floor = kTiny * kTiny * static_cast<double>(std::max<size_t>(b.size(), 1));
-  return std::sqrt(difference / std::max(norm, floor));
-}
-
-Difference compare(const TensorView& found, const TensorView& expected, Rule rule, double bound) {
+Difference difference_of(const TensorView& found, const TensorView& expected, Rule rule, double bound) {
   if (rule == Rule::kBits) return compare_bits(found, expected);
   if (expected.shape.num_elements() == 0) return {};
   std::vector<float> a = floats_of(found), b = floats_of(expected);
   for (size_t i = 0; i < b.size(); ++i) {
     if (std::bit_cast<uint32_t>(a[i]) == std::bit_cast<uint32_t>(b[i]) && !std::isfinite(b[i])) a[i] = b[i] = 0;
     if (std::isfinite(a[i]) && std::isfinite(b[i])) continue;
-    return {std::numeric_limits<double>::infinity(), fmt::format("value {} is {}, expected {}", i, a[i], b[i])};
+    return {0, std::numeric_limits<double>::infinity(), fmt::format("value {} is {}, expected {}", i, a[i], b[i])};
   }
-  Difference difference{relative_error(a, b), ""};
+  Difference difference{0, relative_error(a, b), ""};
   if (difference.error > bound) {
     size_t worst = 0;
     for (size_t i = 0; i < a.size(); ++i) {
@@ -109,6 +106,25 @@ Difference compare(const TensorView& found, const TensorView& expected, Rule rul
     difference.what = fmt::format("value {} is {}, expected {}: further off than 2^-7 of it and 4e-3 of its row's RMS",
                                   outlier, a[static_cast<size_t>(outlier)], b[static_cast<size_t>(outlier)]);
   }
+  return difference;
+}
+
+}  // namespace
+
+double relative_error(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - static_cast<double>(b[i]), 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  if (std::isnan(difference)) return NAN;
+  const double floor = kTiny * kTiny * static_cast<double>(std::max<size_t>(b.size(), 1));
+  return std::sqrt(difference / std::max(norm, floor));
+}
+
+Difference compare(const TensorView& found, const TensorView& expected, Rule rule, double bound) {
+  Difference difference = difference_of(found, expected, rule, bound);
+  difference.num_different = num_different(found, expected);
   return difference;
 }
 

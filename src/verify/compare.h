@@ -24,8 +24,9 @@ enum class Rule {
 };
 
 struct Difference {
-  double error = 0;  // relative; with kBits 0 or infinite
-  std::string what;  // empty: within `bound`
+  int64_t num_different = 0;  // values whose bits differ
+  double error = 0;           // relative; with kBits 0 or infinite
+  std::string what;           // empty: within `bound`
 };
 
 // Values that have the same bits in both do not differ, whatever they are: what the reference left alone, and infinite

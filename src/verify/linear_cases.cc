@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear maps, experts and what stands around them.
 #include <algorithm>
-#include <numeric>
 
+#include "base/integer_math.h"
 #include "verify/cases.h"
 #include "verify/fills.h"
 
@@ -22,11 +22,18 @@ DType activation_of(InputMode mode) {
 }
 
 // Which experts each token goes to: ascending, distinct.
-std::vector<int32_t> random_choices(Rng& rng, int64_t tokens, int64_t num_experts, int64_t top_k) {
+std::vector<int32_t> random_choices(Rng& rng, int64_t tokens, int64_t num_experts, int64_t top_k,
+                                    Form form = Form::kUsual) {
   std::vector<int32_t> ids;
   for (int64_t t = 0; t < tokens; ++t) {
-    std::vector<int32_t> all(static_cast<size_t>(num_experts));
-    std::iota(all.begin(), all.end(), 0);
+    if (form == Form::kOneExpert && t > 0) {
+      for (int64_t i = 0; i < top_k; ++i) ids.push_back(ids[static_cast<size_t>(i)]);
+      continue;
+    }
+    // Of every second one, or of all.
+    const int64_t step = form == Form::kNoneOfSome ? 2 : 1;
+    std::vector<int32_t> all(static_cast<size_t>(ceil_div(num_experts, step)));
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(static_cast<int64_t>(i) * step);
     for (size_t i = 0; i < static_cast<size_t>(top_k); ++i) std::swap(all[i], all[i + rng.below(all.size() - i)]);
     std::sort(all.begin(), all.begin() + top_k);
     ids.insert(ids.end(), all.begin(), all.begin() + top_k);
@@ -62,7 +69,19 @@ std::vector<Spec<ops::Linear>> specs_of(ops::Linear, bool is_quick) {
           {.in = 1168, .out = 33, .format = format, .input = mode, .activation = activation, .output = activation});
     }
   }
+  // More tokens, in a4: tiles of many, pairs of blocks, and what is rounded to the place where it is multiplied.
+  ops::Linear::Desc many{
+      .in = 336, .out = 300, .format = WeightFormat::kNvfp4, .input = InputMode::kA4, .output = DType::kF32};
+  for (const int64_t tokens : {90, 141}) specs.push_back({many, tokens, Fill::kMixed, 0, "many"});
+  for (const int64_t tokens : {5, 90, 141})
+    specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   if (is_quick) return specs;
+  // Rows for the tiles of more than 190 multiprocessors, columns for several stages; a tile of 192 tokens and a part.
+  many.in = 1040, many.out = 24600;
+  for (const int64_t tokens : {128, 200}) {
+    specs.push_back({many, tokens, Fill::kMixed, 0, "many"});
+    specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
+  }
   struct Matrix {
     const char* label;
     int64_t in, out, groups;
@@ -104,8 +123,13 @@ Case<ops::Linear> make_case(Rng& rng, const Spec<ops::Linear>& spec) {
   const int64_t in = desc.groups * desc.in, out = desc.groups * desc.out;
   Case<ops::Linear> one;
   one.args.x = one.arrays.tensor(filled(rng, spec.fill, spec.num_tokens, in), desc.activation, {spec.num_tokens, in});
-  one.args.weight = one.arrays.weight(rng, desc.format, out, desc.in);
-  one.args.y = one.arrays.output("y", desc.output, {spec.num_tokens, out}, Rule::kValues);
+  const bool is_picking = spec.form == Form::kPicking;
+  one.args.weight =
+      is_picking ? one.arrays.picking_weight(rng, out, desc.in) : one.arrays.weight(rng, desc.format, out, desc.in);
+  // Where one product is all of a sum, nothing is lost; zeros of both signs are equal.
+  constexpr double kExact = 1e-10;
+  one.args.y = is_picking ? one.arrays.output("y", desc.output, {spec.num_tokens, out}, Rule::kNorm, kExact)
+                          : one.arrays.output("y", desc.output, {spec.num_tokens, out}, Rule::kValues);
   one.args.num_tokens = spec.num_tokens;
   return one;
 }
@@ -127,7 +151,32 @@ std::vector<Spec<ops::MoeExperts>> specs_of(ops::MoeExperts, bool is_quick) {
                                          .activation = activation_of(mode)});
     }
   }
+  // More slots, in a4: tiles of many, several of an expert, experts that have all or none.
+  ops::MoeExperts::Desc many{.hidden = 336,
+                             .inner = 160,
+                             .num_local = 4,
+                             .top_k = 2,
+                             .format = WeightFormat::kNvfp4,
+                             .input = InputMode::kA4,
+                             .swiglu_limit = 10};
+  const auto add_many = [&](const char* label, int64_t tokens) {
+    specs.push_back({many, tokens, Fill::kMixed, 0, label});
+    specs.push_back({many, tokens, Fill::kMixed, 0, label, Form::kOneExpert});
+    specs.push_back({many, 30, Fill::kMixed, 0, label, Form::kNoneOfSome});
+  };
+  add_many("many", 110);
+  many.swiglu_limit = 0;
+  add_many("many, no clamp", 45);
   if (is_quick) return specs;
+  ops::MoeExperts::Desc flash_a4{.hidden = 4096,
+                                 .inner = 2048,
+                                 .num_local = 8,
+                                 .top_k = 6,
+                                 .format = WeightFormat::kNvfp4,
+                                 .input = InputMode::kA4,
+                                 .swiglu_limit = 10};
+  specs.push_back({flash_a4, 60, Fill::kMixed, 0, "Flash, 8 of 256 experts"});
+  specs.push_back({flash_a4, 3, Fill::kNormal, 0, "Flash, 8 of 256 experts"});
   ops::MoeExperts::Desc flash{.hidden = 4096, .inner = 2048, .num_local = 8, .top_k = 6, .swiglu_limit = 10};
   add_published<ops::MoeExperts>(specs, flash, "Flash, 8 of 256 experts");
   flash.num_local = 6, flash.top_k = 1;
@@ -140,7 +189,7 @@ Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
   const int64_t tokens = spec.num_tokens, num_experts = desc.num_local + 2 * desc.first_expert;
   Case<ops::MoeExperts> one;
   one.args.x = one.arrays.tensor(filled(rng, spec.fill, tokens, desc.hidden), desc.activation, {tokens, desc.hidden});
-  one.args.experts = one.arrays.array(random_choices(rng, tokens, num_experts, desc.top_k));
+  one.args.experts = one.arrays.array(random_choices(rng, tokens, num_experts, desc.top_k, spec.form));
   std::vector<float> routing;
   for (int64_t i = 0; i < tokens * desc.top_k; ++i) routing.push_back(rng.uniform());
   one.args.routing = one.arrays.array(routing);

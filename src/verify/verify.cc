@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <tuple>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "verify/cases.h"
 #include "verify/run_staged.h"
 
@@ -32,10 +34,24 @@ const char* name_of(Fill fill) {
   return "?";
 }
 
+const char* name_of(Form form) {
+  switch (form) {
+    case Form::kUsual:
+      return "";
+    case Form::kPicking:
+      return ", one weight a row";
+    case Form::kOneExpert:
+      return ", all to the same experts";
+    case Form::kNoneOfSome:
+      return ", experts without a token";
+  }
+  return "?";
+}
+
 template <class Op>
 std::string shape_of(const Spec<Op>& spec) {
-  return fmt::format("{} {}, {} {}, {}", spec.label, spec.desc.to_string(), spec.num_tokens,
-                     spec.num_tokens == 1 ? "token" : "tokens", name_of(spec.fill));
+  return fmt::format("{} {}, {} {}, {}{}", spec.label, spec.desc.to_string(), spec.num_tokens,
+                     spec.num_tokens == 1 ? "token" : "tokens", name_of(spec.fill), name_of(spec.form));
 }
 
 // The weights of a call as a variant wants them, as long as this lives.
@@ -98,6 +114,7 @@ class Verifier {
 
   Report run() {
     const auto begin = std::chrono::steady_clock::now();
+    check_op(static_cast<ops::AllVariants*>(nullptr));
     run_ops(static_cast<ops::AllVariants*>(nullptr));
     report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(report_);
@@ -113,11 +130,23 @@ class Verifier {
     if (progress_ != nullptr) progress_->end();
   }
 
+  template <class... Ops>
+  void check_op(const ops::VariantLists<Ops...>*) const {
+    if (options_.op.empty() || (... || (options_.op == Ops::kName))) return;
+    const char* const names[] = {Ops::kName...};
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("no op is named '{}'; there are {}", printable(options_.op), fmt::join(names, ", ")));
+  }
+  template <class Op>
+  bool is_wanted() const {
+    return options_.op.empty() || options_.op == Op::kName;
+  }
+
   template <class Op>
   void run_op() {
     for (const Spec<Op>& spec : specs_of(Op{}, options_.is_quick)) {
       if (!report_.stopped.empty()) return;
-      run_spec(spec);
+      if (is_wanted<Op>()) run_spec(spec);
       ++stream_;
     }
   }
@@ -152,6 +181,7 @@ class Verifier {
   template <class Op>
   uint64_t num_calls() const {
     uint64_t count = 0;
+    if (!is_wanted<Op>()) return 0;
     for (const Spec<Op>& spec : specs_of(Op{}, options_.is_quick)) count += candidates(spec).size();
     return count;
   }
@@ -200,12 +230,15 @@ class Verifier {
     typename Op::Args args = one.args;
     const PackedWeights<Op> packed(variant, spec.desc, args);
     std::vector<std::string> faults;
+    Call call{shape_of(spec)};
+    const auto begin = std::chrono::steady_clock::now();
     try {
       faults = run_staged(memory_, variant, spec.desc, args);
     } catch (const Error& error) {
       faults.push_back(error.what());
       if (error.code() == ErrorCode::kDeviceError) report_.stopped = fmt::format("{} of {}", row.variant, row.op);
     }
+    row.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     ++row.num_cases;
     for (size_t i = 0; i < expected.size() && report_.stopped.empty(); ++i) {
       const Output& output = one.arrays.outputs()[i];
@@ -217,11 +250,50 @@ class Verifier {
       const Difference difference = compare(output.view, wanted, rule, output.bound);
       if (!difference.what.empty()) faults.push_back(fmt::format("{}: {}", output.name, difference.what));
       note_error(row, difference.error, rule == Rule::kBits ? 0 : output.bound, spec);
+      call.num_values += output.view.shape.num_elements();
+      call.num_different += difference.num_different;
     }
-    if (faults.empty()) return;
+    if (faults.empty()) check_alone(variant, spec, args, faults);
+    call.is_sound = faults.empty();
+    row.calls.push_back(call);
+    if (call.is_sound) return;
     ++row.num_failed;
     if (row.failures.size() < kMostFailures) {
-      row.failures.push_back({shape_of(spec), fmt::format("{}", fmt::join(faults, "; ")), stream_});
+      row.failures.push_back({call.shape, fmt::format("{}", fmt::join(faults, "; ")), stream_});
+    }
+  }
+
+  // The first tokens of `args`, whose outputs are there, have the same bits without the others.
+  template <class Op>
+  void check_alone(const ops::Variant<Op>& variant, const Spec<Op>& spec, const typename Op::Args& args,
+                   std::vector<std::string>& faults) {
+    constexpr int64_t kAlone = 5, kMany = 17;
+    if (spec.num_tokens <= kMany) return;
+    typename Op::Args few = args;
+    TensorView* output = nullptr;
+    if constexpr (std::is_same_v<Op, ops::Linear>) output = &few.y;
+    if constexpr (std::is_same_v<Op, ops::MoeExperts>) output = &few.out;
+    if constexpr (std::is_same_v<Op, ops::Linear> || std::is_same_v<Op, ops::MoeExperts>) {
+      const void* const all = output->data;
+      few.num_tokens = kAlone;
+      few.x.shape = {kAlone, few.x.shape[1]};
+      if constexpr (std::is_same_v<Op, ops::Linear>) output->shape = {kAlone, output->shape[1]};
+      if constexpr (std::is_same_v<Op, ops::MoeExperts>) {
+        output->shape = {kAlone, output->shape[1], output->shape[2]};
+      }
+      const device::Buffer alone(static_cast<size_t>(output->num_bytes()));
+      output->data = alone.data();
+      try {
+        for (const std::string& fault : run_staged(memory_, variant, spec.desc, few)) {
+          faults.push_back(fmt::format("{} tokens of them: {}", kAlone, fault));
+        }
+      } catch (const Error& error) {
+        faults.push_back(error.what());
+        if (error.code() == ErrorCode::kDeviceError) report_.stopped = fmt::format("{} of {}", variant.name, Op::kName);
+        return;
+      }
+      if (std::memcmp(alone.data(), all, alone.size()) == 0) return;
+      faults.push_back(fmt::format("the first {} tokens have other bits without the others", kAlone));
     }
   }
 

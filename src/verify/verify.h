@@ -16,6 +16,7 @@ namespace tessera::verify {
 struct Options {
   uint64_t seed = 0;
   bool is_quick = false;  // small shapes only
+  std::string op = {};    // empty: all of them
   int num_threads = 0;    // Queue's meaning
 };
 
@@ -26,6 +27,14 @@ struct Failure {
   uint64_t stream = 0;  // which numbers of the seed it was made of
 };
 
+// What became of one call.
+struct Call {
+  std::string shape;  // as a failure's
+  // Of all outputs: values, and those whose bits are not the reference's (sums in another order may differ).
+  int64_t num_values = 0, num_different = 0;
+  bool is_sound = false;
+};
+
 // One variant of one op.
 struct Row {
   std::string op, variant;  // "linear", "cuda.mma"
@@ -33,6 +42,8 @@ struct Row {
   // Of the output that came closest to its bound or passed it: relative error and bound; bound 0: bits are demanded.
   double error = 0, bound = 0;
   std::string worst_shape;
+  double seconds = 0;  // of its calls on the host's clock, copies to and from the device and the recorded runs included
+  std::vector<Call> calls;
   int num_failed = 0;
   std::vector<Failure> failures;  // the first few of them
   bool is_reference = false;      // nothing else computes this op there: run staged against itself
@@ -50,7 +61,9 @@ struct Report {
 };
 
 // Tries the variants of `backends` that `machine` can use; a backend named "ref" holds the references. A shape that
-// only the reference supports is run by it, in the same way. Throws kDeviceError where the device can't be used at all.
+// only the reference supports is run by it, in the same way. Maps and experts of more than 17 tokens are also run with
+// the first few of them alone, which must have the same bits. Throws kDeviceError where the device can't be used at
+// all, kInvalidArgument where no op has that name.
 Report verify(std::span<const ops::Backend* const> backends, const device::Machine& machine, const Options& options,
               ProgressSink* progress);
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera verify: a quick run, its report, and what it refuses."""
 import json
+import os
+import tempfile
 import unittest
 
 from program import ProgramTest, run
@@ -24,6 +26,30 @@ class Verify(ProgramTest):
         self.assertEqual(len(report['rows']), 25)
         for row in report['rows']:
             self.assertEqual((row['failed'], row['is_reference'], row['worst_error']), (0, True, 0), row)
+
+    def test_report_is_written_beside_the_table(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'report.json')
+            quick = ('verify', '--quick', '--quiet', '--op', 'linear', '--seed', '3')
+            result = run(*quick, '--report', path, timeout=600, TESSERA_BACKENDS='ref')
+            self.assertEqual(result.returncode, 0)
+            self.assertIn('all agree with the reference', result.stdout.decode())
+            with open(path) as file:
+                report = json.load(file)
+            self.assertEqual((report['seed'], report['is_sound']), (3, True))
+            self.assertEqual(report['num_calls'], sum(row['cases'] for row in report['rows']))
+            calls = [call for row in report['rows'] for call in row['calls']]
+            self.assertEqual(len(calls), report['num_calls'])
+            self.assertTrue(all(call['is_sound'] and call['different_values'] == 0 for call in calls))
+            self.assertTrue(any('141 tokens' in call['shape'] and 'one weight a row' in call['shape'] for call in calls))
+            self.check_error(run(*quick, '--report', os.path.join(folder, 'none', 'r.json')), 2, 'none/r.json')
+            self.check_error(run(*quick, '--report', folder), 2, folder)
+            self.check_error(run(*quick, '--report', ''), 2, '--report')
+            # Nothing is left of a run that could not begin.
+            bad = os.path.join(folder, 'bad.json')
+            self.check_error(run('verify', '--op', 'norm', '--report', bad), 2, "'norm'", 'rms_norm')
+            self.check_error(run(*quick, '--device', 'tpu', '--report', bad), 2, 'tpu')
+            self.assertEqual(os.listdir(folder), ['report.json'])
 
     def test_other_devices_are_refused(self):
         self.check_error(run('verify', '--device', 'tpu'), 2, 'device', 'tpu')

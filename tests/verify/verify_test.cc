@@ -49,6 +49,26 @@ TEST_F(VerifyTest, EveryOpOfThisMachineAgrees) {
   EXPECT_TRUE(report.is_sound());
 }
 
+TEST_F(VerifyTest, OneOpIsEnough) {
+  const ops::Backend* const reference[] = {&reference_backend()};
+  verify::Options options{.seed = seed_, .is_quick = true, .op = "rms_norm", .num_threads = 2};
+  const verify::Report report = verify::verify(reference, device::probe_machine(), options, nullptr);
+  ASSERT_EQ(report.rows.size(), 1u);
+  EXPECT_EQ(report.rows[0].op, "rms_norm");
+  ASSERT_EQ(report.rows[0].calls.size(), static_cast<size_t>(report.num_cases()));
+  for (const verify::Call& call : report.rows[0].calls) {
+    EXPECT_TRUE(call.is_sound && call.num_values > 0 && call.num_different == 0) << call.shape;
+  }
+  options.op = "norm";
+  try {
+    verify::verify(reference, device::probe_machine(), options, nullptr);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("'norm'; there are"));
+  }
+}
+
 // Variants that do what the reference does, and then something wrong.
 template <class Op>
 constexpr ops::Variant<Op> planted(const char* name,
@@ -91,9 +111,21 @@ constexpr ops::Variant<ops::StreamAdd> kThrows[] = {
     planted<ops::StreamAdd>("throws", [](const ops::StreamAdd::Desc&, const ops::StreamAdd::Args&, device::Queue&) {
       fail(ErrorCode::kInternal, "a planted error");
     })};
-constexpr ops::Backend kPlanted = {
-    "planted", [](const device::Machine&, std::string&) { return true; }, ops::Verification::kCompiledOnly,
-    ops::make_variants(kOneValueOff, kLeavesTheLastRow, kSwapsExperts, kWritesBehind, kWritesAnInput, kThrows)};
+// The lowest bit of an FP32 output, and only with many tokens: within the bound, but not what few of them give.
+constexpr ops::Variant<ops::Linear> kOtherBitsWithMany[] = {
+    {"other_bits_with_many",
+     [](const ops::Linear::Desc& desc, std::string& why_not) {
+       return desc.output == DType::kF32 && ops::linear_reference_supports(desc, why_not);
+     },
+     nullptr, ops::linear_reference_workspace,
+     [](const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+       ops::linear_reference(desc, args, queue);
+       if (args.num_tokens > 100) args.y.as<uint32_t>()[desc.groups * desc.out] ^= 1;
+     }}};
+constexpr ops::Backend kPlanted = {"planted", [](const device::Machine&, std::string&) { return true; },
+                                   ops::Verification::kCompiledOnly,
+                                   ops::make_variants(kOneValueOff, kLeavesTheLastRow, kSwapsExperts, kWritesBehind,
+                                                      kWritesAnInput, kThrows, kOtherBitsWithMany)};
 
 TEST_F(VerifyTest, WrongVariantsAreFoundAndNamed) {
   const ops::Backend* const backends[] = {&kPlanted, &reference_backend()};
@@ -106,6 +138,7 @@ TEST_F(VerifyTest, WrongVariantsAreFoundAndNamed) {
       {"planted.writes_behind", "wrote outside its arrays"},
       {"planted.writes_an_input", "wrote into an input"},
       {"planted.throws", "a planted error"},
+      {"planted.other_bits_with_many", "other bits without the others"},
   };
   size_t found = 0;
   for (const verify::Row& row : report.rows) {
@@ -119,8 +152,8 @@ TEST_F(VerifyTest, WrongVariantsAreFoundAndNamed) {
     ASSERT_FALSE(row.failures.empty()) << row.variant;
     EXPECT_THAT(row.failures.front().what, HasSubstr(entry->second)) << row.variant;
     EXPECT_THAT(row.failures.front().shape, HasSubstr("token")) << row.variant;
-    if (row.variant == "planted.one_value_off") {
-      EXPECT_LT(row.num_failed, row.num_cases) << "short rows agree";
+    if (row.variant == "planted.one_value_off" || row.variant == "planted.other_bits_with_many") {
+      EXPECT_LT(row.num_failed, row.num_cases) << "other shapes agree";
     }
   }
   EXPECT_EQ(found, std::size(wanted));
