@@ -16,13 +16,15 @@ using namespace backends::sm100;  // NOLINT: the plans' names
 using backends::cuda_common::Nvfp4Product, backends::cuda_common::ScaleAtom;
 
 constexpr int kProductRows = PackedTile::kRows;  // of one multiprocessor
-// Instructions of a thread for each sum it stores: ours tests, scales, rounds and stores it alone; estimated.
-constexpr double kStoreInstructions = 15, kPackedStoreInstructions = 4;
-constexpr double kSumsPortBytes = 512;  // of tensor memory a cycle, not measured
+// Instructions of a thread for each sum it stores. Ours are counted in what is compiled (docs/kernels/
+// nvfp4_blackwell_tcgen05.md); gate and up are two sums, of which h is made, rounded and quantised.
+constexpr double kMapStoreInstructions = 12, kDownStoreInstructions = 13, kGatedStoreInstructions = 53.0 / 2;
+constexpr double kPackedStoreInstructions = 4;  // of the ideal form: estimated
+constexpr double kSumsPortBytes = 512;          // of tensor memory a cycle, not measured
 
 // A stage of 256 columns of `matrices` times 128 rows by `tokens`, one thread block.
 Kernel block_kernel(const std::string& name, int64_t matrices, int64_t tiles, int64_t width, int tokens,
-                    int64_t ring_stages) {
+                    int64_t ring_stages, double store_instructions) {
   const int padded = round_up<int>(tokens, InputTile::kGroup);
   const auto m = static_cast<double>(matrices);
   Kernel k;
@@ -34,7 +36,7 @@ Kernel block_kernel(const std::string& name, int64_t matrices, int64_t tiles, in
   k.copied_bytes = m * PackedTile::kBytes + InputTile::stage_bytes(padded);
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = ring_stages;
-  k.store_cycles = m * padded * std::max(kStoreInstructions, kProductRows * 4 / kSumsPortBytes);
+  k.store_cycles = m * padded * std::max(store_instructions, kProductRows * 4 / kSumsPortBytes);
   k.tile_flops = 2.0 * m * static_cast<double>(tiles * width) * kProductRows * padded;
   return k;
 }
@@ -68,14 +70,15 @@ Kernel our_pair_kernel(const std::string& name, int64_t tiles, int64_t width, in
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = SumsPlan<1, kPairTileTokens, 2>::kStages;
   k.store_cycles =
-      round_up<int>(tokens, 2 * InputTile::kGroup) * std::max(kStoreInstructions, kProductRows * 4 / kSumsPortBytes);
+      round_up<int>(tokens, 2 * InputTile::kGroup) * std::max(kMapStoreInstructions, kProductRows * 4 / kSumsPortBytes);
   return k;
 }
 
 // Few tokens: every multiprocessor streams an equal share of the weights, whatever rows and columns that is.
 Kernel share_kernel(const std::string& name, double values, int tokens, const Target& target) {
   const double tiles = values / (PackedTile::kRows * PackedTile::kColumns);
-  Kernel k = block_kernel(name, 1, target.multiprocessors, 1, tokens, SumsPlan<1, kFewTileTokens, 1>::kStages);
+  Kernel k = block_kernel(name, 1, target.multiprocessors, 1, tokens, SumsPlan<1, kFewTileTokens, 1>::kStages,
+                          kMapStoreInstructions);
   k.form = Form::kIdeal;
   k.stages = static_cast<int64_t>(std::ceil(tiles / target.multiprocessors));
   k.memory_bytes = nvfp4_bytes(values);
@@ -98,10 +101,12 @@ std::vector<Kernel> expert_kernels(const PlanShape& shape, int64_t tokens, const
   std::vector<Kernel> kernels = {pass_kernel("group and quantize_x", 2 * x_bytes, nvfp4_bytes(x_bytes), target)};
   kernels.push_back(
       block_kernel("gate_and_up_tcgen05", 2, work * ceil_div<int64_t>(e.inner, kProductRows), e.hidden, tile_tokens,
-                   is_few ? SumsPlan<2, kFewTileTokens, 1>::kStages : SumsPlan<2, kMostExpertTokens, 1>::kStages));
+                   is_few ? SumsPlan<2, kFewTileTokens, 1>::kStages : SumsPlan<2, kMostExpertTokens, 1>::kStages,
+                   kGatedStoreInstructions));
   kernels.push_back(
       block_kernel("down_tcgen05", 1, work * ceil_div<int64_t>(e.hidden, kProductRows), e.inner, tile_tokens,
-                   is_few ? SumsPlan<1, kFewTileTokens, 1>::kStages : SumsPlan<1, kMostExpertTokens, 1>::kStages));
+                   is_few ? SumsPlan<1, kFewTileTokens, 1>::kStages : SumsPlan<1, kMostExpertTokens, 1>::kStages,
+                   kDownStoreInstructions));
   kernels[1].memory_bytes = nvfp4_bytes(gate_up), kernels[2].memory_bytes = nvfp4_bytes(gate_up / 2);
   kernels[1].flops = shape_flops(shape, tokens) * 2 / 3, kernels[2].flops = shape_flops(shape, tokens) / 3;
   return kernels;
@@ -123,7 +128,8 @@ std::vector<Kernel> tensor_memory_kernels(const PlanShape& shape, int64_t tokens
   } else {
     kernels.push_back(block_kernel("linear_tcgen05", 1, tiles, desc.in, most,
                                    tile_tokens == kFewTileTokens ? SumsPlan<1, kFewTileTokens, 1>::kStages
-                                                                 : SumsPlan<1, kMostTileTokens, 1>::kStages));
+                                                                 : SumsPlan<1, kMostTileTokens, 1>::kStages,
+                                   kMapStoreInstructions));
   }
   kernels.back().memory_bytes = nvfp4_bytes(values);
   kernels.back().flops = shape_flops(shape, tokens);

@@ -137,15 +137,7 @@ class BlockScaledSums {
       const int tokens = padded_tokens(place);
       s_.sums_full[sums.stage].wait(sums.parity);
       ptx::tcgen05::fence_after_thread_sync();
-      int token = 0;
-      for (; token + 16 <= tokens; token += 16) store_some<16>(place, sums.stage, token);
-      if (token < tokens) store_some<8>(place, sums.stage, token);
-      ptx::tcgen05::fence_before_thread_sync();
-      if (rank_ == 0) {
-        s_.sums_free[sums.stage].arrive();
-      } else {
-        ptx::arrive_at(s_.sums_free[sums.stage], 0);
-      }
+      store_tile(place, sums.stage, tokens);
     }
   }
 
@@ -203,25 +195,80 @@ class BlockScaledSums {
     }
   }
 
-  // kCount tokens of this thread's row.
-  template <int kCount, class Place>
-  __device__ void store_some(const Place& place, int set, int first_token) {
-    const int row = static_cast<int>(threadIdx.x) % kStoreThreads;
-    const uint32_t lanes = static_cast<uint32_t>(row / kWarp * kWarp) << 16;
-    uint32_t bits[kMatrices][kCount];
+  // Sums of kCount tokens of this thread's row, as they are loaded.
+  template <int kCount>
+  using Loaded = uint32_t[kMatrices][kCount];
+
+  __device__ static int store_row() {
+    return static_cast<int>(threadIdx.x) % kStoreThreads;
+  }
+
+  // While some tokens of the row are stored the next ones are on their way; when the last have come, the set is free.
+  template <class Place>
+  __device__ void store_tile(const Place& place, int set, int tokens) {
+    constexpr int kMost = 16, kRest = 8;
+    Loaded<kMost> even, odd;
+    Loaded<kRest> rest;
+    const int whole = tokens / kMost * kMost;
+    if (whole > 0) {
+      load(even, set, 0);
+    } else {
+      load(rest, set, 0);
+    }
+    const auto take = [&](Loaded<kMost>& now, Loaded<kMost>& next, int token) {
+      wait_for(now);
+      if (token + kMost < whole) {
+        load(next, set, token + kMost);
+      } else if (whole < tokens) {
+        load(rest, set, whole);
+      } else {
+        give_back(set);
+      }
+      store_some(place, token, now);
+    };
+#pragma unroll 1
+    for (int token = 0; token < whole; token += 2 * kMost) {
+      take(even, odd, token);
+      if (token + kMost < whole) take(odd, even, token + kMost);
+    }
+    if (whole == tokens) return;
+    wait_for(rest);
+    give_back(set);
+    store_some(place, whole, rest);
+  }
+
+  template <int kCount>
+  __device__ void load(Loaded<kCount>& bits, int set, int first_token) {
+    const uint32_t lanes = static_cast<uint32_t>(store_row() / kWarp * kWarp) << 16;
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
       ptx::tcgen05::ld(bits[i], s_.tensor_memory + lanes + Plan::sums(set, i) + static_cast<uint32_t>(first_token));
     }
+  }
+  template <int kCount>
+  __device__ void wait_for(Loaded<kCount>& bits) {
+#pragma unroll
+    for (int i = 0; i < kMatrices; ++i) ptx::tcgen05::wait_ld(bits[i]);
+  }
+  template <int kCount, class Place>
+  __device__ void store_some(const Place& place, int first_token, const Loaded<kCount>& bits) {
     float sums[kMatrices][kCount];
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      ptx::tcgen05::wait_ld(bits[i]);
 #pragma unroll
       for (int j = 0; j < kCount; ++j) sums[i][j] = __uint_as_float(bits[i][j]);
     }
-    tiles_.store(place, row, first_token, sums);
+    tiles_.store(place, store_row(), first_token, sums);
     __syncwarp();  // lanes without a row left early, and all read tensor memory as one
+  }
+  // Products of the tile after the next may begin.
+  __device__ void give_back(int set) {
+    ptx::tcgen05::fence_before_thread_sync();
+    if (rank_ == 0) {
+      s_.sums_free[set].arrive();
+    } else {
+      ptx::arrive_at(s_.sums_free[set], 0);
+    }
   }
 
   const Tiles& tiles_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear with NVFP4 weights and inputs: a kernel quantises the inputs into tiles, another multiplies them
 // (block_scaled_sums.cuh).
+#include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/sm100/block_scaled_sums.cuh"
 #include "backends/sm100/kernels.h"
 
@@ -73,17 +74,39 @@ class LinearTiles {
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[1][kCount]) const {
     const int64_t out_row = place.first_row + row, first = place.first_token + first_token;
     if (out_row >= job_.out) return;
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      const int64_t token = first + j;
-      if (token >= job_.num_tokens) break;
-      const float factor = job_.factors[place.group * job_.num_tokens + token] * job_.tensor_scale;
-      job_.y.store((token * job_.groups + place.group) * job_.out + out_row, sums[0][j] * factor);
+    const float* const factors = job_.factors + place.group * job_.num_tokens + first;
+    const int64_t at = (first * job_.groups + place.group) * job_.out + out_row;
+    const auto store_all = [&](int count) {
+      if (job_.y.is_bf16) {
+        store_row(static_cast<uint16_t*>(job_.y.data) + at, count, factors, sums[0]);
+      } else {
+        store_row(static_cast<float*>(job_.y.data) + at, count, factors, sums[0]);
+      }
+    };
+    if (first + kCount <= job_.num_tokens) {
+      store_all(kCount);  // a constant: no predicates
+    } else {
+      store_all(static_cast<int>(job_.num_tokens - first));
     }
   }
 
  private:
   static constexpr int64_t kTileRows = kBlocks * PackedTile::kRows;
+  // Of this thread's row: `count` neighbouring tokens.
+  template <class Value, int kCount>
+  __device__ void store_row(Value* to, int count, const float* factors, const float (&sums)[kCount]) const {
+    const int64_t stride = job_.groups * job_.out;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j, to += stride) {
+      if (j >= count) break;
+      const float value = sums[j] * (factors[j] * job_.tensor_scale);
+      if constexpr (sizeof(Value) == sizeof(float)) {
+        *to = value;
+      } else {
+        *to = static_cast<Value>(cuda_common::ptx::round_to_bf16x2(value, 0));
+      }
+    }
+  }
   __device__ static int tiles_of(int64_t count, int64_t tile) {
     return static_cast<int>(ceil_div<int64_t>(count, tile));
   }

@@ -2,6 +2,7 @@
 // moe_experts in a4: slots are grouped by expert (cuda_common/expert_slots.cuh) and each expert's inputs quantised into
 // tiles; gate and up are multiplied together, and what is made of them is quantised into tiles at once where the clamp
 // bounds it (expert_activations.cuh); then down. Sums: block_scaled_sums.cuh.
+#include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/scaled_experts.cuh"
 #include "backends/sm100/block_scaled_sums.cuh"
 #include "backends/sm100/expert_activations.cuh"
@@ -13,6 +14,20 @@ namespace {
 
 using cuda_common::ExpertWork, cuda_common::ScaledExperts, cuda_common::Values;
 
+struct ExpertJob : ScaledExperts {
+  float* weights;  // [positions] routing weights
+};
+
+// Numbers of kCount positions from a multiple of 8 on.
+template <int kCount>
+__device__ void load_positions(float (&to)[kCount], const float* from) {
+#pragma unroll
+  for (int j = 0; j < kCount; j += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + j);
+    to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+  }
+}
+
 // The tile of the work's tokens.
 __device__ char* tile_of(char* tiles, int index, const ExpertWork& work, int64_t width) {
   return tiles + InputTile::bytes(work.first, index, width);
@@ -20,7 +35,7 @@ __device__ char* tile_of(char* tiles, int index, const ExpertWork& work, int64_t
 
 // Grid: tokens of a tile, those too that only fill a group of 8, by work. x, or h where nothing bounds it.
 template <bool kIsX>
-__global__ void __launch_bounds__(kQuantizeThreads) quantize_expert_inputs(ScaledExperts job) {
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_expert_inputs(ExpertJob job) {
   cuda_common::wait_for_previous();
   const int index = static_cast<int>(blockIdx.y), token = static_cast<int>(blockIdx.x);
   if (index >= job.groups.totals[1]) return;
@@ -33,7 +48,9 @@ __global__ void __launch_bounds__(kQuantizeThreads) quantize_expert_inputs(Scale
   if (is_there) values = kIsX ? job.x_of(work, token) : job.h_of(work, token);
   const InputRow to(tile_of(kIsX ? job.tiles_x : job.tiles_h, index, work, width), rows, token);
   const float g = quantize_into(to, Values{const_cast<uint16_t*>(values), true}, 0, width, is_there);
-  if (is_there && threadIdx.x == 0) (kIsX ? job.x_factors : job.h_factors)[work.first + token] = g;
+  if (threadIdx.x != 0) return;
+  (kIsX ? job.x_factors : job.h_factors)[work.first + token] = g;
+  if (kIsX) job.weights[work.first + token] = is_there ? job.routing[job.slot_of(work, token)] : 0;
 }
 
 // Row tiles of some work are neighbours, so that blocks at work share inputs.
@@ -43,7 +60,7 @@ class ExpertTiles {
     ExpertWork work;
     int index, first_row;  // of the work; of the tile
   };
-  __device__ ExpertTiles(const ScaledExperts& job, int64_t rows)
+  __device__ ExpertTiles(const ExpertJob& job, int64_t rows)
       : job_(job),
         row_tiles_(static_cast<int>(ceil_div<int64_t>(rows, PackedTile::kRows))),
         count_(job.groups.totals[1] * row_tiles_) {}
@@ -60,7 +77,7 @@ class ExpertTiles {
     return static_cast<const char*>(data) + PackedTile::offset(place.first_row, width);
   }
 
-  const ScaledExperts& job_;
+  const ExpertJob& job_;
   const int row_tiles_, count_;
 };
 
@@ -69,7 +86,7 @@ class GateAndUpTiles : public ExpertTiles {
  public:
   static constexpr int kMatrices = 2, kTokens = kTileTokens, kBlocks = 1;
 
-  __device__ explicit GateAndUpTiles(const ScaledExperts& job) : ExpertTiles(job, job.inner) {}
+  __device__ explicit GateAndUpTiles(const ExpertJob& job) : ExpertTiles(job, job.inner) {}
   __device__ int64_t width() const { return job_.hidden; }
   __device__ const char* weights(const Place& place, int matrix) const {
     return weights_of(matrix == 0 ? place.work.data[0] : place.work.data[1], place, job_.hidden);
@@ -79,32 +96,53 @@ class GateAndUpTiles : public ExpertTiles {
   }
   template <int kCount>
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[2][kCount]) const {
-    const int inner_row = place.first_row + row;
-    const bool is_bounded = job_.limit > 0;
-    float values[kCount];
+    float factors[kCount], weights[kCount], values[kCount];
+    uint32_t both[kCount];
+    load_positions(factors, job_.x_factors + place.work.first + first_token);
+    load_positions(weights, job_.weights + place.work.first + first_token);
+    // Rows and tokens that only fill a tile have sums of zero, and such tokens have weight 0.
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
-      const int token = first_token + j;
-      const bool is_there = token < place.work.count && inner_row < job_.inner;
-      const uint16_t h = is_there ? job_.h_value(place.work, token, sums[0][j], sums[1][j]) : uint16_t{0};
-      if (is_there && !is_bounded) job_.h_of(place.work, token)[inner_row] = h;
-      values[j] = numeric::bf16_to_float(h);
+      both[j] = cuda_common::ptx::round_to_bf16x2(sums[0][j] * (factors[j] * place.work.tensor_scales[0]),
+                                                  sums[1][j] * (factors[j] * place.work.tensor_scales[1]));
     }
-    if (is_bounded) store_scaled(place, row, first_token, values);
+    swiglu_values(both, weights, job_.limit, values);
+    uint32_t pairs[TokenBlock::kPairs];
+#pragma unroll
+    for (int j = 0; j < TokenBlock::kPairs; ++j) {
+      constexpr int kStep = TokenBlock::kPairs;
+      pairs[j] = cuda_common::ptx::round_to_bf16x2(values[j], kCount > kStep ? values[(j + kStep) % kCount] : 0);
+    }
+    if (job_.limit > 0) {
+      store_scaled<kCount>(place, row, first_token, pairs);
+    } else {
+      store_rounded<kCount>(place, place.first_row + row, first_token, pairs);
+    }
   }
 
  private:
+  using Pairs = uint32_t[TokenBlock::kPairs];  // of token j and j + 8
+
+  template <int kCount>
+  __device__ void store_rounded(const Place& place, int inner_row, int first_token, const Pairs& pairs) const {
+    if (inner_row >= job_.inner) return;
+    uint16_t* to = job_.h_of(place.work, first_token) + inner_row;
+#pragma unroll
+    for (int j = 0; j < kCount; ++j, to += job_.inner) {
+      if (first_token + j >= place.work.count) break;
+      *to = static_cast<uint16_t>(pairs[j % TokenBlock::kPairs] >> (j < TokenBlock::kPairs ? 0 : 16));
+    }
+  }
+
   // Quantises what the threads of a warp have: of 32 rows, two blocks of 16, kCount tokens.
   template <int kCount>
-  __device__ void store_scaled(const Place& place, int row, int first_token, const float (&values)[kCount]) const {
-    const TokenBlock mine(values);
+  __device__ void store_scaled(const Place& place, int row, int first_token, const Pairs& pairs) const {
+    const TokenBlock mine(pairs);
     const int token = first_token + mine.token(), rows = round_up<int>(place.work.count, InputTile::kGroup);
     if (mine.token() >= kCount) return;
-    float g = 1;
-    if (token < place.work.count) {
-      g = job_.bound_of(place.work, token);
-      if (place.first_row == 0 && row < numeric::kNvfp4Block) job_.h_factors[place.work.first + token] = g;
-    }
+    const int position = place.work.first + token;
+    const float g = numeric::nvfp4_bounded_activation_scale(job_.weights[position], job_.limit);
+    if (place.first_row == 0 && row < numeric::kNvfp4Block) job_.h_factors[position] = g;
     const InputRow to(tile_of(job_.tiles_h, place.index, place.work, job_.inner), rows, token);
     const int block = (place.first_row + row) / numeric::kNvfp4Block;
     mine.store(to, block, g);
@@ -120,7 +158,7 @@ class DownTiles : public ExpertTiles {
  public:
   static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = 1;
 
-  __device__ explicit DownTiles(const ScaledExperts& job) : ExpertTiles(job, job.hidden) {}
+  __device__ explicit DownTiles(const ExpertJob& job) : ExpertTiles(job, job.hidden) {}
   __device__ int64_t width() const { return job_.inner; }
   __device__ const char* weights(const Place& place, int) const {
     return weights_of(place.work.data[2], place, job_.inner);
@@ -132,16 +170,24 @@ class DownTiles : public ExpertTiles {
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[1][kCount]) const {
     const int64_t out_row = place.first_row + row;
     if (out_row >= job_.hidden) return;
+    const int position = place.work.first + first_token;
+    float factors[kCount];
+    load_positions(factors, job_.h_factors + position);
+    uint16_t* const to = job_.out + out_row;
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      if (first_token + j >= place.work.count) break;
-      job_.store_out(place.work, first_token + j, out_row, sums[0][j]);
+    for (int j = 0; j < kCount; j += 2) {
+      const int2 slots = *reinterpret_cast<const int2*>(job_.groups.slots + position + j);  // -1: none
+      const float scale = place.work.tensor_scales[2];
+      const uint32_t both = cuda_common::ptx::round_to_bf16x2(sums[0][j] * (factors[j] * scale),
+                                                              sums[0][j + 1] * (factors[j + 1] * scale));
+      if (slots.x >= 0) to[slots.x * job_.hidden] = static_cast<uint16_t>(both);
+      if (slots.y >= 0) to[slots.y * job_.hidden] = static_cast<uint16_t>(both >> 16);
     }
   }
 };
 
 int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, void* base,
-                       ScaledExperts& job) {
+                       ExpertJob& job) {
   cuda_common::Workspace workspace(base);
   const int64_t positions = cuda_common::most_positions(desc, num_slots);
   const int64_t work = cuda_common::most_work(desc, num_slots, work_slots);
@@ -151,12 +197,12 @@ int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int
   if (desc.swiglu_limit <= 0) job.h = workspace.take<uint16_t>(positions * desc.inner);
   job.x_factors = workspace.take<float>(positions);
   job.h_factors = workspace.take<float>(positions);
+  job.weights = workspace.take<float>(positions);
   return workspace.used();
 }
 
 template <template <int> class Tiles>
-void launch_map(const char* name, const device::Queue& queue, int64_t most_work, int64_t rows,
-                const ScaledExperts& job) {
+void launch_map(const char* name, const device::Queue& queue, int64_t most_work, int64_t rows, const ExpertJob& job) {
   const int64_t tiles = most_work * ceil_div<int64_t>(rows, PackedTile::kRows);
   if (job.work_slots == kFewTileTokens) {
     launch_sums<Tiles<kFewTileTokens>>(name, queue, tiles, job);
@@ -172,13 +218,13 @@ bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_no
 }
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
-  ScaledExperts job{};
+  ExpertJob job{};
   return take_workspace(desc, max_tokens * desc.top_k, kFewTileTokens, nullptr, job);  // most entries of work
 }
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  ScaledExperts job = cuda_common::scaled_experts(desc, args, expert_tile_slots(desc, args.num_tokens));
+  ExpertJob job{cuda_common::scaled_experts(desc, args, expert_tile_slots(desc, args.num_tokens)), nullptr};
   take_workspace(desc, job.num_slots, job.work_slots, args.workspace, job);
   cuda_common::group_slots(job, job.groups, queue);
   const int64_t most_work = cuda_common::most_work(desc, job.num_slots, job.work_slots);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, and arriving at each other's barriers.
-// Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait".
+// Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait", "fence".
 #include <cstdint>
 
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
@@ -30,14 +30,17 @@ __device__ inline void sync_cluster() {
 #endif
 
 // One arrival at the barrier that block `rank` has at the place of `here`. Who waits for it there uses
-// wait_for_cluster.
+// wait_for_cluster. What this thread has seen or written in its own block's shared memory is passed on, and nothing
+// else is: an arrival with release semantics would wait for all of the GPU's memory (MEMBAR.GPU), and a wait with
+// acquire semantics empty L1. Tensor memory has fences of its own.
 __device__ inline void arrive_at(SharedBarrier& here, int rank) {
 #ifdef TESSERA_CUDA_EMULATED
   emulated::arrive_at(&here.bits, rank);
 #else
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(here.address()),
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(here.address()),
       "r"(rank)
       : "memory");
 #endif
@@ -53,8 +56,9 @@ inline void wait_for_cluster(SharedBarrier& barrier, int parity,
 __device__ inline void wait_for_cluster(SharedBarrier& barrier, int parity) {
   asm volatile(
       "{\n.reg .pred ended;\n"
-      "try_again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%0], %1;\n"
-      "@!ended bra try_again;\n}" ::"r"(barrier.address()),
+      "try_again: mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 ended, [%0], %1;\n"
+      "@!ended bra try_again;\n"
+      "fence.acquire.sync_restrict::shared::cluster.cluster;\n}" ::"r"(barrier.address()),
       "r"(parity)
       : "memory");
 }
