@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera plan kernels
+// tessera plan: a model on a machine (plan_machine.h); tessera plan kernels
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +12,7 @@
 #include "bench/shapes/published.h"
 #include "console.h"
 #include "model/config.h"
+#include "plan_machine.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -70,10 +71,20 @@ ordered_json json_of(const bench::PlanRow& row) {
 
 class Plan final : public Verb {
  public:
-  explicit Plan(CLI::App& app) : command_(app.add_subcommand("plan", "Predict, without the hardware")) {
-    command_->require_subcommand(1);
+  explicit Plan(CLI::App& app)
+      : command_(app.add_subcommand("plan", "Predict, without the hardware: memory, capacity and times on GPUs")),
+        machine_(*command_) {
+    command_->require_subcommand(0, 1);
+    command_->footer(
+        "\nWithout a sub-verb: how a model is cut over the GPUs of a machine, what each holds, how many tokens of "
+        "context\n"
+        "fit, the predicted times of a step and what bounds them, and the other plans. Plans that the layers can't "
+        "compute\n"
+        "yet are marked. docs/performance/several_gpus.md has the figures and how far off they are.\n"
+        "\nExamples:\n  tessera plan --model pro --gpus 8xh200 --context 128k --batch 64\n"
+        "  tessera plan --gpus 2xh200 --dense nvfp4 --json plan.json");
     kernels_ = command_->add_subcommand("kernels", "Times of NVFP4 kernels on a GPU, from its figures");
-    kernels_->add_option("--target", target_, "The GPU")->required()->type_name("b200|b300|rtx6000|gb10|h200");
+    kernels_->add_option("--target", target_, "The GPU")->required()->type_name("b200|b300|rtx6000|gb10|h200|h100");
     kernels_->add_option("--model", model_, "Shapes: flash, pro, or a model's folder [flash]");
     kernels_->add_option("--tokens", tokens_, "Tokens per call, comma-separated [1,16,64,1024,4096]")
         ->delimiter(',')
@@ -96,6 +107,14 @@ class Plan final : public Verb {
   CLI::App* command() const override { return command_; }
 
   int run() override {
+    if (kernels_->parsed()) return run_kernels();
+    if (machine_.is_asked()) return machine_.run();
+    print_result(command_->help("tessera"));
+    return kExitOk;
+  }
+
+ private:
+  int run_kernels() {
     const bench::Target& target = bench::target_of(target_);
     std::optional<AtomicFile> file;
     if (!json_file_.empty()) file.emplace(json_file_);
@@ -118,7 +137,6 @@ class Plan final : public Verb {
     return kExitOk;
   }
 
- private:
   void write_json(const bench::Target& target, const std::vector<bench::PlanRow>& rows,
                   const std::vector<bench::PublishedRow>& published, AtomicFile& file) const {
     ordered_json out = {{"target", target.name}, {"gpu", target.gpu}, {"multiprocessors", target.multiprocessors}};
@@ -145,6 +163,7 @@ class Plan final : public Verb {
   }
 
   CLI::App *command_, *kernels_ = nullptr;
+  PlanMachine machine_;
   std::string target_, model_ = "flash", json_file_;
   std::vector<int64_t> tokens_ = {1, 16, 64, 1024, 4096}, squares_;
   bool has_details_ = false;

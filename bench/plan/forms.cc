@@ -21,6 +21,12 @@ PlanShape map_shape(const std::string& name, int64_t out, int64_t in, int64_t gr
   return shape;
 }
 
+// Of the experts that tokens choose from, those of this GPU.
+double local_share(const PlanShape& shape) {
+  if (shape.num_experts == 0) return 1;
+  return static_cast<double>(shape.experts.num_local) / static_cast<double>(shape.num_experts);
+}
+
 }  // namespace
 
 std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config& c) {
@@ -52,10 +58,11 @@ PlanShape square_shape(int64_t size) {
   return map_shape("square", size, size);
 }
 
-ExpertLoad expert_load(const ops::MoeExperts::Desc& desc, int64_t tokens, int64_t tile_slots) {
+ExpertLoad expert_load(const PlanShape& shape, int64_t tokens, int64_t tile_slots) {
   // Slots of an expert: binomial.
+  const ops::MoeExperts::Desc& desc = shape.experts;
   const auto experts = static_cast<double>(desc.num_local), n = static_cast<double>(tokens);
-  const double share = static_cast<double>(desc.top_k) / experts;
+  const double share = static_cast<double>(desc.top_k) / (experts / local_share(shape));
   ExpertLoad load;
   double probability = std::exp(n * std::log1p(-share));
   for (int64_t slots = 0; slots <= tokens; ++slots) {
@@ -71,7 +78,7 @@ ExpertLoad expert_load(const ops::MoeExperts::Desc& desc, int64_t tokens, int64_
     }
     load.tiles += experts * probability * static_cast<double>(ceil_div(slots, tile_slots));
   }
-  load.slots_of_tile = n * static_cast<double>(desc.top_k) / std::max(1.0, load.tiles);
+  load.slots_of_tile = n * static_cast<double>(desc.top_k) * local_share(shape) / std::max(1.0, load.tiles);
   return load;
 }
 
@@ -79,17 +86,31 @@ double nvfp4_bytes(double values) {
   return values * (0.5 + 1.0 / 16);
 }
 
+double weight_bytes(ops::WeightFormat format, double values) {
+  switch (format) {
+    case ops::WeightFormat::kNvfp4:
+      return nvfp4_bytes(values);
+    case ops::WeightFormat::kFp8Block:
+      return values * (1 + 4.0 / (128 * 128));
+    case ops::WeightFormat::kBf16:
+      return values * 2;
+    case ops::WeightFormat::kF32:
+      break;
+  }
+  return values * 4;
+}
+
 double shape_flops(const PlanShape& shape, int64_t tokens) {
   const auto n = static_cast<double>(tokens);
   if (!shape.is_experts) return 2 * n * static_cast<double>(shape.map.groups * shape.map.out * shape.map.in);
   const ops::MoeExperts::Desc& e = shape.experts;
-  return 6 * n * static_cast<double>(e.top_k * e.hidden * e.inner);
+  return 6 * n * static_cast<double>(e.top_k * e.hidden * e.inner) * local_share(shape);
 }
 
 double shape_weight_bytes(const PlanShape& shape, int64_t tokens) {
   if (!shape.is_experts) return nvfp4_bytes(static_cast<double>(shape.map.groups * shape.map.out * shape.map.in));
   const ops::MoeExperts::Desc& e = shape.experts;
-  return nvfp4_bytes(3.0 * static_cast<double>(e.hidden * e.inner)) * expert_load(e, tokens, 1).touched;
+  return nvfp4_bytes(3.0 * static_cast<double>(e.hidden * e.inner)) * expert_load(shape, tokens, 1).touched;
 }
 
 Kernel pass_kernel(const std::string& name, double read_bytes, double written_bytes, const Target& target) {

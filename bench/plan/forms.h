@@ -12,12 +12,13 @@
 
 namespace tessera::bench {
 
-// An NVFP4 linear map, or routed experts of a layer, all on one GPU with tokens spread evenly.
+// An NVFP4 linear map, or routed experts of a layer, chosen evenly.
 struct PlanShape {
   std::string name;
   bool is_experts = false;
   ops::Linear::Desc map{};
-  ops::MoeExperts::Desc experts{};
+  ops::MoeExperts::Desc experts{};  // of one GPU
+  int64_t num_experts = 0;          // of all GPUs, which tokens choose from; 0: those of this one
 };
 // Maps and experts of a model's layer; "square N": N outputs of N inputs.
 std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config& config);
@@ -29,6 +30,8 @@ double shape_weight_bytes(const PlanShape& shape, int64_t tokens);
 
 // Ours; empty where the target's backend leaves the op to the portable one.
 std::vector<Kernel> our_kernels(const PlanShape& shape, int64_t tokens, const Target& target);
+// The portable backend's: any format, any tokens; by the rates that it has on an H200 (docs/performance/cuda.md).
+std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, const Target& target);
 // `pairs`: of a cluster, those that share inputs by multicast (datacenter Blackwell's form).
 struct IdealForm {
   int64_t pairs = 2;

@@ -20,8 +20,8 @@ double product_cycles(int tokens) {
 // A consumer's chain of 32 columns (decode, products, wait), whatever the tokens: 0.50 us for 128 columns at 32 tokens
 // (docs/performance/hopper.md).
 constexpr double kStepCycles = 229;
-// Instructions of a warp for 16 rows by 128 columns by 8 tokens (docs/performance/hopper.md, cuda.md).
-constexpr double kFewInstructions = 130, kStreamInstructions = 191;
+// Instructions of a warp for 16 rows by 128 columns by 8 tokens (docs/performance/hopper.md).
+constexpr double kFewInstructions = 130;
 // About 20 for each pair of sums that a lane stores.
 constexpr double kStoreInstructions = 20;
 
@@ -46,20 +46,6 @@ Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double
   return k;
 }
 
-// The portable kernel of up to 8 tokens: warps share what there is evenly.
-constexpr int64_t kMostStreamTokens = 8;
-Kernel stream_kernel(const std::string& name, double values, const Target& target) {
-  const double blocks = values / (PackedNvfp4::kRows * 128.0), warps = 4.0 * target.multiprocessors;
-  Kernel k;
-  k.name = name;
-  k.tiles = target.multiprocessors;
-  k.issue_cycles = blocks / warps * kStreamInstructions;
-  k.memory_bytes = nvfp4_bytes(values);
-  k.requested_bytes = k.memory_bytes / target.multiprocessors;
-  k.is_bulk = false;
-  return k;
-}
-
 // Tiles of 8 slots by 64 rows, a team each.
 Kernel few_kernel(const std::string& name, double work, int64_t rows, int64_t tile_rows, int64_t width) {
   Kernel k;
@@ -81,7 +67,7 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
   std::vector<Kernel> kernels;
   if (tile_tokens == 0) {
     if (tokens > kMostStreamTokens) return {};  // the portable kernel of more, which this model does not describe
-    kernels.push_back(stream_kernel("cuda linear_stream", values, target));
+    kernels.push_back(stream_kernel("cuda linear_stream", desc.format, values, target));
   } else {
     const double bytes = 2.0 * static_cast<double>(tokens * desc.groups * desc.in);
     kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
@@ -94,25 +80,24 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
   return kernels;
 }
 
-std::vector<Kernel> expert_kernel_list(const ops::MoeExperts::Desc& e, int64_t tokens, const Target& target) {
-  const double touched = expert_load(e, tokens, 1).touched;
+std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, const Target& target) {
+  const ops::MoeExperts::Desc& e = shape.experts;
+  const double touched = expert_load(shape, tokens, 1).touched;
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner), down = gate_up / 2;
   const double slot_bytes = 2.0 * static_cast<double>(tokens * e.top_k * e.hidden);
   std::vector<Kernel> kernels;
   switch (expert_kernels(e, tokens, target.multiprocessors)) {
     case ExpertKernels::kPortable:
-      kernels = {pass_kernel("group slots", 0, 0, target), stream_kernel("cuda gate_and_up", gate_up * touched, target),
-                 stream_kernel("cuda down", down * touched, target)};
-      break;
+      return portable_kernels(shape, tokens, target);
     case ExpertKernels::kFew: {
-      const double work = expert_load(e, tokens, FewPlan::kTokens).tiles;
+      const double work = expert_load(shape, tokens, FewPlan::kTokens).tiles;
       kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target),
                  few_kernel("gate_and_up", work, e.inner, FewPlan::kTileRows / 2, e.hidden),
                  few_kernel("down", work, e.hidden, FewPlan::kTileRows, e.inner)};
       break;
     }
     case ExpertKernels::kWide: {
-      const ExpertLoad load = expert_load(e, tokens, WidePlan::kTokens);
+      const ExpertLoad load = expert_load(shape, tokens, WidePlan::kTokens);
       const auto work = static_cast<int64_t>(std::lround(load.tiles));
       kernels = {
           pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
@@ -130,7 +115,7 @@ std::vector<Kernel> expert_kernel_list(const ops::MoeExperts::Desc& e, int64_t t
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
   std::vector<Kernel> kernels =
-      shape.is_experts ? expert_kernel_list(shape.experts, tokens, target) : map_kernels(shape.map, tokens, target);
+      shape.is_experts ? expert_kernel_list(shape, tokens, target) : map_kernels(shape.map, tokens, target);
   if (kernels.empty()) return kernels;
   const double flops = shape_flops(shape, tokens);
   if (shape.is_experts) {

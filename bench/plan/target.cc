@@ -22,6 +22,9 @@ constexpr std::string_view kShared = "128 (SemiAnalysisAI/microbench-blackwell)"
 constexpr std::string_view kOwnLaunch = "smallest kernels of a graph on an H200 (2026-11-22-h200-packed.json)";
 constexpr std::string_view kAsHopper = "as on an H200: not known";
 constexpr double kNone = 1e6;  // a limit that is none
+constexpr std::string_view kAsCollective = "two H200: all-reduce of 8 KB (NCCL); of more GPUs a guess";
+constexpr std::string_view kAsPeerSum = "two H200: one-shot all-reduce of 8 KB in PyTorch's symmetric memory";
+constexpr std::string_view kNvlinkShare = "the data sheet's, at the 87 % that a copy between two H200 reaches";
 
 constexpr Target kTargets[] = {
     {.name = "h200",
@@ -39,7 +42,31 @@ constexpr Target kTargets[] = {
             "(2026-11-22-h200-hopper.json)"},
      .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
      .launch = {1.0, "us", kOwnLaunch},
-     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"}},
+     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
+     .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
+     .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
+     .collective = {20, 11.6, "us", kAsCollective},
+     .peer_sum = {6.5, "us", kAsPeerSum}},
+    {.name = "h100",
+     .gpu = "H100",
+     .family = Family::kHopper,
+     .multiprocessors = 132,
+     .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
+     .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
+     .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
+     .shared_port = {128, "byte/cycle", kSpec},
+     .copies_share = {1, "", "they share a port"},
+     .entry_port = {64, "byte/cycle", kSpec},
+     .l2 = {6.7, "TB/s",
+            "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
+            "(2026-11-22-h200-hopper.json)"},
+     .memory = {2.93, 3.18, "TB/s", "3.35 on the data sheet, at the shares that an H200 reaches"},
+     .launch = {1.0, "us", kOwnLaunch},
+     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
+     .capacity = {85.52, "GB", "81,559 MiB, as the driver of the 80 GB form says"},
+     .link = {392, "GB/s", "as between two H200"},
+     .collective = {20, 11.6, "us", kAsCollective},
+     .peer_sum = {6.5, "us", kAsPeerSum}},
     {.name = "b200",
      .gpu = "B200",
      .family = Family::kTensorMemory,
@@ -54,7 +81,11 @@ constexpr Target kTargets[] = {
      .l2 = {13.6, kNone, "TB/s", "at least what 6.2 PFLOP/s of a pair's 256 x 256 tiles draw; else unknown"},
      .memory = {7.26, "TB/s", "read with TMA (SemiAnalysisAI/microbench-blackwell)"},
      .launch = {1.0, "us", kAsHopper},
-     .latency = {1.0, "us", kAsHopper}},
+     .latency = {1.0, "us", kAsHopper},
+     .capacity = {180, "GB", kSpec},
+     .link = {784, "GB/s", kNvlinkShare},
+     .collective = {20, 11.6, "us", kAsCollective},
+     .peer_sum = {6.5, "us", kAsPeerSum}},
     {.name = "b300",
      .gpu = "B300, GB300",
      .family = Family::kTensorMemory,
@@ -69,7 +100,11 @@ constexpr Target kTargets[] = {
      .l2 = {13.6, kNone, "TB/s", "as B200"},
      .memory = {7.26, "TB/s", "as B200: the same 8 TB/s on the data sheet"},
      .launch = {1.0, "us", kAsHopper},
-     .latency = {1.0, "us", kAsHopper}},
+     .latency = {1.0, "us", kAsHopper},
+     .capacity = {288, "GB", kSpec},
+     .link = {784, "GB/s", kNvlinkShare},
+     .collective = {20, 11.6, "us", kAsCollective},
+     .peer_sum = {6.5, "us", kAsPeerSum}},
     {.name = "rtx6000",
      .gpu = "RTX PRO 6000",
      .family = Family::kWarpProducts,
@@ -86,7 +121,11 @@ constexpr Target kTargets[] = {
      .l2 = {kNone, "TB/s", kUnlimited},
      .memory = {1.6, "TB/s", "1.79 on the data sheet, at 90 %"},
      .launch = {1.0, "us", kAsHopper},
-     .latency = {1.0, "us", kAsHopper}},
+     .latency = {1.0, "us", kAsHopper},
+     .capacity = {96, "GB", kSpec},
+     .link = {50, "GB/s", "PCIe 5.0 x16, 64 on the data sheet: a guess"},
+     .collective = {40, 30, "us", "a guess: through PCIe"},
+     .peer_sum = {30, "us", "a guess: no peer access, a path through the host"}},
     {.name = "gb10",
      .gpu = "GB10",
      .family = Family::kWarpProducts,
@@ -100,7 +139,11 @@ constexpr Target kTargets[] = {
      .l2 = {kNone, "TB/s", kUnlimited},
      .memory = {0.231, "TB/s", "measured: antirez/ds4#773"},
      .launch = {1.0, "us", kAsHopper},
-     .latency = {1.0, "us", kAsHopper}},
+     .latency = {1.0, "us", kAsHopper},
+     .capacity = {120, "GB", "128 on the data sheet, less 8 for the system: a guess"},
+     .link = {20, "GB/s", "200 Gbit/s Ethernet: a guess"},
+     .collective = {60, 40, "us", "a guess: through a network"},
+     .peer_sum = {40, "us", "no peer memory between machines"}},
 };
 
 }  // namespace
@@ -119,7 +162,7 @@ const Target& target_of(std::string_view name) {
        fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
-std::array<NamedFigure, 10> figures_of(const Target& t) {
+std::array<NamedFigure, 14> figures_of(const Target& t) {
   return {{{"clock", t.clock},
            {"products", t.product_rate},
            {"power", t.power_flops},
@@ -129,7 +172,11 @@ std::array<NamedFigure, 10> figures_of(const Target& t) {
            {"L2", t.l2},
            {"memory", t.memory},
            {"launch", t.launch},
-           {"latency", t.latency}}};
+           {"latency", t.latency},
+           {"capacity", t.capacity},
+           {"link between GPUs", t.link},
+           {"small collective", t.collective},
+           {"one-shot sum over peers", t.peer_sum}}};
 }
 
 }  // namespace tessera::bench

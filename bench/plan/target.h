@@ -36,6 +36,10 @@ struct Target {
   Figure memory;        // TB/s read
   Figure launch;        // us: a kernel of a recorded step that does nothing
   Figure latency;       // us: from a copy's issue to its bytes
+  Figure capacity;      // GB of memory that a program can have
+  Figure link;          // GB/s, one way, from one GPU to another
+  Figure collective;    // us: NCCL with next to no bytes; high: two GPUs, low: more
+  Figure peer_sum;      // us: a one-shot sum over peer memory, with next to no bytes
 };
 
 std::span<const Target> targets();
@@ -47,6 +51,6 @@ struct NamedFigure {
   std::string_view name;
   Figure figure;
 };
-std::array<NamedFigure, 10> figures_of(const Target& target);
+std::array<NamedFigure, 14> figures_of(const Target& target);
 
 }  // namespace tessera::bench

@@ -93,7 +93,7 @@ std::vector<Kernel> expert_kernels(const PlanShape& shape, int64_t tokens, const
   const ops::MoeExperts::Desc& e = shape.experts;
   const int32_t slots = expert_tile_slots(e, tokens);
   const bool is_few = slots == kFewTileTokens;
-  const ExpertLoad load = expert_load(e, tokens, slots);
+  const ExpertLoad load = expert_load(shape, tokens, slots);
   const auto work = static_cast<int64_t>(std::lround(load.tiles));
   const int tile_tokens = static_cast<int>(std::ceil(load.slots_of_tile));
   const double x_bytes = static_cast<double>(tokens * e.top_k * e.hidden);
@@ -156,12 +156,12 @@ std::vector<Kernel> ideal_tensor_memory_kernels(const PlanShape& shape, int64_t 
     return kernels;
   }
   const ops::MoeExperts::Desc& e = shape.experts;
-  const double touched = expert_load(e, tokens, 1).touched;
+  const double touched = expert_load(shape, tokens, 1).touched;
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner) * touched;
   const auto slots = static_cast<double>(tokens * e.top_k);
   const double x_bytes = slots * static_cast<double>(e.hidden);
   std::vector<Kernel> kernels = {pass_kernel("group and quantize", 2 * x_bytes, nvfp4_bytes(x_bytes), target)};
-  const ExpertLoad load = expert_load(e, tokens, kMostTokens);
+  const ExpertLoad load = expert_load(shape, tokens, kMostTokens);
   if (load.slots_of_tile <= kFew / 2.0) {
     const int padded = static_cast<int>(std::ceil(load.slots_of_tile));
     kernels.push_back(share_kernel("gate and up, shares", gate_up, padded, target));

@@ -9,6 +9,7 @@
 #include "backends/registry.h"
 #include "base/error.h"
 #include "bench/ops/timing.h"
+#include "model/parallel_plan.h"
 
 namespace tessera::bench {
 
@@ -19,10 +20,9 @@ using ops::WeightFormat;
 
 using FillKind = ops::RandomFill::Kind;
 
+// All that published checkpoints have in FP8 is NVFP4 here.
 WeightFormat format_of(const model::WeightRow& row) {
-  const bool is_plain = row.kind == WeightKind::kPlain || row.name == "head" ||
-                        row.name.find("compressor.") != std::string::npos || row.name.ends_with("weights_proj");
-  return is_plain ? WeightFormat::kBf16 : WeightFormat::kNvfp4;
+  return model::published_format(row, WeightFormat::kNvfp4);
 }
 
 bool is_matrix(const model::WeightRow& row) {

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tessera plan kernels: its table, its file, and what it refuses."""
+"""tessera plan and tessera plan kernels: their tables, their files, and what they refuse."""
 import json
 import os
 import tempfile
 import unittest
 
-from program import ProgramTest, run
+from program import MODEL, ProgramTest, run
 
 
 class Plan(ProgramTest):
@@ -32,6 +32,56 @@ class Plan(ProgramTest):
         self.check_error(run('plan', 'kernels'), 2, '--target')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--tokens', '0'), 2, '--tokens')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--model', 'nowhere'), 3, 'nowhere/config.json')
+
+
+class Machine(ProgramTest):
+    def plan(self, *arguments):
+        path = self.folder / 'plan.json'
+        result = run('plan', *arguments, '--json', str(path))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout.decode(), json.loads(path.read_text())
+
+    def test_pro_on_eight(self):
+        text, plan = self.plan('--model', 'pro', '--gpus', '8xh200', '--context', '1m', '--batch', '4')
+        for word in ('Plan: heads, experts by width', 'of 150.75: fits', 'four sequences of 1,048,576 tokens, 4,194,304 in all',
+                     'sums over ranks', 'not written', 'chosen'):
+            self.assertIn(word, text)
+        self.assertTrue(plan['fits'])
+        self.assertGreaterEqual(plan['longest_sequences'], 4)
+        chosen = plan['candidates'][plan['chosen']]
+        self.assertTrue(chosen['is_written'])
+        for step in ('decode', 'prefill'):
+            parts = sum(part['us'] * layer['count'] for layer in chosen[step]['layers'] for part in layer['parts'])
+            self.assertAlmostEqual(parts / chosen[step]['us'], 1, places=6)
+
+    def test_every_gpu_and_a_folder(self):
+        for gpu in ('h100', 'h200', 'b200', 'b300', 'rtx6000', 'gb10'):
+            text, plan = self.plan('--gpus', f'4x{gpu}', '--dense', 'nvfp4')
+            self.assertEqual((plan['gpu'], plan['gpus']), (gpu, 4))
+            self.assertIn('Memory of each rank', text)
+        text, plan = self.plan('--model', str(MODEL), '--gpus', '2xrtx6000', '--context', '512')
+        self.assertTrue(plan['fits'])
+        text, plan = self.plan('--gpus', 'h200')
+        self.assertFalse(plan['fits'])
+        self.assertIn('DOES NOT FIT', text)
+        self.assertIn('try --gpus 2xh200', text)
+
+    def test_help_without_arguments(self):
+        result = run('plan')
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.stdout, run('plan', '--help').stdout)
+
+    def test_refusals(self):
+        self.check_error(run('plan', '--gpus', '8xb100'), 2, '8xb100', '1 to 8', 'rtx6000')
+        self.check_error(run('plan', '--gpus', '9xh200'), 2, '9xh200')
+        self.check_error(run('plan', '--gpus', '7xh200'), 3, '256 experts', '7 ranks', '64 heads in 8 output groups')
+        self.check_error(run('plan', '--model', 'pro'), 2, '--gpus', '8xh200')
+        self.check_error(run('plan', '--gpus', '2xh200', '--context', '2m'), 2, '1048576', '2097152')
+        self.check_error(run('plan', '--gpus', '2xh200', '--context', 'long'), 2, '--context')
+        self.check_error(run('plan', '--gpus', '2xh200', '--batch', '0'), 2, 'batch', 'found 0')
+        self.check_error(run('plan', '--gpus', '2xh200', '--batch', '5000'), 2, 'batch', '4096')
+        self.check_error(run('plan', '--gpus', '2xh200', '--dense', 'int4'), 2, '--dense', 'int4')
+        self.check_error(run('plan', '--gpus', '2xh200', '--model', 'nowhere'), 3, 'nowhere/config.json')
 
 
 if __name__ == '__main__':

@@ -73,16 +73,24 @@ TEST(KernelPlan, OurStagesAreThoseOfTheKernelsPlan) {
 }
 
 TEST(KernelPlan, ExpertsLoad) {
-  const ops::MoeExperts::Desc desc{.hidden = 4096, .inner = 2048, .num_local = 256, .top_k = 6};
+  PlanShape shape;
+  shape.is_experts = true;
+  shape.experts = {.hidden = 4096, .inner = 2048, .num_local = 256, .top_k = 6};
   for (const int64_t tokens : {1, 4, 64, 4096}) {
     const double expected = 256 * (1 - std::pow(1 - 6.0 / 256, static_cast<double>(tokens)));
-    EXPECT_NEAR(expert_load(desc, tokens, 1 << 20).touched, expected, 1e-6 * expected) << tokens;
-    EXPECT_NEAR(expert_load(desc, tokens, 1).tiles, static_cast<double>(6 * tokens),
+    EXPECT_NEAR(expert_load(shape, tokens, 1 << 20).touched, expected, 1e-6 * expected) << tokens;
+    EXPECT_NEAR(expert_load(shape, tokens, 1).tiles, static_cast<double>(6 * tokens),
                 1e-5 * static_cast<double>(tokens));
   }
   // 96 slots an expert, hardly ever more than 128.
-  EXPECT_NEAR(expert_load(desc, 4096, 128).tiles, 256, 0.5);
-  EXPECT_NEAR(expert_load(desc, 4096, 64).tiles, 512, 1.0);
+  EXPECT_NEAR(expert_load(shape, 4096, 128).tiles, 256, 0.5);
+  EXPECT_NEAR(expert_load(shape, 4096, 64).tiles, 512, 1.0);
+  // A quarter of them on this GPU: a quarter of everything, but no more slots to a tile.
+  const double flops = shape_flops(shape, 64), touched = expert_load(shape, 64, 1).touched;
+  shape.num_experts = 256, shape.experts.num_local = 64;
+  EXPECT_NEAR(shape_flops(shape, 64), flops / 4, 1e-6 * flops);
+  EXPECT_NEAR(expert_load(shape, 64, 1).touched, touched / 4, 1e-6 * touched);
+  EXPECT_NEAR(expert_load(shape, 4096, 128).slots_of_tile, 96, 0.5);
 }
 
 // One of the three sets its target's figure; the others test the model.
@@ -120,7 +128,7 @@ TEST(KernelPlan, UnknownTargetIsNamed) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_STREQ(error.what(), "target: expected one of h200, b200, b300, rtx6000, gb10, found \"b100\"");
+    EXPECT_STREQ(error.what(), "target: expected one of h200, h100, b200, b300, rtx6000, gb10, found \"b100\"");
   }
 }
 

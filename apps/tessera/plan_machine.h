@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// tessera plan --gpus: a model on a machine of several GPUs.
+#include <string>
+
+#include "bench/plan/machine_plan.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::app {
+
+class PlanMachine {
+ public:
+  // Adds its flags to the verb, which has sub-verbs too.
+  explicit PlanMachine(CLI::App& command);
+  // Whether any of them was given.
+  bool is_asked() const;
+  int run() const;
+
+ private:
+  model::StoredModel stored_model() const;
+
+  const CLI::App& command_;
+  std::string model_ = "flash", gpus_, dense_, json_file_;
+  bench::ServingLoad load_;
+  int64_t context_ = 0;  // 0: not given
+};
+
+}  // namespace tessera::app

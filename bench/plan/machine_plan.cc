@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/plan/machine_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "base/error.h"
+#include "base/strings.h"
+#include "model/cache_spec.h"
+
+namespace tessera::bench {
+
+namespace {
+
+using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::StoredModel;
+
+[[noreturn]] void fail_gpus(std::string_view text) {
+  std::string names;
+  for (const Target& target : targets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
+  fail(ErrorCode::kInvalidArgument, fmt::format("GPUs: expected 1 to {} of one of {}, as in 8xh200, found \"{}\"",
+                                                kMostGpus, names, printable(text, 60)));
+}
+
+void check_load(const model::Config& config, const ServingLoad& load) {
+  const auto check = [](const char* what, int64_t value, int64_t most, const char* note) {
+    if (value >= 1 && value <= most) return;
+    fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected 1 to {}{}, found {}", what, most, note, value));
+  };
+  check("context", load.context, config.max_positions, ", the model's limit");
+  check("tokens of a step", load.step_tokens, 65536, "");
+  check("batch", load.sequences, load.step_tokens, ", the tokens of a step");
+}
+
+// Memory alone.
+Candidate held(const StoredModel& model, const ParallelPlan& plan, uint64_t capacity, const ServingLoad& load) {
+  Candidate c;
+  c.plan = plan;
+  c.memory = rank_memory(model, plan, load.precision, load.step_tokens);
+  c.sequence_bytes = rank_sequence_bytes(model.config, plan, load.precision, load.context, load.step_tokens);
+  c.needed_bytes = c.memory.fixed() + c.sequence_bytes * static_cast<uint64_t>(load.sequences);
+  c.fits = c.needed_bytes <= capacity;
+  if (c.memory.fixed() < capacity) c.room = static_cast<int64_t>((capacity - c.memory.fixed()) / c.sequence_bytes);
+  return c;
+}
+
+// Whether a written plan of so many GPUs holds the load.
+bool holds(const StoredModel& model, int64_t world, uint64_t capacity, const ServingLoad& load) {
+  try {
+    const std::vector<ParallelPlan> plans = model::parallel_plans(model.config, world);
+    return std::any_of(plans.begin(), plans.end(), [&](const ParallelPlan& plan) {
+      return plan.is_written() && held(model, plan, capacity, load).fits;
+    });
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    return false;
+  }
+}
+
+std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan& plan) {
+  const Candidate& best = plan.best();
+  const uint64_t capacity = plan.capacity_bytes();
+  std::vector<std::string> advice;
+  if (best.room > 0) advice.push_back(fmt::format("--batch {}: as many sequences of this context fit", best.room));
+  // The longest context at which all sequences fit.
+  const auto fits_at = [&](int64_t tokens) {
+    const uint64_t one =
+        rank_sequence_bytes(model.config, best.plan, plan.load.precision, tokens, plan.load.step_tokens);
+    return best.memory.fixed() + one * static_cast<uint64_t>(plan.load.sequences) <= capacity;
+  };
+  int64_t low = 0, high = plan.load.context / model::kPageTokens;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (fits_at(middle * model::kPageTokens)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (low > 0) advice.push_back(fmt::format("--context {}: the longest at this batch", low * model::kPageTokens));
+  ServingLoad shorter = plan.load;
+  shorter.step_tokens = std::max<int64_t>(512, plan.load.sequences);
+  if (shorter.step_tokens < plan.load.step_tokens && holds(model, plan.gpus.count, capacity, shorter)) {
+    advice.push_back(fmt::format("--step-tokens {}: smaller rings and work space", shorter.step_tokens));
+  }
+  StoredModel smaller = model;
+  std::replace(smaller.formats.begin(), smaller.formats.end(), ops::WeightFormat::kFp8Block, ops::WeightFormat::kNvfp4);
+  if (smaller.formats != model.formats && holds(smaller, plan.gpus.count, capacity, plan.load)) {
+    advice.push_back("--dense nvfp4: fits (tessera convert makes such a checkpoint)");
+  }
+  for (int64_t world = plan.gpus.count + 1; world <= kMostGpus; ++world) {
+    if (!holds(model, world, capacity, plan.load)) continue;
+    advice.push_back(fmt::format("--gpus {}x{}: the fewest that hold it", world, plan.gpus.target->name));
+    break;
+  }
+  if (advice.empty()) advice.push_back("no machine of 8 such GPUs holds it: GPUs with more memory are needed");
+  return advice;
+}
+
+std::vector<std::string> reasons(const MachinePlan& plan) {
+  const model::Config& c = plan.config;
+  const Candidate& best = plan.best();
+  const int64_t world = best.plan.world;
+  std::vector<std::string> why;
+  if (world == 1) return {"one GPU has everything"};
+  if (best.plan.attention == AttentionSplit::kByGroup) {
+    why.push_back(fmt::format("attention: {} of {} heads ({} of {} output groups) on each rank; a sum a layer",
+                              c.num_heads / world, c.num_heads, c.o_groups / world, c.o_groups));
+  } else {
+    why.push_back(fmt::format("attention: all {} heads on every rank; no sum", c.num_heads));
+  }
+  if (best.plan.experts == ExpertSplit::kByWidth) {
+    why.push_back(
+        fmt::format("experts: {} of {} channels of each of {}, and of the shared one; every rank has as much to do; a "
+                    "sum of one vector a token",
+                    c.expert_inner / world, c.expert_inner, c.num_experts));
+  } else {
+    why.push_back(
+        fmt::format("experts: {} of {}, whole, on each rank, the shared one on all; the fullest rank is waited for; a "
+                    "sum of {} vectors a token",
+                    c.num_experts / world, c.num_experts, c.experts_per_token));
+  }
+  why.push_back("caches: whole on every rank, since all heads attend the same keys");
+  why.push_back("embedding, head, router, maps of the input, compressors, indexers: whole on every rank");
+  const auto us = [](const Candidate& other) { return other.decode.us(); };
+  const Candidate *next = nullptr, *unwritten = nullptr;
+  for (const Candidate& other : plan.candidates) {
+    if (&other == &best || !other.fits) continue;
+    const Candidate*& place = other.plan.is_written() ? next : unwritten;
+    if (place == nullptr || us(other) < us(*place)) place = &other;
+  }
+  if (best.fits && next != nullptr) {
+    why.push_back(
+        fmt::format("chosen for the shortest decode step of what is written and fits: {:.2f} ms, next \"{}\" "
+                    "{:.2f}",
+                    us(best) / 1e3, next->plan.name(), us(*next) / 1e3));
+  } else if (best.fits) {
+    why.push_back("the only plan that is written and fits");
+  } else {
+    why.push_back("no written plan fits; this one needs least");
+  }
+  if (unwritten != nullptr && us(*unwritten) < us(best)) {
+    why.push_back(
+        fmt::format("faster once it is written: \"{}\", {:.2f} ms", unwritten->plan.name(), us(*unwritten) / 1e3));
+  }
+  return why;
+}
+
+}  // namespace
+
+Gpus parse_gpus(std::string_view text) {
+  Gpus gpus;
+  std::string_view name = text;
+  if (const size_t x = text.find('x'); x != std::string_view::npos && x > 0 && text[0] >= '0' && text[0] <= '9') {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + x, gpus.count);
+    if (error != std::errc() || end != text.data() + x) fail_gpus(text);
+    name = text.substr(x + 1);
+  }
+  const auto all = targets();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Target& target) { return target.name == name; });
+  if (found == all.end() || gpus.count < 1 || gpus.count > kMostGpus) fail_gpus(text);
+  gpus.target = &*found;
+  return gpus;
+}
+
+MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const ServingLoad& load) {
+  check_load(model.config, load);
+  MachinePlan out;
+  out.gpus = gpus, out.load = load, out.config = model.config;
+  for (const ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
+    Candidate c = held(model, plan, out.capacity_bytes(), load);
+    c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
+    c.chunk = std::min(load.step_tokens, load.context);
+    c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2});
+    out.candidates.push_back(std::move(c));
+  }
+  std::optional<size_t> best;
+  for (size_t i = 0; i < out.candidates.size(); ++i) {
+    const Candidate& c = out.candidates[i];
+    if (!c.plan.is_written()) continue;
+    const auto is_better = [&](const Candidate& other) {
+      if (c.fits != other.fits) return c.fits;
+      return c.fits ? c.decode.us() < other.decode.us() : c.needed_bytes < other.needed_bytes;
+    };
+    if (!best || is_better(out.candidates[*best])) best = i;
+  }
+  out.chosen = best.value();
+  out.why = reasons(out);
+  if (!out.best().fits) out.advice = advice_for(model, out);
+  return out;
+}
+
+}  // namespace tessera::bench

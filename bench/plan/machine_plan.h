@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which way of cutting a model is best on a machine under a load, by predicted memory and times; and that for people.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/plan/step_cost.h"
+#include "model/rank_memory.h"
+
+namespace tessera::bench {
+
+// "8xh200", "h200": GPUs of one machine.
+struct Gpus {
+  int64_t count = 1;
+  const Target* target = nullptr;
+};
+constexpr int64_t kMostGpus = 8;
+// Throws kInvalidArgument naming what is expected.
+Gpus parse_gpus(std::string_view text);
+
+struct ServingLoad {
+  int64_t context = 8192;  // tokens of each sequence
+  int64_t sequences = 1;
+  int64_t step_tokens = 4096;  // most of a step
+  ops::Precision precision;
+};
+
+struct Candidate {
+  model::ParallelPlan plan;
+  model::RankMemory memory;
+  uint64_t sequence_bytes = 0;  // caches of one at the load's context
+  uint64_t needed_bytes = 0;    // with all sequences
+  bool fits = false;
+  int64_t room = 0;   // sequences of the load's context beside weights and work
+  StepCost decode;    // of all sequences, at the end of their context
+  StepCost prefill;   // of a chunk in the middle of one's context
+  int64_t chunk = 0;  // tokens of it
+  double tokens_per_second(int64_t sequences) const { return static_cast<double>(sequences) / decode.us() * 1e6; }
+  double prefill_tokens_per_second() const { return static_cast<double>(chunk) / prefill.us() * 1e6; }
+};
+
+struct MachinePlan {
+  Gpus gpus;
+  ServingLoad load;
+  model::Config config;
+  std::vector<Candidate> candidates;
+  size_t chosen = 0;                // the fastest to decode of those that are written and fit, or that need least
+  std::vector<std::string> why;     // a line for each choice
+  std::vector<std::string> advice;  // where it does not fit
+  const Candidate& best() const { return candidates[chosen]; }
+  uint64_t capacity_bytes() const { return static_cast<uint64_t>(gpus.target->capacity.low * 1e9); }
+};
+
+// Throws kInvalidArgument for a load that the model can't have, kUnsupported where nothing divides.
+MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, const ServingLoad& load);
+
+// What a rank holds, capacity, times by layer and by part, candidates.
+std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);
+// Every figure of it, as JSON.
+std::string machine_plan_json(const MachinePlan& plan, const std::string& model_name);
+
+}  // namespace tessera::bench

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/plan/step_cost.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "base/integer_math.h"
+#include "bench/plan/families.h"
+#include "comm/nccl.h"
+#include "model/rank_memory.h"
+#include "ops/cache_entry.h"
+#include "ops/mhc/mhc.h"
+
+namespace tessera::bench {
+
+namespace {
+
+using model::ParallelPlan, model::WeightRow;
+
+// Rates of an H200 that set what the model of kernels does not describe, in cycles of one of its multiprocessors so
+// that other GPUs follow: docs/performance/{cuda,hopper,prefill}.md.
+constexpr double kPortablePart = 27'450;  // 15 us: attention, 128 keys for 16 heads (13 to 17 in what was measured)
+constexpr double kWidePart = 36'600;      // 20 us: attention of sm90, 128 keys for 64 heads
+constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
+constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
+constexpr double kStreamCycles = 2.12;    // a value of the streams: products, mixing and writing, 590 us of 67 million
+constexpr double kStreamEnd = 4'600;      // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kRouterEnd = 3'660;      // 2 of 4 us
+constexpr int64_t kFewRows = 8;           // up to here attention is the portable kernel's on Hopper too
+constexpr int64_t kPartKeys = 128;
+
+// A tensor of a layer as a rank holds it.
+struct Held {
+  int64_t rows = 0, cols = 0;
+  ops::WeightFormat format{};
+  double bytes = 0;
+};
+
+// The expected largest of n values of a normal distribution, in deviations.
+double largest_of(int64_t n) {
+  constexpr std::array kLargest = {0.0, 0.0, 0.564, 0.846, 1.029, 1.163, 1.267, 1.352, 1.424};
+  return kLargest[static_cast<size_t>(std::min<int64_t>(n, 8))];
+}
+
+class Layer {
+ public:
+  Layer(const model::StoredModel& stored, const ParallelPlan& plan, const Target& target, const StepLoad& load,
+        const std::string& prefix)
+      : c_(stored.config), plan_(plan), t_(target), load_(load) {
+    for (size_t i = 0; i < stored.rows.size(); ++i) {
+      const WeightRow& row = stored.rows[i];
+      if (row.expert > 0 || !row.name.starts_with(prefix)) continue;
+      const model::WeightSlice slice = model::slice_of(row, c_, plan.shard(0));
+      held_[row.name.substr(prefix.size())] = {slice.row_end - slice.row_begin, slice.col_end - slice.col_begin,
+                                               stored.formats[i],
+                                               static_cast<double>(slice_bytes(row, stored.formats[i], slice))};
+    }
+  }
+  std::vector<CostPart> take() { return std::move(parts_); }
+
+  void attention(int64_t ratio) {
+    streams();
+    std::vector<const char*> of_x = {"attn.wq_a", "attn.wkv"}, of_qr = {"attn.wq_b"};
+    if (ratio != 0) of_x.insert(of_x.end(), {"attn.compressor.wkv", "attn.compressor.wgate"});
+    if (ratio == 4) {
+      of_x.insert(of_x.end(),
+                  {"attn.indexer.compressor.wkv", "attn.indexer.compressor.wgate", "attn.indexer.weights_proj"});
+      of_qr.push_back("attn.indexer.wq_b");
+    }
+    maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1);
+    maps("maps of queries", of_qr);
+    const double q = rows() * static_cast<double>(held_.at("attn.wq_b").rows);
+    add("norms, rotations, caches", {pass(2 * q, 2 * q)});
+    if (ratio != 0) compress(ratio);
+    attend(ratio);
+    maps("output maps", {"attn.wo_a", "attn.wo_b"});
+  }
+
+  void experts() {
+    streams();
+    maps("router", {"ffn.gate"});
+    part("router").us += us(pass(0, 0, kRouterEnd));
+    routed();
+    maps("shared expert", {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
+    const double h = rows() * static_cast<double>(held_.at("ffn.shared_experts.w1").rows);
+    if (load_.rows() > kFewRows) add("shared expert", {pass(4 * h, 2 * h)});
+    const double out = 2 * rows() * static_cast<double>(c_.hidden_size);
+    if (load_.rows() > kFewRows) {
+      add("combine", {pass(out * static_cast<double>(c_.experts_per_token + 1), out)});
+    }
+  }
+
+  // Two a layer, and what replicated projections cost once they are cut.
+  void sums(int64_t ratio) {
+    if (plan_.world == 1) return;
+    const double vector = rows() * static_cast<double>(c_.hidden_size);
+    if (plan_.attention == model::AttentionSplit::kByGroup) sum(4 * vector);
+    sum(plan_.experts == model::ExpertSplit::kByWidth ? 2 * vector
+                                                      : 2 * vector * static_cast<double>(c_.experts_per_token));
+    if (plan_.cuts_projections) {
+      double width = 0;
+      for (const auto& [name, held] : held_) {
+        const bool is_indexer = name.starts_with("attn.indexer.") && !name.ends_with("wq_b");
+        const bool is_cut = name == "attn.wq_a" || name == "attn.wkv" || name.starts_with("attn.compressor.w") ||
+                            (is_indexer && held.rows > 1 && held.cols == c_.hidden_size);
+        if (is_cut) width += static_cast<double>(held.rows);
+      }
+      gather(4 * rows() * width / static_cast<double>(plan_.world));
+    }
+    // Attention's parts with their maxima and sums, of all heads, to who merges them; queries before it.
+    if (plan_.cuts_entries && ratio != 0) {
+      const double heads = static_cast<double>(c_.num_heads) / static_cast<double>(plan_.world);
+      gather(2 * rows() * heads * static_cast<double>(c_.head_dim));
+      gather(4 * rows() * heads * static_cast<double>(c_.head_dim + 2));
+    }
+  }
+
+  void ends() {
+    const double streams = 2.0 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    add("embedding", {pass(rows() * streams / static_cast<double>(ops::kHcStreams), rows() * streams)});
+    add("hyper-connections", {pass(rows() * streams, 0, kStreamEnd), pass(0, 0, kStreamEnd)});
+    load_.tokens = 1;  // each sequence's last token alone has logits
+    maps("head", {"head"});
+    const double logits = 4.0 * rows() * static_cast<double>(c_.vocab_size);
+    add("drawing", {pass(logits, 0), pass(logits, 0), pass(0, 0)});
+  }
+
+ private:
+  double rows() const { return static_cast<double>(load_.rows()); }
+
+  Kernel pass(double read_bytes, double written_bytes, double end_cycles = 0) const {
+    Kernel kernel = pass_kernel("", read_bytes, written_bytes, t_);
+    kernel.end_cycles = end_cycles;
+    return kernel;
+  }
+  // `cycles` of the whole GPU's multiprocessors together, spread over all of them.
+  Kernel work(double cycles, double memory_bytes = 0, double end_cycles = 0) const {
+    Kernel kernel = pass_kernel("", 0, 0, t_);
+    kernel.issue_cycles = cycles / t_.multiprocessors;
+    kernel.memory_bytes = memory_bytes;
+    kernel.is_bulk = false;
+    kernel.end_cycles = end_cycles;
+    return kernel;
+  }
+  double us(const Kernel& kernel) const { return predict(kernel, t_, true).us(); }
+
+  CostPart& part(const std::string& name) {
+    const auto at = std::find_if(parts_.begin(), parts_.end(), [&](const CostPart& p) { return p.name == name; });
+    if (at != parts_.end()) return *at;
+    parts_.emplace_back().name = name;
+    longest_.push_back(0);
+    return parts_.back();
+  }
+  void add(const std::string& name, const std::vector<Kernel>& kernels, double factor = 1) {
+    CostPart& p = part(name);
+    const Estimate e = estimate(kernels, t_, true);
+    p.us += factor * e.us;
+    double& longest = longest_[static_cast<size_t>(&p - parts_.data())];
+    for (const Prediction& prediction : e.parts) {
+      if (prediction.us() <= longest) continue;
+      longest = prediction.us();
+      p.bound =
+          prediction.fill_us + prediction.end_us > prediction.hidden_us ? "launch and end" : prediction.limit().name;
+    }
+  }
+  // What is read and multiplied at least. Products of NVFP4 inputs are four times as fast as others, but on Hopper.
+  void need(const std::string& name, double bytes, double flops, bool is_nvfp4) {
+    CostPart& p = part(name);
+    p.bytes += bytes, p.flops += flops;
+    const double slower = is_nvfp4 || t_.family == Family::kHopper ? 1 : 4;
+    p.limit_us += roofline_us(bytes, flops * slower, t_);
+  }
+
+  // Maps of one input: one launch where they stream weights. `parts`: of their rows, over so many ranks.
+  void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1) {
+    std::vector<Kernel> streams, others;
+    for (const char* map : names) {
+      const Held& held = held_.at(map);
+      PlanShape shape;
+      shape.map = {.in = held.cols, .out = ceil_div(held.rows, parts), .format = held.format};
+      if (std::string_view(map) == "attn.wo_a") {
+        shape.map.groups = c_.o_groups / (plan_.attention == model::AttentionSplit::kByGroup ? plan_.world : 1);
+        shape.map.out = held.rows / shape.map.groups;
+      }
+      std::vector<Kernel> kernels;
+      if (held.format == ops::WeightFormat::kNvfp4) kernels = our_kernels(shape, load_.rows(), t_);
+      if (kernels.empty()) kernels = portable_kernels(shape, load_.rows(), t_);
+      need(name, held.bytes / static_cast<double>(parts), shape_flops(shape, load_.rows()),
+           held.format == ops::WeightFormat::kNvfp4);
+      // Of one input and format: wo_a and wo_b, and w2, wait for what is before them.
+      const bool waits = std::string_view(map) == "attn.wo_b" || std::string_view(map).ends_with(".w2");
+      const bool is_stream = kernels.size() == 1 && load_.rows() <= kMostStreamTokens && !waits;
+      if (is_stream && !streams.empty()) {
+        streams[0].issue_cycles += kernels[0].issue_cycles, streams[0].memory_bytes += kernels[0].memory_bytes;
+        streams[0].requested_bytes += kernels[0].requested_bytes;
+      } else {
+        std::vector<Kernel>& to = is_stream ? streams : others;
+        to.insert(to.end(), kernels.begin(), kernels.end());
+      }
+    }
+    streams.insert(streams.end(), others.begin(), others.end());
+    add(name, streams);
+  }
+
+  // Hyper-connections of one of a layer's two halves.
+  void streams() {
+    const double values = rows() * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    const double weights = 24.0 * 4 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    // Streams are read for products, mixed, and read and written with what a layer gives.
+    const double bytes = values * 2 * 4.5;
+    const bool is_cached = bytes < 32e6;
+    for (int kernel = 0; kernel < 2; ++kernel) {
+      add("hyper-connections",
+          {work(kStreamCycles * values / 2, weights / 2 + (is_cached ? 0 : bytes / 2), kStreamEnd)});
+    }
+    need("hyper-connections", weights, 2 * 24 * values, true);
+  }
+
+  void compress(int64_t ratio) {
+    const double width = static_cast<double>(ratio == 4 ? 2 * c_.head_dim : c_.head_dim);
+    add("compressed entries", {pass(8 * rows() * width, 0)});
+    if (ratio != 4) return;
+    add("compressed entries", {pass(16 * rows() * static_cast<double>(c_.index_head_dim), 0)});
+    // Scores of all entries of each sequence, read once, and the choice among them.
+    const double entries = middle() / static_cast<double>(ratio);
+    const double flops = 2 * rows() * entries * static_cast<double>(c_.index_num_heads * c_.index_head_dim);
+    const double bytes = static_cast<double>(load_.sequences) * entries *
+                         static_cast<double>(ops::index_entry_layout({}, c_.index_head_dim).entry_bytes());
+    add("index scores, choice", {work(flops / kScoreRate, bytes)});
+    Kernel choice = pass(0, 0);
+    choice.tiles = load_.rows(), choice.tiles_at_once = 4, choice.issue_cycles = kSelectCycles * entries;
+    add("index scores, choice", {choice});
+    need("index scores, choice", bytes, flops, true);
+  }
+
+  double middle() const { return static_cast<double>(load_.position) + static_cast<double>(load_.tokens + 1) / 2; }
+
+  void attend(int64_t ratio) {
+    const auto heads = static_cast<double>(held_.at("attn.attn_sink").rows);
+    const double window = std::min(middle(), static_cast<double>(c_.sliding_window));
+    double entries = ratio == 0 ? 0 : middle() / static_cast<double>(ratio);
+    if (ratio == 4) entries = std::min(entries, static_cast<double>(c_.index_topk));
+    const auto parts_of = [](double keys) { return std::ceil(keys / static_cast<double>(kPartKeys)); };
+    const double parts = parts_of(window) + parts_of(entries), keys = window + entries;
+    const bool is_wide = t_.family == Family::kHopper && load_.rows() > kFewRows && heads >= 16;
+    const int64_t blocks = load_.rows() * ceil_div(static_cast<int64_t>(heads), is_wide ? int64_t{64} : int64_t{16});
+    Kernel kernel = pass(0, 0);
+    // Parts of few tokens are spread over multiprocessors and merged by a second kernel.
+    const bool is_spread = blocks < t_.multiprocessors && parts > 1;
+    kernel.tiles = is_spread ? blocks * static_cast<int64_t>(parts) : blocks;
+    kernel.issue_cycles = (is_wide ? kWidePart : kPortablePart) * (is_spread ? 1 : parts);
+    const double bytes = static_cast<double>(load_.sequences) *
+                         (load_.tokens == 1 ? keys : keys + static_cast<double>(load_.tokens)) *
+                         static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
+    kernel.memory_bytes = bytes;
+    add("attention", {kernel});
+    if (is_spread) add("attention", {pass(0, 0)});
+    add("attention", {pass(0, 4 * rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
+    need("attention", bytes, 4 * rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
+  }
+
+  void routed() {
+    const bool is_by_id = plan_.experts == model::ExpertSplit::kById && plan_.world > 1;
+    const Held& w1 = held_.at("ffn.experts.0.w1");
+    PlanShape shape;
+    shape.is_experts = true;
+    shape.num_experts = c_.num_experts;
+    shape.experts = {.hidden = c_.hidden_size,
+                     .inner = w1.rows,
+                     .num_local = is_by_id ? c_.num_experts / plan_.world : c_.num_experts,
+                     .top_k = c_.experts_per_token,
+                     .format = w1.format};
+    const int64_t n = load_.rows();
+    const bool is_nvfp4 = w1.format == ops::WeightFormat::kNvfp4;
+    const double touched = expert_load(shape, n, 1).touched;
+    // All ranks wait for the one that has most to do.
+    double fullest = 1;
+    if (is_by_id && touched > 0) {
+      const double share = touched / static_cast<double>(shape.experts.num_local);
+      const double deviation = std::sqrt(touched * (1 - share));
+      fullest = std::min(static_cast<double>(shape.experts.num_local), touched + largest_of(plan_.world) * deviation) /
+                touched;
+    }
+    add("routed experts", is_nvfp4 ? our_kernels(shape, n, t_) : portable_kernels(shape, n, t_), fullest);
+    need("routed experts",
+         weight_bytes(w1.format, 3.0 * static_cast<double>(c_.hidden_size * w1.rows)) * touched * fullest,
+         shape_flops(shape, n), is_nvfp4);
+  }
+
+  // `bytes` of every rank to every other.
+  void gather(double bytes) { exchange(bytes, 0); }
+  // The sum over ranks of `bytes`: everything is gathered, then added (comm/nccl.h).
+  void sum(double bytes) { exchange(bytes, bytes); }
+
+  void exchange(double bytes, double summed) {
+    CostPart& p = part(kSumsPart);
+    const auto world = static_cast<double>(plan_.world);
+    const double received = bytes * (world - 1), link_us = received / (t_.link.low * 1e3);
+    const double one = plan_.world == 2 ? t_.collective.high : t_.collective.low;
+    const double pieces = std::max(1.0, std::ceil(bytes * world / static_cast<double>(kScratchBytes)));
+    const double begin_us = plan_.has_peer_sums ? t_.peer_sum.low : one * pieces;
+    p.us += begin_us + link_us;
+    if (summed > 0 && !plan_.has_peer_sums) p.us += us(pass(summed * world, summed));
+    p.received_bytes += received;
+    p.limit_us += link_us;
+    p.bound = link_us > begin_us ? "link" : "collectives";
+  }
+
+  static constexpr int64_t kScratchBytes = comm::NcclOptions{}.scratch_bytes;
+  const model::Config& c_;
+  const ParallelPlan& plan_;
+  const Target& t_;
+  StepLoad load_;
+  std::map<std::string, Held> held_;
+  std::vector<CostPart> parts_;
+  std::vector<double> longest_;  // of each part, its longest kernel
+};
+
+template <class Value>
+double sum_of(const std::vector<CostPart>& parts, Value CostPart::*value) {
+  double sum = 0;
+  for (const CostPart& part : parts) sum += part.*value;
+  return sum;
+}
+
+}  // namespace
+
+double LayerCost::us() const {
+  return sum_of(parts, &CostPart::us);
+}
+
+double LayerCost::limit_us() const {
+  return sum_of(parts, &CostPart::limit_us);
+}
+
+double StepCost::us() const {
+  return sum_of(parts(), &CostPart::us);
+}
+
+double StepCost::limit_us() const {
+  return sum_of(parts(), &CostPart::limit_us);
+}
+
+std::vector<CostPart> StepCost::parts() const {
+  std::vector<CostPart> all;
+  std::vector<double> longest;  // whose bound stands for the part
+  for (const LayerCost& layer : layers) {
+    const auto count = static_cast<double>(layer.count);
+    for (const CostPart& part : layer.parts) {
+      auto at = std::find_if(all.begin(), all.end(), [&](const CostPart& p) { return p.name == part.name; });
+      if (at == all.end()) {
+        at = all.emplace(at);
+        at->name = part.name;
+        longest.push_back(0);
+      }
+      at->us += count * part.us, at->limit_us += count * part.limit_us;
+      at->bytes += count * part.bytes, at->flops += count * part.flops;
+      at->received_bytes += count * part.received_bytes;
+      double& most = longest[static_cast<size_t>(at - all.begin())];
+      if (count * part.us > most) most = count * part.us, at->bound = part.bound;
+    }
+  }
+  return all;
+}
+
+LayerCost layer_cost(const model::StoredModel& model, const ParallelPlan& plan, const Target& target,
+                     const StepLoad& load, int64_t layer) {
+  const int64_t ratio = model.config.compress_ratios[static_cast<size_t>(layer)];
+  Layer costs(model, plan, target, load, fmt::format("layers.{}.", layer));
+  costs.attention(ratio);
+  costs.experts();
+  costs.sums(ratio);
+  return {ratio == 0 ? "window" : fmt::format("ratio {}", ratio), 1, costs.take()};
+}
+
+StepCost step_cost(const model::StoredModel& model, const ParallelPlan& plan, const Target& target,
+                   const StepLoad& load) {
+  StepCost step;
+  std::map<int64_t, size_t> kinds;  // by ratio, where in `step`
+  for (int64_t layer = 0; layer < model.config.num_layers; ++layer) {
+    const auto [at, is_new] =
+        kinds.try_emplace(model.config.compress_ratios[static_cast<size_t>(layer)], step.layers.size());
+    if (is_new) {
+      step.layers.push_back(layer_cost(model, plan, target, load, layer));
+    } else {
+      ++step.layers[at->second].count;
+    }
+  }
+  Layer ends(model, plan, target, load, "");
+  ends.ends();
+  step.layers.push_back({"embedding, head, drawing", 1, ends.take()});
+  return step;
+}
+
+}  // namespace tessera::bench

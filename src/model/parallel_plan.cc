@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model/parallel_plan.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace tessera::model {
+
+namespace {
+
+// Kernels of experts take 128 channels at a time, and scales of FP8 are of 128.
+constexpr int64_t kWidthUnit = 128;
+
+}  // namespace
+
+std::string ParallelPlan::name() const {
+  if (world == 1) return "one GPU";
+  return fmt::format("{}, experts by {}{}{}{}", attention == AttentionSplit::kByGroup ? "heads" : "whole attention",
+                     experts == ExpertSplit::kByWidth ? "width" : "id", cuts_projections ? ", projections" : "",
+                     cuts_entries ? ", entries" : "", has_peer_sums ? ", peer sums" : "");
+}
+
+std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
+  if (world < 1) fail(ErrorCode::kInvalidArgument, fmt::format("ranks: expected 1 or more, found {}", world));
+  if (world == 1) return {ParallelPlan{}};
+  const bool has_heads = config.o_groups % world == 0 && config.num_heads % world == 0;
+  const bool has_width = config.expert_inner % (world * kWidthUnit) == 0, has_ids = config.num_experts % world == 0;
+  std::vector<ParallelPlan> plans;
+  for (const AttentionSplit attention : {AttentionSplit::kByGroup, AttentionSplit::kWhole}) {
+    if (attention == AttentionSplit::kByGroup && !has_heads) continue;
+    if (has_width) plans.push_back({.world = world, .attention = attention, .experts = ExpertSplit::kByWidth});
+    if (has_ids) plans.push_back({.world = world, .attention = attention, .experts = ExpertSplit::kById});
+  }
+  if (plans.empty()) {
+    fail(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{} experts of {} channels can't be cut over {} ranks: neither by id nor by width in runs of {}{}",
+            config.num_experts, config.expert_inner, world, kWidthUnit,
+            has_heads ? "" : fmt::format("; nor can {} heads in {} output groups", config.num_heads, config.o_groups)));
+  }
+  // Each with one thing more, where heads are cut: what is not written lies there.
+  for (const ParallelPlan& plan : std::vector<ParallelPlan>(plans)) {
+    if (plan.attention == AttentionSplit::kWhole) continue;
+    for (bool ParallelPlan::*more :
+         {&ParallelPlan::has_peer_sums, &ParallelPlan::cuts_projections, &ParallelPlan::cuts_entries}) {
+      plans.push_back(plan);
+      plans.back().*more = true;
+    }
+  }
+  return plans;
+}
+
+ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense) {
+  if (row.expert >= 0) return ops::WeightFormat::kNvfp4;
+  const bool is_plain = row.kind != WeightKind::kLinear || row.name == "head" ||
+                        row.name.find("compressor.") != std::string::npos || row.name.ends_with("weights_proj");
+  return is_plain ? ops::WeightFormat::kBf16 : dense;
+}
+
+StoredModel published_model(const Config& config, ops::WeightFormat dense) {
+  StoredModel model{config, make_weight_spec(config, 0), {}};
+  for (const WeightRow& row : model.rows) model.formats.push_back(published_format(row, dense));
+  return model;
+}
+
+}  // namespace tessera::model

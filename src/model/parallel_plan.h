@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How a model can be cut over ranks, and what that leaves each of them to hold: pure functions of the model's facts
+// (docs/decisions/0031-several-gpus.md). Which plan is best for a load, predictions of times say (bench/plan).
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+#include "model/weight_spec.h"
+#include "ops/weight_view.h"
+
+namespace tessera::model {
+
+struct ParallelPlan {
+  int64_t world = 1;
+  AttentionSplit attention = AttentionSplit::kWhole;
+  ExpertSplit experts = ExpertSplit::kById;
+  // What no layer does yet, for planning.
+  bool cuts_projections = false;  // of the input, of compressors and indexers: by rows, behind an all-gather a layer
+  bool cuts_entries = false;      // compressed entries by position, merged behind attention
+  bool has_peer_sums = false;     // sums by one kernel over peer memory instead of NCCL and a kernel
+
+  // Whether the layers compute it. A slice_of() with shard() is what a rank then holds.
+  bool is_written() const { return !cuts_projections && !cuts_entries && !has_peer_sums; }
+  Shard shard(int64_t rank) const { return {rank, world, attention, experts}; }
+  // "heads, experts by width": short, for tables.
+  std::string name() const;
+
+  friend bool operator==(const ParallelPlan&, const ParallelPlan&) = default;
+};
+
+// Every plan whose parts are equal on all ranks, those that are written first; one for one rank. Throws
+// kInvalidArgument for world < 1, kUnsupported, naming what can't be cut, where there is none.
+std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world);
+
+// The tensors of a model and how each is stored. Vectors and tables are held in four bytes a value.
+struct StoredModel {
+  Config config;
+  std::vector<WeightRow> rows;
+  std::vector<ops::WeightFormat> formats;  // of each row
+};
+
+// As published checkpoints store a map: routed experts NVFP4; embedding, head, router, compressors and the indexer's
+// weights BF16; other maps, of attention and of the shared expert, `dense`.
+ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense);
+StoredModel published_model(const Config& config, ops::WeightFormat dense);
+
+}  // namespace tessera::model

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Predicted steps beside what an H200 took (bench/results), how they follow from plans, and which plan is chosen.
+#include "bench/plan/step_cost.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "bench/plan/machine_plan.h"
+#include "bench/shapes/published.h"
+
+namespace tessera::bench {
+namespace {
+
+using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan;
+using ops::WeightFormat;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+const std::string kRecord = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-22-h200-prefill.json";
+
+const model::StoredModel& stored(const char* name, WeightFormat dense = WeightFormat::kNvfp4) {
+  static std::map<std::pair<std::string, WeightFormat>, model::StoredModel> models;
+  const auto [at, is_new] = models.try_emplace({name, dense});
+  if (is_new) at->second = published_model(published_config(name), dense);
+  return at->second;
+}
+
+// Layers of Flash by their ratios: window only, 4, 128.
+int64_t layer_of(const std::string& kind) {
+  return kind == "swa" ? 0 : kind == "csa" ? 2 : 3;
+}
+
+double part_of(const StepCost& step, const std::string& name, double CostPart::*value = &CostPart::us) {
+  for (const CostPart& part : step.parts()) {
+    if (part.name == name) return part.*value;
+  }
+  return 0;
+}
+
+// Rows of `tessera bench layer`, which set no figure of the model. docs/performance/several_gpus.md has them.
+TEST(StepCost, LayersOfFlashAreWithinAThirdOfTheRecord) {
+  const nlohmann::json record = nlohmann::json::parse(std::ifstream(kRecord));
+  int compared = 0;
+  for (const char* steps : {"64", "4096"}) {
+    const nlohmann::json& found = record["bench_layer"][steps];
+    for (const nlohmann::json& run : found.is_array() ? found : nlohmann::json::array({found})) {
+      for (const nlohmann::json& row : run["rows"]) {
+        const int64_t tokens = row["tokens"], context = run["context"];
+        const StepLoad load = tokens > 64 ? StepLoad{1, tokens, context} : StepLoad{tokens, 1, context};
+        const std::string kind = row["kind"];
+        const LayerCost cost = layer_cost(stored("flash"), {}, target_of("h200"), load, layer_of(kind));
+        const double measured = row["median_us"];
+        EXPECT_GT(cost.us(), 0.67 * measured) << kind << ' ' << tokens;
+        EXPECT_LT(cost.us(), 1.1 * measured) << kind << ' ' << tokens;
+        EXPECT_LT(cost.limit_us(), cost.us()) << kind << ' ' << tokens;
+        RecordProperty(kind + std::to_string(tokens), std::to_string(cost.us() / measured - 1));
+        ++compared;
+      }
+    }
+  }
+  EXPECT_EQ(compared, 18);
+}
+
+// Four layers and the head (docs/performance/hopper.md, prefill.md): 1,093 tokens/s to decode at 4,096, 93,200 to
+// prefill 4,096.
+TEST(StepCost, FourLayersAndTheHeadAreWithinAThird) {
+  const model::StoredModel model = published_model(with_layers(published_config("flash"), 4), WeightFormat::kNvfp4);
+  const double decode = step_cost(model, {}, target_of("h200"), {1, 1, 4096}).us();
+  EXPECT_GT(decode, 0.67 * 1e6 / 1093);
+  EXPECT_LT(decode, 1.1 * 1e6 / 1093);
+  const double prefill = step_cost(model, {}, target_of("h200"), {1, 4096, 0}).us();
+  EXPECT_GT(prefill, 0.67 * 4096e6 / 93200);
+  EXPECT_LT(prefill, 1.1 * 4096e6 / 93200);
+  RecordProperty("decode_us", std::to_string(decode));
+  RecordProperty("prefill_us", std::to_string(prefill));
+}
+
+// By hand: a token of Flash reads 3.65 GB of experts and 7.94 of the rest with maps in FP8.
+TEST(StepCost, ReadsWhatATokenNeeds) {
+  const StepCost step = step_cost(stored("flash", WeightFormat::kFp8Block), {}, target_of("h200"), {1, 1, 100});
+  double bytes = 0;
+  for (const CostPart& part : step.parts()) bytes += part.bytes;
+  EXPECT_NEAR(part_of(step, "routed experts", &CostPart::bytes), 3.65e9, 0.02e9);
+  EXPECT_NEAR(bytes, 11.6e9, 0.2e9);
+  EXPECT_EQ(part_of(step, kSumsPart), 0);
+  int64_t layers = 0;
+  for (const LayerCost& layer : step.layers) layers += layer.count;
+  EXPECT_EQ(layers, 43 + 1);
+}
+
+TEST(StepCost, PlansMoveBytesAndShareWork) {
+  const auto of = [](const ParallelPlan& plan, int64_t sequences) {
+    return step_cost(stored("flash"), plan, target_of("h200"), {sequences, 1, 8191});
+  };
+  const StepCost one = of({}, 64);
+  const ParallelPlan by_width{.world = 2, .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth};
+  ParallelPlan by_id = by_width;
+  by_id.experts = ExpertSplit::kById;
+  // Of experts half; with experts by id what the fullest rank has, and top_k vectors of each token instead of one.
+  const double experts = part_of(one, "routed experts", &CostPart::bytes);
+  EXPECT_NEAR(part_of(of(by_width, 64), "routed experts", &CostPart::bytes), experts / 2, 1e-6 * experts);
+  EXPECT_GT(part_of(of(by_id, 64), "routed experts", &CostPart::bytes), 0.5 * experts);
+  EXPECT_LT(part_of(of(by_id, 64), "routed experts", &CostPart::bytes), 0.6 * experts);
+  const double vector = 43.0 * 64 * 4096;
+  EXPECT_NEAR(part_of(of(by_width, 64), kSumsPart, &CostPart::received_bytes), vector * (4 + 2), 1);
+  EXPECT_NEAR(part_of(of(by_id, 64), kSumsPart, &CostPart::received_bytes), vector * (4 + 12), 1);
+  // A whole attention has no sum.
+  ParallelPlan whole = by_width;
+  whole.attention = AttentionSplit::kWhole;
+  EXPECT_NEAR(part_of(of(whole, 64), kSumsPart, &CostPart::received_bytes), vector * 2, 1);
+  EXPECT_GT(part_of(of(whole, 64), "attention"), part_of(of(by_width, 64), "attention"));
+  ParallelPlan peers = by_width;
+  peers.has_peer_sums = true;
+  EXPECT_LT(part_of(of(peers, 1), kSumsPart), part_of(of(by_width, 1), kSumsPart));
+  EXPECT_EQ(part_of(of(peers, 1), "attention"), part_of(of(by_width, 1), "attention"));
+}
+
+TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
+  for (const Target& target : targets()) {
+    for (const auto& [name, world] : {std::pair{"flash", 2}, {"pro", 8}}) {
+      const ParallelPlan plan = model::parallel_plans(stored(name).config, world)[0];
+      double before = 0;
+      for (const int64_t sequences : {1, 8, 64, 512}) {
+        const StepCost step = step_cost(stored(name), plan, target, {sequences, 1, 32767});
+        EXPECT_GT(step.us(), before) << target.name << ' ' << name << ' ' << sequences;
+        EXPECT_LT(step.limit_us(), step.us()) << target.name << ' ' << name << ' ' << sequences;
+        for (const CostPart& part : step.parts()) EXPECT_FALSE(part.bound.empty()) << part.name;
+        before = step.us();
+      }
+      EXPECT_GT(step_cost(stored(name), plan, target, {1, 1, 1 << 20}).us(),
+                step_cost(stored(name), plan, target, {1, 1, 4096}).us());
+    }
+  }
+}
+
+TEST(MachinePlan, GpusAreReadOrRefused) {
+  EXPECT_EQ(parse_gpus("8xh200").count, 8);
+  EXPECT_EQ(parse_gpus("8xh200").target->name, "h200");
+  EXPECT_EQ(parse_gpus("rtx6000").count, 1);
+  EXPECT_EQ(parse_gpus("rtx6000").target->name, "rtx6000");
+  for (const char* bad :
+       {"", "8", "x", "8x", "0xh200", "9xh200", "-1xh200", "8xh200x", "8 xh200", "99999999999999999999xh200"}) {
+    EXPECT_THROW(parse_gpus(bad), Error) << bad;
+  }
+}
+
+TEST(MachinePlan, ProOnEightH200HoldsFourMillionTokens) {
+  const MachinePlan plan =
+      plan_machine(stored("pro", WeightFormat::kFp8Block), parse_gpus("8xh200"), {1 << 20, 4, 4096, {}});
+  EXPECT_TRUE(plan.best().plan.is_written());
+  EXPECT_TRUE(plan.best().fits);
+  EXPECT_GE(plan.best().room, 4);
+  EXPECT_THAT(machine_plan_text(plan, "pro"), HasSubstr("four sequences of 1,048,576 tokens, 4,194,304 in all"));
+  EXPECT_THAT(machine_plan_text(plan, "pro"), HasSubstr("not written"));
+  // The fastest of those that can run.
+  for (const Candidate& other : plan.candidates) {
+    if (!other.plan.is_written() || !other.fits) continue;
+    EXPECT_GE(other.decode.us(), plan.best().decode.us()) << other.plan.name();
+  }
+  const auto json = nlohmann::json::parse(machine_plan_json(plan, "pro"));
+  EXPECT_EQ(json["candidates"].size(), plan.candidates.size());
+  EXPECT_EQ(json["longest_sequences"], plan.best().room);
+}
+
+TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
+  const model::StoredModel& flash = stored("flash", WeightFormat::kFp8Block);
+  const MachinePlan plan = plan_machine(flash, parse_gpus("h200"), {8192, 1, 4096, {}});
+  EXPECT_FALSE(plan.best().fits);
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("--gpus 2xh200")));
+  // What is advised does fit.
+  const MachinePlan many = plan_machine(flash, parse_gpus("2xh200"), {131072, 2000, 4096, {}});
+  EXPECT_FALSE(many.best().fits);
+  ASSERT_GT(many.best().room, 0);
+  const MachinePlan fewer = plan_machine(flash, parse_gpus("2xh200"), {131072, many.best().room, 4096, {}});
+  EXPECT_TRUE(fewer.best().fits);
+  EXPECT_TRUE(fewer.advice.empty());
+}
+
+TEST(MachinePlan, BadLoadsAreNamed) {
+  const model::StoredModel& flash = stored("flash");
+  const Gpus gpus = parse_gpus("2xh200");
+  for (const ServingLoad& load :
+       {ServingLoad{0, 1, 4096, {}}, ServingLoad{(1 << 20) + 1, 1, 4096, {}}, ServingLoad{4096, 0, 4096, {}},
+        ServingLoad{4096, 65, 64, {}}, ServingLoad{4096, 1, 0, {}}}) {
+    EXPECT_THROW(plan_machine(flash, gpus, load), Error) << load.context << ' ' << load.sequences;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::bench
