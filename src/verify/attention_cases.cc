@@ -292,8 +292,11 @@ Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
     if (is_selected) one.args.selected = one.arrays.array(selected);
   }
   one.args.num_entries = one.arrays.array(counts);
+  // Probabilities are rounded to BF16 beside BF16 keys: one that falls the other way moves a head's values by up to
+  // 2^-8 of the keys', whatever their sum is.
+  const bool has_rounding = is_mixed || !is_f32(desc.layout.format);
   one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.heads, desc.head_dim},
-                                   is_mixed ? Rule::kRows : Rule::kValues);
+                                   has_rounding ? Rule::kRows : Rule::kValues);
   one.args.num_tokens = tokens;
   return one;
 }
