@@ -20,7 +20,8 @@ endif()
 
 # In the build folder, at the same relative path in each, so that a compiler cache serves them all.
 set(xgrammar_root ${PROJECT_BINARY_DIR}/_sources/${xgrammar_name})
-if(NOT EXISTS ${xgrammar_root}/cpp/grammar_matcher.cc)
+# The stamp's number grows with what is mended.
+if(NOT EXISTS ${xgrammar_root}/mended-2)
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_package} DESTINATION ${PROJECT_BINARY_DIR}/_sources
        PATTERNS ${xgrammar_name}/cpp ${xgrammar_name}/include ${xgrammar_name}/3rdparty/picojson)
   # Strings of bounded length may have control characters there, which JSON does not allow.
@@ -30,7 +31,17 @@ if(NOT EXISTS ${xgrammar_root}/cpp/grammar_matcher.cc)
   if(mended STREQUAL text)
     message(FATAL_ERROR "${converter}: expected the characters of a string of bounded length, found none")
   endif()
+  # Where its automata fail it would make strings of a pattern without JSON's escapes: what it says here is refused.
+  set(text "${mended}")
+  set(fallback "  // Keep regex conversion independent. Only")
+  string(REPLACE "${fallback}" "  if (json_string) XGRAMMAR_LOG(WARNING) << \"pattern \" << regex << \": expected one that \"\n\
+      \"strings without a quote, a backslash or a control character fit, of parts that are known\";\n${fallback}"
+         mended "${text}")
+  if(mended STREQUAL text)
+    message(FATAL_ERROR "${converter}: expected the way out for patterns, found none")
+  endif()
   file(WRITE ${converter} "${mended}")
+  file(WRITE ${xgrammar_root}/mended-2 "")
 endif()
 file(GLOB xgrammar_sources ${xgrammar_root}/cpp/*.cc ${xgrammar_root}/cpp/support/*.cc
      ${xgrammar_root}/cpp/converter_ext/*.cc)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tessera serve under abuse, for longer than the tests: overload, slow clients, signals at any moment, mixed traffic.
+"""tessera serve under abuse, for longer than the tests: overload, slow clients, signals and kills at any moment, mixed
+traffic.
 
-    tools/soak_server.py PROGRAM [--seconds 60] [--signals 100] [--only NAME,...] [--record FILE.json]
+    tools/soak_server.py PROGRAM [--seconds 60] [--signals 100] [--kills 100] [--only NAME,...] [--record FILE.json]
 
 Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
 alone, something left in the caches at the end. Times and memory are printed and recorded, not judged.
@@ -22,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -31,7 +33,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument('program')
 parser.add_argument('--seconds', type=float, default=60, help='of each part that has a length')
 parser.add_argument('--signals', type=int, default=100)
-parser.add_argument('--only', default='signals,overload,slow,mixed')
+parser.add_argument('--kills', type=int, default=100)
+parser.add_argument('--only', default='signals,kills,overload,slow,mixed')
 parser.add_argument('--record')
 ARGUMENTS = parser.parse_args()
 sys.argv = [sys.argv[0], ARGUMENTS.program, str(ROOT / 'models/tiny-v4')]
@@ -98,6 +101,51 @@ def signals():
             code = server.process.wait(30)
             check(code == 0, 'exit code', code)
     return {'signals': ARGUMENTS.signals, 'of_them_twice': twice, 'exit_code': 0}
+
+
+def kills():
+    """kill -9 while the cache on the disk is written: the next life starts, sweeps, and answers as it always did."""
+    generator = random.Random(2)
+    rules = ['Rule %d: ' % i + 'say what is asked and no more. ' * 8 for i in range(6)]
+    ask = lambda rule, question: {**chat(question, temperature=0, max_tokens=8), 'messages': [
+        {'role': 'system', 'content': rule}, {'role': 'user', 'content': question}]}
+    answers, starts, hits = {}, [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        folder = os.path.join(folder, 'cache')
+        for i in range(ARGUMENTS.kills + 1):
+            start = time.monotonic()
+            with Server('--prefix-cache-disk', folder, '--prefix-cache-disk-size', '0.02') as server:
+                check(server.url, 'the server did not start')
+                starts.append(time.monotonic() - start)
+                check(not [one for one in os.listdir(folder) if '.tmp-' in one], 'temporary files after a start')
+                pool = concurrent.futures.ThreadPoolExecutor(4)
+
+                def one():
+                    rule, question = generator.choice(rules), f'Compute {generator.randrange(40)}+{generator.randrange(9)}.'
+                    try:
+                        status, _, body = server.post('/v1/chat/completions', ask(rule, question))
+                    except OSError:
+                        return  # it was killed
+                    check(status == 200, 'status', status, body)
+                    text = json.loads(body)['choices'][0]['message']['content']
+                    check(answers.setdefault((rule, question), text) == text, 'an answer differs over lives:', question, text)
+
+                asked = [pool.submit(one) for _ in range(12)]
+                if i == ARGUMENTS.kills:  # the last life ends by itself
+                    pool.shutdown()
+                    check(server.tier('faults_total') == 0, 'faults of the cache')
+                    hits = server.tier('hits_total')
+                    check(server.end() == 0, 'exit code')
+                else:
+                    time.sleep(generator.random() * 0.8)
+                    server.process.kill()
+                    pool.shutdown()
+                for future in asked:
+                    if error := future.exception():
+                        check(isinstance(error, (http.client.HTTPException, OSError)), repr(error))
+    starts.sort()
+    return {'kills': ARGUMENTS.kills, 'questions': len(answers), 'hits_of_the_last_life': hits,
+            'start_seconds_p50': round(starts[len(starts) // 2], 2), 'start_seconds_most': round(starts[-1], 2)}
 
 
 def overload():
@@ -261,7 +309,7 @@ def mixed():
             'most_descriptors': max(one[2] for one in samples)}
 
 
-PARTS = {'signals': signals, 'overload': overload, 'slow': slow, 'mixed': mixed}
+PARTS = {'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
 cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
 record = {'what': 'tools/soak_server.py',
           'commit': subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD'], capture_output=True, text=True).stdout.strip(),

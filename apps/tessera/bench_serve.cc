@@ -84,7 +84,7 @@ BenchServe::BenchServe(CLI::App& bench)
   c.footer(R"(
 Asks a server that speaks OpenAI's API, or one that it starts itself on 127.0.0.1 with the given model, for streams.
 Loads are open (--rates: requests come at random moments, answered or not) or closed (--concurrency: so many at a time).
-Times are from the moment a request was due. Prompts are random tokens, or those of a file.
+Times are from the moment a request was due. Prompts are random tokens that no load before asked, or those of a file.
 
 Examples:
   tessera bench serve --concurrency 1,8,64
@@ -111,7 +111,8 @@ TESSERA_API_KEY is sent where it is set. Ctrl-C ends the measurement and reports
       ->type_name("DIST")
       ->capture_default_str();
   c.add_option("--output-tokens", output_tokens_, "max_tokens, likewise")->type_name("DIST")->capture_default_str();
-  c.add_option("--shared-prefix", workload_.shared_prefix, "Share of each prompt with which all begin alike, 0 to 1")
+  c.add_option("--shared-prefix", workload_.shared_prefix,
+               "Share of each prompt with which all of all loads begin alike, 0 to 1")
       ->capture_default_str();
   c.add_option("--max-token-id", workload_.max_token_id, "Random prompts are of the ids 3 to this")
       ->capture_default_str();
@@ -217,11 +218,14 @@ int BenchServe::run() {
   if (!is_json_) print_result(description(workload_.model) + "\n" + bench::load_table_head());
   std::vector<bench::LoadSummary> summaries;
   ProgressBar progress(is_quiet_);
+  bench::LoadLimits limits = limits_;
   for (const bench::LoadPoint& point : points()) {
     progress.begin(to_string(point), static_cast<uint64_t>(limits_.num_requests), "requests");
     Watcher watcher(progress);
-    summaries.push_back(
-        bench::summary_of(bench::run_load(address, workload, key, point, limits_, workload_.seed, watcher)));
+    const bench::LoadResult result = bench::run_load(address, workload, key, point, limits, workload_.seed, watcher);
+    // What an earlier load asked would come from the prefix cache.
+    limits.first_request += static_cast<int64_t>(result.records.size());
+    summaries.push_back(bench::summary_of(result));
     progress.end();
     if (!is_json_) print_result(bench::load_table_row(summaries.back()));
     if (summaries.back().was_stopped) break;

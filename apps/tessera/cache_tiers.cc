@@ -36,6 +36,14 @@ std::string program_identity() {
   return fmt::format("{:016x}{:016x}|glibc {}", hash.high64, hash.low64, gnu_get_libc_version());
 }
 
+// A driver may compile kernels anew, and owns what it compiles.
+std::string gpu_identity(const device::GpuDevice& gpu) {
+  const device::GpuFiles files = device::read_gpu_files("/", {});
+  const device::CudaDriverFacts driver = device::ask_cuda_driver("libcuda.so.1");
+  return fmt::format("{}|driver {} {} CUDA {}", gpu.name, files.module_version, driver.library_version,
+                     driver.cuda_version);
+}
+
 }  // namespace
 
 std::vector<const engine::PrefixTier*> CacheTiers::all() const {
@@ -58,7 +66,7 @@ CacheTiers make_cache_tiers(const CacheTierFlags& flags, const model::ModelFacts
   options.folder = flags.disk_folder;
   options.budget_bytes = static_cast<int64_t>(flags.disk_gib * kGiB);
   options.identity = fmt::format("{}|{}|{}|{}", facts.state_identity, machine.cpu_name,
-                                 machine.gpu ? machine.gpu->name : "", program_identity());
+                                 machine.gpu ? gpu_identity(*machine.gpu) : "", program_identity());
   options.log = &log;
   tiers.disk = std::make_unique<engine::DiskTier>(options);
   return tiers;

@@ -21,6 +21,7 @@
 #include "model_flags.h"
 #include "progress_bar.h"
 #include "sampling_flags.h"
+#include "server/api_error.h"
 #include "server/grammar_constraint.h"
 #include "text/chat/prompt.h"
 #include "trace_printer.h"
@@ -62,7 +63,7 @@ class Generate final : public Verb {
   bool is_greedy() const { return !(flags_.sampling.params.temperature > 0); }
   bool has_ids() const { return command_->get_option("--ids")->count() > 0; }
   void check_flags() const;
-  server::AnswerConstraint constraint(const text::Tokenizer* tokenizer, const model::ModelFacts& facts) const;
+  server::AnswerConstraint constraint(const ModelFolder& folder) const;
   void check_logits_path(const std::string& model_folder) const;
   void print_plan(const model::LoadedModel& loaded) const;
   std::vector<int32_t> prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const;
@@ -129,16 +130,23 @@ void Generate::check_flags() const {
 }
 
 // What --json-schema or --regex holds the answer to; nothing without them.
-server::AnswerConstraint Generate::constraint(const text::Tokenizer* tokenizer, const model::ModelFacts& facts) const {
+server::AnswerConstraint Generate::constraint(const ModelFolder& folder) const {
   const bool is_regex = !flags_.pattern.empty();
   if (!is_regex && flags_.schema_path.empty()) return {};
-  if (tokenizer == nullptr) fail_usage("--json-schema and --regex need the model's tokenizer.json, which is not there");
+  if (!folder.tokenizer) fail_usage("--json-schema and --regex need the model's tokenizer.json, which is not there");
   server::ChatRequest request;
   request.format.kind = is_regex ? server::OutputFormat::Kind::kRegex : server::OutputFormat::Kind::kJsonSchema;
   request.format.field = is_regex ? "--regex" : "--json-schema";
   request.format.definition = is_regex ? flags_.pattern : read_file(flags_.schema_path, server::kMaxSchemaBytes);
-  text::GrammarCompiler grammars(*tokenizer, facts.vocab_size, facts.eos_ids);
-  return server::make_constraint(request, flags_.thinks, grammars, *tokenizer, facts.eos_ids);
+  const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
+  try {
+    text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
+    return server::make_constraint(request, flags_.thinks, grammars, *folder.tokenizer, end_ids,
+                                   server::Compiling::kAny);
+  } catch (const server::RequestError& error) {
+    if (is_regex) fail_usage(error.what());
+    throw;
+  }
 }
 
 // Before anything is computed: the file can be made, and no file of the model is in its place.
@@ -237,6 +245,7 @@ int Generate::run() {
   }
   check_logits_path(folder.directory);
   const std::vector<int32_t> prompt = prompt_ids(text, folder.tokenizer_path);
+  const server::AnswerConstraint form = constraint(folder);
   const int64_t longest = folder.config.max_positions;
   load.sequence_tokens = std::min(
       longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
@@ -252,7 +261,6 @@ int Generate::run() {
   engine::GenerateOptions options;
   options.max_tokens = flags_.sampling.max_tokens;
   options.sampling = sampling_options(flags_.sampling, seed);
-  const server::AnswerConstraint form = constraint(text, facts);
   options.constraint = form.whole.get();
   options.cancel = &interrupted();
   options.shows_decode = flags_.is_json;

@@ -56,12 +56,15 @@ void read_event(const std::string& data, double now, RequestRecord& record) {
   if (const Json* choices = json.find("choices")) {
     for (const Json& choice : choices->array()) {
       const Json* delta = choice.find("delta");
-      bool has_text = false;
+      size_t num_bytes = 0;
       for (const char* name : {"text", "content", "reasoning_content"}) {
         const Json* text = delta != nullptr ? delta->find(name) : choice.find(name);
-        has_text = has_text || (text != nullptr && !text->string().empty());
+        num_bytes += text != nullptr ? text->string().size() : 0;
       }
-      if (has_text) record.texts.push_back(now);
+      if (num_bytes == 0) continue;
+      const int64_t before = record.text_bytes.empty() ? 0 : record.text_bytes.back();
+      record.texts.push_back(now);
+      record.text_bytes.push_back(before + static_cast<int64_t>(num_bytes));
     }
   }
   const Json* usage = json.find("usage");
@@ -160,7 +163,7 @@ class Load {
     if (static_cast<int64_t>(open_.size()) >= limits_.max_connections) {
       return end(*exchange, fmt::format("not sent: {} were under way", open_.size()));
     }
-    const BenchRequest asked = workload_.request(static_cast<int64_t>(exchange->record));
+    const BenchRequest asked = workload_.request(limits_.first_request + static_cast<int64_t>(exchange->record));
     exchange->request = request_bytes(address_, "POST", asked.path, key_, asked.body);
     try {
       exchange->fd = address_.connect();

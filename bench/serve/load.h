@@ -21,6 +21,7 @@ struct LoadPoint {
 // A point sends until one of the first two is reached; what is under way then may end.
 struct LoadLimits {
   int64_t num_requests = 100;
+  int64_t first_request = 0;  // the workload's number of the first; others follow
   double seconds = 30;
   double answer_seconds = 300;     // of one request, then it counts as failed
   int64_t max_connections = 4000;  // an open point sends no more at once; who is due then counts as failed
@@ -31,8 +32,9 @@ struct RequestRecord {
   double due = 0;  // when it was to be sent
   double end = 0;
   std::vector<double> texts;  // when text came: an event may hold several tokens, and an unfinished character none
-  int status = 0;             // of HTTP; 0: no answer
-  std::string error;          // empty: a whole stream came
+  std::vector<int64_t> text_bytes;                                  // with each of those, of all text so far
+  int status = 0;                                                   // of HTTP; 0: no answer
+  std::string error;                                                // empty: a whole stream came
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;  // as the server counted
 };
 

@@ -6,12 +6,15 @@
 #include <openssl/sha.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
@@ -78,6 +81,13 @@ void check_folder(const std::string& folder) {
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     fail_folder(folder, fmt::format("cannot write to it: {}", std::strerror(errno)));
   }
+}
+
+// What can't be found out counts as room: the write will tell.
+int64_t free_bytes_of(const std::string& folder) {
+  struct statvfs info {};
+  if (::statvfs(folder.c_str(), &info) != 0) return std::numeric_limits<int64_t>::max();
+  return static_cast<int64_t>(std::min<uint64_t>(uint64_t{info.f_bavail} * info.f_frsize, uint64_t{1} << 62));
 }
 
 // mkdir and parent_path() are of the folder itself.
@@ -225,9 +235,7 @@ std::optional<SnapshotBytes> DiskTier::load(const PrefixKey& key) {
       if (place == index_.end()) return std::nullopt;
       items.push_back(*place);
     }
-    index_.touch(mine);
-    uses_[index_.state(mine)->id] = index_.state(mine)->last_use;
-    for (size_t i = 1; i < digests.size(); ++i) uses_[items[i].id] = index_.segment(digests[i])->last_use;
+    use(mine);
   }
   SnapshotBytes out;
   for (TierItem& item : items) {
@@ -258,6 +266,22 @@ std::optional<SnapshotBytes> DiskTier::load(const PrefixKey& key) {
   ++stats_.num_hits;
   stats_.num_hit_tokens += key.position();
   return out;
+}
+
+void DiskTier::touch(const PrefixKey& key) {
+  if (!is_on_) return;
+  const std::vector<PrefixDigest> digests = masked(key.digests);
+  const std::lock_guard<std::mutex> hold(lock_);
+  use({digests, key.tail});
+}
+
+void DiskTier::use(const PrefixKey& masked_key) {
+  index_.touch(masked_key);
+  const auto note = [&](TierIndex::Place place) {
+    if (place != index_.end()) uses_[place->id] = place->last_use;
+  };
+  note(index_.state(masked_key));
+  for (const PrefixDigest& digest : masked_key.digests.subspan(1)) note(index_.segment(digest));
 }
 
 void DiskTier::put(const PrefixKey& key, SnapshotBytes bytes) {
@@ -376,8 +400,52 @@ void DiskTier::work() {
   save_uses();
 }
 
+// Gives up what was not used for the longest until the disk has room for the item. False: nothing more is there to go.
+bool DiskTier::make_space(const TierItem& item) {
+  for (;;) {
+    const int64_t free =
+        options_.space != nullptr ? options_.space->free_bytes(options_.folder) : free_bytes_of(options_.folder);
+    const int64_t lacking = item.bytes + options_.least_free_bytes - free;
+    if (lacking <= 0) return true;
+    std::vector<int64_t> ids;
+    {
+      const std::lock_guard<std::mutex> hold(lock_);
+      if (!std::exchange(is_full_, true) && options_.log != nullptr) {
+        options_.log->write(LogLevel::kWarning,
+                            fmt::format("prefix cache on disk: {}: expected {} free, found {}; the oldest entries go",
+                                        printable(options_.folder),
+                                        format_bytes(static_cast<uint64_t>(item.bytes + options_.least_free_bytes)),
+                                        format_bytes(static_cast<uint64_t>(free))));
+      }
+      int64_t bytes = 0;
+      for (const TierItem& old : index_.items()) {
+        if (bytes >= lacking) break;
+        if (old.first != nullptr) continue;  // not written yet
+        bytes += old.bytes;
+        ids.push_back(old.id);
+      }
+      for (const int64_t id : ids) {
+        uses_.erase(id);
+        index_.remove(index_.item(id));
+      }
+      stats_.num_evicted += static_cast<int64_t>(ids.size());
+    }
+    if (ids.empty()) return false;
+    // Files first, though a row without one is a fault: a row's removal needs room itself.
+    for (const int64_t id : ids) ::unlink(path_of(id).c_str());
+    erase(ids);
+  }
+}
+
 // Its file, then its row: a file without one is nobody's, and swept.
 void DiskTier::write(const TierItem& item) {
+  if (!make_space(item)) {
+    const std::lock_guard<std::mutex> hold(lock_);
+    ++stats_.num_dropped;
+    const TierIndex::Place place = index_.item(item.id);
+    if (place != index_.end()) remove(place);
+    return;
+  }
   std::string fault;
   try {
     write_tier_file(path_of(item.id), {identity_, item.digest, item.is_segment, item.tail, item.first, item.second});

@@ -20,14 +20,25 @@ namespace tessera::engine {
 
 class DiskIndex;
 
+// Asked by the tier's thread.
+class DiskSpace {
+ public:
+  virtual ~DiskSpace() = default;
+  // That this user may still write where the folder lies.
+  virtual int64_t free_bytes(const std::string& folder) const = 0;
+};
+
 struct DiskTierOptions {
   std::string folder;        // made where it is not there; of this process alone while it lives
   int64_t budget_bytes = 0;  // of files; what was not used for the longest goes first
+  // Where the disk would have less than this left, the oldest entries go however much the budget allows.
+  int64_t least_free_bytes = int64_t{64} << 20;
   // All that the bits of a state follow from, besides its tokens: what another identity wrote is never found.
   std::string identity;
   int64_t queue_bytes = int64_t{256} << 20;  // that may wait to be written; snapshots beyond are not taken
   double ending_seconds = 5;                 // for what waits, at the end
   LogSink* log = nullptr;                    // null: none. Called by the engine's thread and the tier's own
+  const DiskSpace* space = nullptr;          // null: as the system says
 };
 
 class DiskTier final : public PrefixTier {
@@ -46,6 +57,7 @@ class DiskTier final : public PrefixTier {
   bool has_segment(const PrefixDigest& digest) override;
   bool has_room(int64_t bytes) override;
   void put(const PrefixKey& key, SnapshotBytes bytes) override;
+  void touch(const PrefixKey& key) override;
   void forget(const PrefixText& text) override;
   TierStats stats() const override;
 
@@ -63,9 +75,11 @@ class DiskTier final : public PrefixTier {
   void add(TierItem item);
   void remove(TierIndex::Place place);
   void evict();
+  void use(const PrefixKey& masked_key);
   // A fault: counted, and said once in a while.
   void report(const std::string& what);
   void work();
+  bool make_space(const TierItem& item);
   void write(const TierItem& item);
   void erase(const std::vector<int64_t>& ids);
   void save_uses();
@@ -87,6 +101,7 @@ class DiskTier final : public PrefixTier {
   std::vector<int64_t> removed_;               // ids whose files shall go
   std::unordered_map<int64_t, int64_t> uses_;  // ids, last_use: since they were saved last
   bool is_working_ = false, is_ending_ = false;
+  bool is_full_ = false;  // the disk was; said once
   double last_report_ = -1e9;
   TierStats stats_{.name = "disk"};
   std::thread thread_;

@@ -69,6 +69,11 @@ void HostTier::evict_to(int64_t bytes) {
   for (; index_.bytes() > bytes; ++stats_.num_evicted) index_.remove(index_.oldest());
 }
 
+void HostTier::touch(const PrefixKey& key) {
+  const std::lock_guard<std::mutex> hold(lock_);
+  index_.touch(key);
+}
+
 void HostTier::forget(const PrefixText& text) {
   const std::lock_guard<std::mutex> hold(lock_);
   for (const TierIndex::Place place : index_.of_beginnings(text)) index_.remove(place);

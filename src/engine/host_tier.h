@@ -17,6 +17,7 @@ class HostTier final : public PrefixTier {
   bool has_segment(const PrefixDigest& digest) override;
   bool has_room(int64_t bytes) override;
   void put(const PrefixKey& key, SnapshotBytes bytes) override;
+  void touch(const PrefixKey& key) override;
   void forget(const PrefixText& text) override;
   TierStats stats() const override;
 

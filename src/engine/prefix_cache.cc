@@ -55,6 +55,9 @@ PrefixCache::Place PrefixCache::longest(std::span<const PrefixDigest> digests, s
 
 void PrefixCache::touch(Place entry) {
   entries_.splice(entries_.end(), entries_, entry);
+  for (PrefixTier* tier : {options_.host, options_.disk}) {
+    if (tier != nullptr) tier->touch({entry->digests, entry->tail});
+  }
 }
 
 std::unique_ptr<model::SequenceState> PrefixCache::find(const Request& request, std::span<const int32_t> ids,
@@ -120,7 +123,12 @@ void PrefixCache::make_room(int64_t bytes) {
   }
 }
 
+// Of those that the budget has room for: a longer one must not hide a shorter one.
 void PrefixCache::load(const PrefixText& text, int64_t most) {
+  const model::CacheSpec& spec = runner_.cache_spec();
+  const int64_t for_pages = options_.budget_bytes - spec.snapshot_bytes;
+  if (for_pages < 0) return;
+  if (spec.page_bytes > 0) most = std::min(most, for_pages / spec.page_bytes * spec.page_tokens);
   constexpr int kMostTries = 4;  // where what was found turns out damaged, a shorter one may serve
   for (int i = 0; i < kMostTries; ++i) {
     const Place known = longest(text.digests, text.ids, most);
@@ -138,7 +146,6 @@ void PrefixCache::load(const PrefixText& text, int64_t most) {
 bool PrefixCache::load(PrefixTier& tier, const PrefixKey& key) {
   const model::CacheSpec& spec = runner_.cache_spec();
   const int64_t bytes = spec.snapshot_bytes + ceil_div(key.position(), spec.page_tokens) * spec.page_bytes;
-  if (bytes > options_.budget_bytes) return true;
   try {
     const std::optional<SnapshotBytes> found = tier.load(key);
     if (!found) return false;

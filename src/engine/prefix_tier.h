@@ -72,6 +72,8 @@ class PrefixTier {
   // Whether put() takes so many bytes now. Refusals of a tier that is on are counted.
   virtual bool has_room(int64_t bytes) = 0;
   virtual void put(const PrefixKey& key, SnapshotBytes bytes) = 0;
+  // The snapshot was used where it lies above: what of it is here counts as used too.
+  virtual void touch(const PrefixKey& key) = 0;
   // Snapshots that have seen a beginning of the text, and its segments, are not to be trusted.
   virtual void forget(const PrefixText& text) = 0;
   // Any thread may ask.

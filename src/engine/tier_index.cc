@@ -66,7 +66,8 @@ TierIndex::Place TierIndex::add(TierItem item) {
     throw;
   }
   last_id_ = std::max(last_id_, place->id);
-  place->last_use = ++last_use_;
+  last_use_ = std::max(last_use_ + 1, place->last_use);
+  place->last_use = last_use_;
   bytes_ += place->bytes;
   return place;
 }

@@ -39,7 +39,8 @@ class TierIndex {
   // Everything, the least recently used first.
   const std::list<TierItem>& items() const { return items_; }
 
-  // The most recently used one. An id of 0 is replaced by a new one; throws kInternal for an id that is here.
+  // The most recently used one: its last_use stays where it is later than all others', as those of an earlier life are
+  // in their order. An id of 0 is replaced by a new one; throws kInternal for an id that is here.
   Place add(TierItem item);
   void remove(Place place);
   // Used now: of its snapshots the state goes first, then segments from the last on.

@@ -23,12 +23,17 @@ ApiError error_of(const engine::Outcome& outcome) {
     error.message = outcome.error;
     return error;
   }
-  ApiError error = internal_error(outcome.error);
-  if (outcome.error_code == ErrorCode::kResourceExhausted) error.status = 503;
-  return error;
+  if (outcome.error_code == ErrorCode::kResourceExhausted) return exhausted(outcome.error);
+  return internal_error(outcome.error);
 }
 
 }  // namespace
+
+ApiError exhausted(std::string_view what) {
+  ApiError error = internal_error(what);
+  error.status = 503, error.code = "resource_exhausted";
+  return error;
+}
 
 class Exchange::PromptSink final : public engine::Sink {
  public:
@@ -186,6 +191,11 @@ void Exchange::cancel() {
   is_done_ = true;
   cancel_requests();
   context_.figures.add_finished("cancelled");
+}
+
+bool Exchange::is_cancelled() {
+  const std::lock_guard<std::mutex> hold(lock_);
+  return is_cancelled_;
 }
 
 void Exchange::abort(const ApiError& error) {
@@ -422,7 +432,7 @@ void Exchange::give_up(const ApiError& error, ReplyPart& part) {
     part.text += answer_.writer->error(error);
     return;
   }
-  part.head = ReplyHead{error.status, "application/json", false, 0};
+  part.head = ReplyHead{error.status, "application/json", false, error.status == 503 ? kExhaustedRetrySeconds : 0};
   part.text = error_body(errors_, error);
 }
 

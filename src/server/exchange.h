@@ -38,6 +38,10 @@ struct ReplyPart {
   bool is_last = false;           // the body is complete
 };
 
+// 503, of a request that may go well later: memory that others have now, say. Whole answers carry Retry-After.
+ApiError exhausted(std::string_view what);
+inline constexpr int64_t kExhaustedRetrySeconds = 1;
+
 // What all exchanges share; outlives them.
 struct ExchangeContext {
   const Serving& serving;
@@ -66,6 +70,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   // By the transport's thread: the client is gone, nothing is taken any more. The requests leave the engine before its
   // next step.
   void cancel();
+  bool is_cancelled();
   // By the transport's thread: ends the answer with this error.
   void abort(const ApiError& error);
 

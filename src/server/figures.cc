@@ -50,6 +50,7 @@ ServerStats Figures::snapshot(const engine::Engine::Status& status) const {
   out.num_prompt_tokens = count(status.totals.num_prompt_tokens);
   out.num_generated_tokens = count(status.totals.num_drawn);
   out.num_steps = count(status.totals.num_steps);
+  out.step_seconds = status.totals.step_seconds, out.model_seconds = status.totals.model_seconds;
   out.num_preemptions = count(status.totals.num_swapped + status.totals.num_recomputed);
   out.num_snapshots = count(step.num_snapshots);
   out.snapshot_bytes = count(step.snapshot_bytes);

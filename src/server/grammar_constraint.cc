@@ -22,19 +22,49 @@ enum class Phase { kReasoning, kFree, kGrammar };
 struct Markers {
   int32_t end_think = -1, markup = -1;
   std::vector<int32_t> not_in_reasoning;  // its end is </think> alone
+  // Not to be spelled in other tokens: in reasoning, and outside calls. Null: the tokenizer does not know it.
+  std::shared_ptr<const text::SpelledMarker> end_of_reasoning, markup_of_calls;
+  const text::Tokenizer* tokenizer = nullptr;
+};
+
+void forbid(std::span<uint32_t> mask, std::span<const int32_t> ids) {
+  for (const int32_t id : ids) mask[static_cast<size_t>(id / 32)] &= ~(uint32_t{1} << (id % 32));
+}
+
+// How much of a marker the text ends with that was drawn.
+class Spelling {
+ public:
+  explicit Spelling(const text::SpelledMarker* marker) : marker_(marker) {}
+  void add(std::string_view bytes) {
+    if (marker_ != nullptr) matched_ = marker_->advance(matched_, bytes);
+  }
+  std::span<const int32_t> completing() const {
+    return marker_ == nullptr ? std::span<const int32_t>() : marker_->completing(matched_);
+  }
+
+ private:
+  const text::SpelledMarker* marker_;
+  size_t matched_ = 0;
 };
 
 class Constraint final : public engine::TokenConstraint {
  public:
   Constraint(Phase phase, Phase after_reasoning, const Markers& markers, std::unique_ptr<text::GrammarMatcher> matcher)
-      : phase_(phase), after_reasoning_(after_reasoning), markers_(markers), matcher_(std::move(matcher)) {}
+      : phase_(phase),
+        after_reasoning_(after_reasoning),
+        markers_(markers),
+        end_of_reasoning_(markers.end_of_reasoning.get()),
+        markup_(markers.markup_of_calls.get()),
+        matcher_(std::move(matcher)) {}
 
   Allowed allowed(std::span<uint32_t> mask) override {
-    if (phase_ == Phase::kFree) return Allowed::kAll;
+    if (phase_ == Phase::kFree && markup_.completing().empty()) return Allowed::kAll;
     if (phase_ == Phase::kGrammar) return matcher_->fill(mask) ? Allowed::kSome : Allowed::kNone;
     std::fill(mask.begin(), mask.end(), ~uint32_t{0});
-    for (const int32_t id : markers_.not_in_reasoning) {
-      mask[static_cast<size_t>(id / 32)] &= ~(uint32_t{1} << (id % 32));
+    forbid(mask, markup_.completing());
+    if (phase_ == Phase::kReasoning) {
+      forbid(mask, markers_.not_in_reasoning);
+      forbid(mask, end_of_reasoning_.completing());
     }
     return Allowed::kSome;
   }
@@ -42,17 +72,29 @@ class Constraint final : public engine::TokenConstraint {
     if (phase_ == Phase::kGrammar) {
       TESSERA_CHECK(matcher_->accept(id), "what a mask allows its grammar accepts");
     } else if (phase_ == Phase::kReasoning) {
-      if (id == markers_.end_think) phase_ = after_reasoning_;
+      if (id != markers_.end_think) return spell(id);
+      phase_ = after_reasoning_;
+      markup_ = Spelling(markers_.markup_of_calls.get());
     } else if (id == markers_.markup) {
       phase_ = Phase::kGrammar;
+    } else {
+      spell(id);
     }
   }
   bool has_ended() const override { return phase_ == Phase::kGrammar && matcher_->has_ended(); }
 
  private:
+  void spell(int32_t id) {
+    if (id >= markers_.tokenizer->vocab_size()) return;
+    const std::string& bytes = markers_.tokenizer->token_bytes(id);
+    end_of_reasoning_.add(bytes);
+    markup_.add(bytes);
+  }
+
   Phase phase_;
   const Phase after_reasoning_;
   const Markers& markers_;
+  Spelling end_of_reasoning_, markup_;
   const std::unique_ptr<text::GrammarMatcher> matcher_;
 };
 
@@ -94,7 +136,7 @@ void add_tools(const ChatRequest& request, GrammarDefinition& definition) {
         refuse(tool_field(request, i), *fault);
       }
     }
-    definition.tools.push_back({tool.name, tool.parameters});
+    definition.tools.push_back({tool.name, tool.parameters, tool.is_strict});
   }
   definition.allows_parallel = policy.allows_parallel;
 }
@@ -117,7 +159,8 @@ void add_content(const OutputFormat& format, GrammarDefinition& definition) {
 }  // namespace
 
 AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reasoning, text::GrammarCompiler& grammars,
-                                 const text::Tokenizer& tokenizer, const std::vector<int32_t>& eos_ids) {
+                                 const text::Tokenizer& tokenizer, const std::vector<int32_t>& eos_ids,
+                                 Compiling compiling) {
   const ToolPolicy& policy = request.tools;
   const bool must_call = policy.choice == ToolChoice::kRequired || policy.choice == ToolChoice::kNamed;
   const bool has_strict =
@@ -130,6 +173,7 @@ AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reas
   definition.is_in_block = may_call_freely;
   if (has_format && !must_call) add_content(request.format, definition);
   if (policy.may_call()) add_tools(request, definition);
+  if (compiling == Compiling::kKnownOnly && !grammars.knows(definition)) throw GrammarUnknown();
   std::shared_ptr<const text::Grammar> grammar;
   try {
     grammar = grammars.compile(definition);
@@ -143,6 +187,8 @@ AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reas
   markers.markup = tokenizer.added_token(text::kDsmlToken).value_or(-1);
   markers.not_in_reasoning = eos_ids;
   if (markers.markup >= 0) markers.not_in_reasoning.push_back(markers.markup);
+  markers.end_of_reasoning = grammars.end_of_reasoning(), markers.markup_of_calls = grammars.markup_of_calls();
+  markers.tokenizer = &tokenizer;
   const Phase after = may_call_freely ? Phase::kFree : Phase::kGrammar;
   AnswerConstraint out;
   out.after_reasoning = std::make_shared<Source>(after, after, markers, grammar);

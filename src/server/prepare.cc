@@ -93,16 +93,17 @@ std::string Preparer::render(ChatRequest& request, const Caller& caller, bool& s
   return std::move(prompt.text);
 }
 
-PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check) const {
+PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check,
+                                   Compiling compiling) const {
   PreparedAnswer out;
   const std::string text = render(request, caller, out.options.starts_in_reasoning);
   check.check(1 + static_cast<int64_t>(text.size() / kMostBytesPerToken));
-  out.requests.push_back(engine_request(request.options, serving_.tokenizer->encode(text), caller));
   AnswerConstraint constraint;
   if (serving_.grammars != nullptr) {
     constraint = make_constraint(request, out.options.starts_in_reasoning, *serving_.grammars, *serving_.tokenizer,
-                                 serving_.eos_ids);
+                                 serving_.eos_ids, compiling);
   }
+  out.requests.push_back(engine_request(request.options, serving_.tokenizer->encode(text), caller));
   out.requests.front().constraint = constraint.whole;
   out.after_reasoning = constraint.after_reasoning;
   // A grammar without calls keeps their markup out by itself.
@@ -167,12 +168,12 @@ PreparedAnswer Preparer::from_completion(const CompletionRequest& request, const
   return out;
 }
 
-PreparedAnswer Preparer::prepare(RouteKind route, std::string_view body, const Caller& caller,
-                                 const RoomCheck& check) const {
+PreparedAnswer Preparer::prepare(RouteKind route, std::string_view body, const Caller& caller, const RoomCheck& check,
+                                 Compiling compiling) const {
   switch (route) {
     case RouteKind::kChat: {
       ChatRequest request = taken(openai::parse_chat(body, serving_.model));
-      PreparedAnswer out = from_chat(request, caller, check);
+      PreparedAnswer out = from_chat(request, caller, check, compiling);
       out.writer =
           chat_writer(head("chatcmpl-", request.options.model), out.has_logprobs, request.options.streams_usage);
       return out;
@@ -186,7 +187,7 @@ PreparedAnswer Preparer::prepare(RouteKind route, std::string_view body, const C
     }
     case RouteKind::kResponses: {
       openai::ResponsesRequest request = taken(openai::parse_responses(body, serving_.model));
-      PreparedAnswer out = from_chat(request.chat, caller, check);
+      PreparedAnswer out = from_chat(request.chat, caller, check, compiling);
       // Log probabilities may be asked for without any beside the token's own.
       out.has_logprobs = out.options.keeps_logprobs = request.wants_logprobs;
       out.writer =
@@ -195,7 +196,7 @@ PreparedAnswer Preparer::prepare(RouteKind route, std::string_view body, const C
     }
     case RouteKind::kMessages: {
       ChatRequest request = taken(anthropic::parse_messages(body, serving_.model));
-      PreparedAnswer out = from_chat(request, caller, check);
+      PreparedAnswer out = from_chat(request, caller, check, compiling);
       out.options.call_id_prefix = "toolu_";
       out.writer = message_writer(ids_.next("msg_"), request.options.model);
       return out;

@@ -66,12 +66,15 @@ class Preparer {
     virtual void check(int64_t num_tokens) const = 0;
   };
   // Throws RequestError and what parsing throws.
-  PreparedAnswer prepare(RouteKind route, std::string_view body, const Caller& caller, const RoomCheck& check) const;
+  // GrammarUnknown: ask again where time may be taken.
+  PreparedAnswer prepare(RouteKind route, std::string_view body, const Caller& caller, const RoomCheck& check,
+                         Compiling compiling) const;
   // The body that answers count_tokens, tokenize or detokenize. Throws as prepare does.
   std::string answer(RouteKind route, std::string_view body, const Caller& caller) const;
 
  private:
-  PreparedAnswer from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check) const;
+  PreparedAnswer from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check,
+                           Compiling compiling) const;
   PreparedAnswer from_completion(const CompletionRequest& request, const Caller& caller, const RoomCheck& check) const;
   std::string render(ChatRequest& request, const Caller& caller, bool& starts_in_reasoning) const;
   engine::Request engine_request(const GenerationOptions& options, std::vector<int32_t> prompt,

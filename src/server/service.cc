@@ -41,6 +41,9 @@ class RoomRefused : public RequestError {
   int64_t retry_after_seconds_;
 };
 
+// Of a grammar, at the least; a full lane takes some of them.
+constexpr int64_t kCompilingRetrySeconds = 2;
+
 ApiError full(std::string message) {
   ApiError error;
   error.status = 429;
@@ -93,20 +96,22 @@ class Service::Room final : public Preparer::RoomCheck {
 
 class Service::Preparation final : public Job {
  public:
-  Preparation(Service& service, const Route& route, std::string body, Caller caller, std::shared_ptr<Exchange> exchange)
-      : service_(service),
-        route_(route),
-        body_(std::move(body)),
-        caller_(std::move(caller)),
-        exchange_(std::move(exchange)) {}
-  void run() noexcept override { service_.prepare(route_, body_, caller_, *exchange_); }
+  Preparation(Service& its_service, const Route& its_route, std::string its_body, Caller its_caller,
+              std::shared_ptr<Exchange> its_exchange, Compiling its_compiling)
+      : service(its_service),
+        route(its_route),
+        body(std::move(its_body)),
+        caller(std::move(its_caller)),
+        exchange(std::move(its_exchange)),
+        compiling(its_compiling) {}
+  void run() noexcept override { service.prepare(*this); }
 
- private:
-  Service& service_;
-  const Route& route_;
-  const std::string body_;
-  const Caller caller_;
-  const std::shared_ptr<Exchange> exchange_;
+  Service& service;
+  const Route& route;
+  std::string body;
+  const Caller caller;
+  const std::shared_ptr<Exchange> exchange;
+  const Compiling compiling;
 };
 
 Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log)
@@ -117,6 +122,7 @@ Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options
       started_(now()),
       replay_(options_.replay_bytes),
       preparer_(serving_, replay_, ids_),
+      compilers_(1, options_.max_compiling),
       workers_(options_.num_workers, options_.max_preparing) {}
 
 Health Service::health() const {
@@ -202,7 +208,8 @@ std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view nam
       return exchange;
     }
   }
-  if (!workers_.add(std::make_unique<Preparation>(*this, route, std::move(body), caller, exchange))) {
+  if (!workers_.add(
+          std::make_unique<Preparation>(*this, route, std::move(body), caller, exchange, Compiling::kKnownOnly))) {
     exchange->refuse(
         full(fmt::format("requests being prepared: expected fewer than {}, found as many", options_.max_preparing)), 1);
   }
@@ -225,24 +232,52 @@ void Service::check_deeply(Exchange& exchange) {
   exchange.start(std::move(check));
 }
 
-void Service::prepare(const Route& route, const std::string& body, const Caller& caller, Exchange& exchange) noexcept
-    try {
-  if (!generates(route.kind)) return exchange.reply({}, preparer_.answer(route.kind, body, caller));
-  PreparedAnswer prepared = preparer_.prepare(route.kind, body, caller, Room(engine_));
-  if (log_ != nullptr && !prepared.ignored.empty()) {
-    log_->write(LogLevel::kDebug, fmt::format("{}: ignored fields {}", route.path,
-                                              printable(fmt::format("{}", fmt::join(prepared.ignored, ", ")))));
-  }
-  exchange.start(std::move(prepared));
-} catch (const RoomRefused& refused) {
-  exchange.refuse(refused.error(), refused.retry_after_seconds());
-} catch (const std::bad_alloc&) {
-  exchange.refuse(internal_error("out of memory"));
-} catch (const Error&) {
+void Service::prepare(Preparation& preparation) noexcept {
+  const Route& route = preparation.route;
+  Exchange& exchange = *preparation.exchange;
   try {
+    // A client that gave up while it waited leaves the lane to others.
+    if (preparation.compiling == Compiling::kAny && exchange.is_cancelled()) return;
+    if (!generates(route.kind)) {
+      return exchange.reply({}, preparer_.answer(route.kind, preparation.body, preparation.caller));
+    }
+    PreparedAnswer prepared =
+        preparer_.prepare(route.kind, preparation.body, preparation.caller, Room(engine_), preparation.compiling);
+    if (log_ != nullptr && !prepared.ignored.empty()) {
+      log_->write(LogLevel::kDebug, fmt::format("{}: ignored fields {}", route.path,
+                                                printable(fmt::format("{}", fmt::join(prepared.ignored, ", ")))));
+    }
+    exchange.start(std::move(prepared));
+  } catch (const GrammarUnknown&) {
+    try {
+      if (!compilers_.add(std::make_unique<Preparation>(*this, route, std::move(preparation.body), preparation.caller,
+                                                        preparation.exchange, Compiling::kAny))) {
+        exchange.refuse(full(fmt::format("new schemas, patterns and tools being compiled: expected fewer than {} "
+                                         "requests that wait, found as many",
+                                         options_.max_compiling)),
+                        kCompilingRetrySeconds);
+      }
+    } catch (const std::exception& error) {
+      exchange.refuse(internal_error(error.what()));
+    }
+  } catch (...) {
+    refuse_now(exchange);
+  }
+}
+
+// With the exception that is being handled.
+void Service::refuse_now(Exchange& exchange) noexcept try {
+  try {
+    throw;
+  } catch (const RoomRefused& refused) {
+    exchange.refuse(refused.error(), refused.retry_after_seconds());
+  } catch (const std::bad_alloc&) {
+    exchange.refuse(exhausted("out of memory"), kExhaustedRetrySeconds);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kResourceExhausted) {
+      return exchange.refuse(exhausted(error.what()), kExhaustedRetrySeconds);
+    }
     exchange.refuse(error_of_request());
-  } catch (const std::exception& error) {
-    exchange.refuse(internal_error(error.what()));
   }
 } catch (const std::exception& error) {
   exchange.refuse(internal_error(error.what()));

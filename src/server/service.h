@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the routes do, without a socket: an exchange is opened for each request, workers prepare it, the engine runs it.
+// Requests with grammars that are not known yet are prepared in a lane of their own.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -24,6 +25,7 @@ namespace tessera::server {
 struct ServiceOptions {
   int num_workers = 2;
   size_t max_preparing = 256;              // requests that wait for a worker; more are refused with 429
+  size_t max_compiling = 8;                // that wait for a new grammar of theirs to be compiled; more too
   size_t replay_bytes = size_t{64} << 20;  // of remembered tool calls
   std::string page;                        // HTML of GET /
   // Of the prefix cache, for /metrics; they must outlive the service.
@@ -50,7 +52,9 @@ class Service {
   class Preparation;
   class Room;
 
-  void prepare(const Route& route, const std::string& body, const Caller& caller, Exchange& exchange) noexcept;
+  // Leaves `preparation`'s request to the lane of grammars where its grammar is new.
+  void prepare(Preparation& preparation) noexcept;
+  void refuse_now(Exchange& exchange) noexcept;
   void check_deeply(Exchange& exchange);
   std::string metrics() const;
 
@@ -64,7 +68,8 @@ class Service {
   ReplayStore replay_;
   Figures figures_;
   const Preparer preparer_;
-  WorkerPool workers_;  // last: its jobs use all else
+  WorkerPool compilers_;  // one thread: a new grammar may take seconds, and only other new ones wait for it
+  WorkerPool workers_;    // last: its jobs use all else
 };
 
 }  // namespace tessera::server

@@ -40,6 +40,7 @@ struct ServerStats {
   double snapshot_usage = 0;                       // share of its budget, 0 to 1
   // Since the start.
   uint64_t num_prompt_tokens = 0, num_generated_tokens = 0, num_steps = 0, num_preemptions = 0;
+  double step_seconds = 0, model_seconds = 0;             // of those steps; in the model's part of them
   uint64_t num_prefix_queries = 0, num_prefix_hits = 0;   // tokens that were looked up in the prefix cache, and found
   uint64_t num_prefix_lookups = 0, num_prefix_found = 0;  // requests, and those of which a beginning was found
   uint64_t num_snapshots_kept = 0, num_snapshots_evicted = 0;

@@ -180,6 +180,9 @@ std::string render_metrics(const ServerStats& stats) {
   text.value("tessera_generated_tokens_total", "vllm:generation_tokens_total", "counter", "Tokens that were sampled.",
              number(stats.num_generated_tokens));
   text.value("tessera_steps_total", "", "counter", "Steps of the engine.", number(stats.num_steps));
+  text.value("tessera_step_seconds_total", "", "counter", "Seconds of those steps.", stats.step_seconds);
+  text.value("tessera_model_seconds_total", "", "counter", "Seconds of them in the model; the rest is the engine's.",
+             stats.model_seconds);
   text.value("tessera_preemptions_total", "vllm:num_preemptions_total", "counter",
              "Requests put back to make room for others.", number(stats.num_preemptions));
   text.value("tessera_prefix_cache_queries_total", "vllm:prefix_cache_queries_total", "counter",

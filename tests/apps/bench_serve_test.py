@@ -43,8 +43,8 @@ class BenchServe(ProgramTest):
             self.assertEqual(len(row['samples']['whole_answer_seconds']), 4)
             self.assertTrue(16 <= row['prompt_tokens'] <= 32, row['prompt_tokens'])
             self.assertLessEqual(row['first_token_seconds']['p50'], row['whole_answer_seconds']['p99'])
-        # The same requests a second time are known to the server; so are those of the same numbers in another load.
-        self.assertEqual(len({row['prompt_tokens'] for row in report['rows']}), 1)
+        # No load asks what an earlier one asked: with this seed their lengths differ.
+        self.assertGreater(len({row['prompt_tokens'] for row in report['rows']}), 1)
         self.assertTrue(plot.read_text().startswith('<svg '))
 
     def test_a_server_that_runs(self):

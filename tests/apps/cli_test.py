@@ -343,6 +343,7 @@ class Cli(ProgramTest):
                 (['generate', 'a'] + ['--stop', 'x'] * 17, '--stop'), (['generate', 'a', '--seed', '-1'], 'seed'), (['generate', 'a', '--threads', '-1'], '--threads'),
                 (['generate', 'a', '--logit-bias', 'x'], '--logit-bias'), (['generate', 'a', '--logit-bias', '5000:1'], 'logit-bias'),
                 (['generate', 'a', '--logits', '/no/such/folder/x'], '--logits'), (['generate', 'a', '--raw', '--think'], '--raw'), (['generate', 'a', '--what'], '--what'),
+                (['generate', 'a', '--regex', '(a'], '--regex'), (['generate', 'a', '--regex', '((a{99}){99}){99}'], '--regex'),
                 (['frobnicate'], 'frobnicate')):
             with self.subTest(arguments=arguments):
                 self.check_error(run(*arguments), 2, part)
@@ -364,6 +365,8 @@ class Cli(ProgramTest):
         self.check_error(run('generate', 'a', '--model', str(model)), 3, 'model.safetensors')
         (model / 'model.safetensors').unlink()
         self.check_error(run('generate', 'a', '--model', str(model)), 3, 'model.safetensors')
+        # Flags are looked at before weights.
+        self.check_error(run('generate', 'a', '--regex', '(a', '--model', str(model)), 2, '--regex')
 
     def test_bad_config_and_tokenizer(self):
         model = self.copy_model()

@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/test_seams.h"
@@ -253,6 +255,111 @@ TEST_F(TiersTest, TheDiskHoldsItsBudgetAndTheOldestGo) {
   EXPECT_EQ(found(cache, texts.front()), 0);
 }
 
+// Each life stores as much; there is room for two. The third one drops what the first has stored, and nothing of the
+// second's, whose uses are counted on.
+TEST_F(TiersTest, UsesAreInOrderOverLives) {
+  constexpr size_t kEach = 10;
+  std::vector<std::vector<int32_t>> texts;
+  for (size_t i = 0; i < 3 * kEach; ++i) texts.push_back(random_ids(301));
+  DiskTierOptions options = disk_options();
+  for (size_t life = 0; life < 3; ++life) {
+    DiskTier disk(options);
+    PrefixCache cache(runner_, cache_options(&disk));
+    for (size_t i = 0; i < kEach; ++i) offer(cache, first_of(texts[life * kEach + i], 300));
+    if (life == 0) options.budget_bytes = 2 * disk.stats().bytes;
+  }
+  DiskTier disk(options);
+  EXPECT_EQ(disk.stats().bytes, options.budget_bytes);
+  PrefixCache cache(runner_, cache_options(&disk));
+  for (size_t i = 0; i < texts.size(); ++i) EXPECT_EQ(found(cache, texts[i]), i < kEach ? 0 : 300) << i;
+}
+
+TEST_F(TiersTest, HitsInMemoryAreUsesOfTheDisksCopy) {
+  DiskTierOptions options = disk_options();
+  options.budget_bytes = 60'000;
+  std::vector<int32_t> often = random_ids(300);
+  {
+    DiskTier disk(options);
+    PrefixCache cache(runner_, cache_options(&disk));
+    offer(cache, often);
+    often.push_back(1);
+    for (int i = 0; i < 60; ++i) {
+      offer(cache, random_ids(300));
+      EXPECT_EQ(found(cache, often), 300);
+    }
+    EXPECT_GT(disk.stats().num_evicted, 60);
+    EXPECT_EQ(disk.stats().num_hits, 0) << "all of them were in memory";
+  }
+  DiskTier disk(options);
+  PrefixCache cache(runner_, cache_options(&disk));
+  EXPECT_EQ(found(cache, often), 300);
+}
+
+// A disk of so many bytes, with nothing on it but the folder's files.
+class SmallDisk final : public DiskSpace {
+ public:
+  explicit SmallDisk(int64_t bytes) : bytes_(bytes) {}
+  int64_t free_bytes(const std::string& folder) const override {
+    int64_t used = 0;
+    for (const auto& entry : fs::directory_iterator(folder)) {
+      if (entry.path().extension() == ".snap") used += static_cast<int64_t>(entry.file_size());
+    }
+    return bytes_ - used;
+  }
+
+ private:
+  const int64_t bytes_;
+};
+
+TEST_F(TiersTest, AFullDiskIsRelievedOfTheOldest) {
+  const SmallDisk space(50'000);
+  DiskTierOptions options = disk_options();
+  options.space = &space, options.least_free_bytes = 10'000;
+  std::vector<int32_t> last;
+  {
+    DiskTier disk(options);
+    PrefixCache cache(runner_, cache_options(&disk));
+    for (int i = 0; i < 30; ++i) {
+      last = random_ids(300);
+      offer(cache, last);
+      disk.flush();
+      EXPECT_GE(space.free_bytes(options.folder), options.least_free_bytes);
+    }
+    EXPECT_GT(disk.stats().num_evicted, 0);
+    EXPECT_EQ(disk.stats().num_faults, 0);
+    EXPECT_EQ(payloads().size(), static_cast<size_t>(disk.stats().num_snapshots + disk.stats().num_segments));
+  }
+  ASSERT_EQ(log_->all().size(), 1u);
+  EXPECT_NE(log_->all()[0].find("the oldest entries go"), std::string::npos) << log_->all()[0];
+  DiskTier disk(options);
+  PrefixCache cache(runner_, cache_options(&disk));
+  last.push_back(1);
+  EXPECT_EQ(found(cache, last), 300);
+
+  const SmallDisk none(0);
+  options.space = &none, options.folder = folder_.file("other");
+  DiskTier full(options);
+  PrefixCache above(runner_, cache_options(&full));
+  offer(above, random_ids(300));
+  full.flush();
+  EXPECT_EQ(full.stats().num_snapshots + full.stats().num_segments, 0);
+  EXPECT_GT(full.stats().num_dropped, 0);
+}
+
+TEST_F(TiersTest, WhatMemoryHasNoRoomForHidesNothing) {
+  const std::vector<int32_t> text = random_ids(900);
+  {
+    DiskTier disk(disk_options());
+    PrefixCache cache(runner_, cache_options(&disk));
+    for (const int64_t count : {300, 880}) offer(cache, first_of(text, count));
+  }
+  DiskTier disk(disk_options());
+  PrefixCache small(runner_, cache_options(&disk, HashRunner::kSnapshotBytes + 20 * kPageBytes));
+  EXPECT_EQ(found(small, text), 300);
+  PrefixCache none(runner_, cache_options(&disk, HashRunner::kSnapshotBytes - 1));
+  EXPECT_EQ(found(none, text), 0);
+}
+
 TEST_F(TiersTest, DamagedFilesAreMissesAndGo) {
   const std::vector<int32_t> text = random_ids(700);
   for (int i = 0; i < 16; ++i) {
@@ -424,11 +531,14 @@ TEST_F(TiersTest, FailingFileCallsCostHitsAlone) {
 }
 #endif
 
-// A process that is killed at any moment leaves whole files, or ones that the next life removes.
+// A process that is killed at any moment leaves whole files, or ones that the next life removes. TESSERA_KILLS=1000 for
+// more of them.
 TEST_F(TiersTest, KilledProcessesLeaveOnlyWholeFiles) {
+  const char* asked = std::getenv("TESSERA_KILLS");
+  const int num_kills = asked == nullptr ? 30 : std::atoi(asked);
   const std::vector<std::vector<int32_t>> texts = {random_ids(2000), random_ids(2000), random_ids(2000)};
   int64_t num_hits = 0;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < num_kills; ++i) {
     const uint64_t seed = rng_.next_u64();
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);

@@ -253,6 +253,47 @@ TEST(Grammar, BoundsAreNamed) {
   EXPECT_FALSE(find_pattern_fault("[0-9]{4}-[{}]+(x|y){3,}\\{5000}"));
 }
 
+// Strings that a pattern allows are JSON as they are: what would need an escape is left out, or the pattern refused.
+TEST(Grammar, PatternsMakeStringsThatAreJson) {
+  for (const char* pattern : {R"([^a]{1,4})", R"(\\S{2,3})", R"(.{1,3})", R"([\"b]c)"}) {
+    const GrammarDefinition definition = schema(std::string(R"({"type": "string", "pattern": ")") + pattern + "\"}");
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const auto text = drawn(definition, seed, 50);
+      ASSERT_TRUE(text) << pattern;
+      // Bytes that a token begins and none goes on with are no text; the server shows them so.
+      const std::string shown = replace_invalid_utf8(*text);
+      SCOPED_TRACE(std::string(pattern) + ": " + printable(*text));
+      EXPECT_EQ(Json::parse(shown, "answer").kind(), Json::Kind::kString);
+    }
+  }
+  for (const char* pattern : {R"(a\"b)", R"(a\\\\b)"}) {
+    EXPECT_THAT(fault_of(schema(std::string(R"({"type": "string", "pattern": ")") + pattern + "\"}")),
+                HasSubstr("expected one that strings without a quote, a backslash"));
+  }
+  EXPECT_THAT(find_schema_fault(R"({"items": {"type": "string", "pattern": "^[äöü]$"}})", false).value_or(""),
+              HasSubstr("schema.items.pattern: expected a regular expression in printable ASCII"));
+}
+
+TEST(Grammar, RefusalsAreKnownAndMasksHaveALimit) {
+  const int32_t ends[] = {end_id()};
+  GrammarCompiler::Limits limits;
+  limits.mask_seconds = -1;
+  GrammarCompiler compiler(tiny(), tiny().vocab_size(), ends, limits);
+  EXPECT_FALSE(compiler.knows(regex("(a")));
+  for (int i = 0; i < 3; ++i) EXPECT_THROW(compiler.compile(regex("(a")), Error);
+  EXPECT_TRUE(compiler.knows(regex("(a")));
+  EXPECT_EQ(compiler.stats().num_misses, 1u);
+  EXPECT_EQ(compiler.stats().num_hits, 2u);
+  const auto matcher = compiler.compile(regex("a"))->begin();
+  try {
+    mask_of(*matcher);
+    FAIL() << "no mask is made in less than no time";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("expected the tokens that may come next within"));
+  }
+}
+
 TEST(Grammar, WhatWasCompiledIsKeptWithinItsBudget) {
   const int32_t ends[] = {end_id()};
   GrammarCompiler::Limits limits;

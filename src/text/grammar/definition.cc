@@ -199,6 +199,11 @@ class SchemaWalk {
   }
 
   void pattern(const std::string& text, const std::string& path) {
+    // XGrammar makes strings of the others without JSON's escapes.
+    const auto is_printable = [](unsigned char byte) { return byte >= 0x20 && byte < 0x7f; };
+    if (!is_lenient_ && !std::all_of(text.begin(), text.end(), is_printable)) {
+      return note(path, "a regular expression in printable ASCII characters", "\"" + printable(text, 60) + "\"");
+    }
     if (text.size() > kMaxPatternRepeats) {
       return note(path, fmt::format("a regular expression of at most {} bytes", kMaxPatternRepeats),
                   std::to_string(text.size()));
@@ -237,6 +242,7 @@ std::string GrammarDefinition::key() const {
   for (const CallableTool& tool : tools) {
     append_part(key, tool.name);
     append_part(key, tool.parameters);
+    key += tool.is_strict ? '1' : '0';
   }
   return key;
 }

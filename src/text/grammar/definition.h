@@ -13,6 +13,7 @@ namespace tessera::text {
 struct CallableTool {
   std::string name;
   std::string parameters;  // JSON Schema's text; empty: any arguments
+  bool is_strict = false;  // refused, not loosened, where a grammar cannot hold arguments to all of them
 };
 
 struct GrammarDefinition {

@@ -6,8 +6,11 @@
 #include <xgrammar/config.h>
 #include <xgrammar/matcher.h>
 
+#include <time.h>
+
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -62,12 +65,40 @@ xgrammar::TokenizerInfo make_vocabulary(const Tokenizer& tokenizer, int32_t voca
                                  std::vector<int32_t>(end_ids.begin(), end_ids.end()));
 }
 
+// Of this thread: a busy machine does not make a mask slow.
+double processor_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 class Matcher final : public GrammarMatcher {
  public:
-  Matcher(const xgrammar::CompiledGrammar& compiled, std::optional<int32_t> banned)
-      : matcher_(compiled), banned_(banned) {}
+  Matcher(const xgrammar::CompiledGrammar& compiled, std::optional<int32_t> banned, double mask_seconds)
+      : matcher_(compiled), banned_(banned), mask_seconds_(mask_seconds) {}
 
   bool fill(std::span<uint32_t> mask) override {
+    const double begin = processor_seconds();
+    const bool has_any = fill_in(mask);
+    const double taken = std::exchange(accept_seconds_, 0) + processor_seconds() - begin;
+    if (taken > mask_seconds_) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("grammar: expected the tokens that may come next within {:.0f} ms, found them after {:.0f}; a "
+                       "simpler schema or pattern would do",
+                       1e3 * mask_seconds_, 1e3 * taken));
+    }
+    return has_any;
+  }
+  bool accept(int32_t id) override {
+    const double begin = processor_seconds();
+    const bool is_taken = !matcher_.IsTerminated() && id != banned_ && matcher_.AcceptToken(id);
+    accept_seconds_ = processor_seconds() - begin;
+    return is_taken;
+  }
+  bool has_ended() const override { return matcher_.IsTerminated(); }
+
+ private:
+  bool fill_in(std::span<uint32_t> mask) {
     if (matcher_.IsTerminated()) return false;
     int64_t size = static_cast<int64_t>(mask.size());
     DLTensor tensor{};
@@ -81,24 +112,29 @@ class Matcher final : public GrammarMatcher {
     if (banned_) mask[static_cast<size_t>(*banned_ / 32)] &= ~(uint32_t{1} << (*banned_ % 32));
     return std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
   }
-  bool accept(int32_t id) override { return !matcher_.IsTerminated() && id != banned_ && matcher_.AcceptToken(id); }
-  bool has_ended() const override { return matcher_.IsTerminated(); }
 
- private:
   xgrammar::GrammarMatcher matcher_;
   const std::optional<int32_t> banned_;
+  const double mask_seconds_;
+  double accept_seconds_ = 0;  // of the last token
 };
 
 class Compiled final : public Grammar {
  public:
-  Compiled(xgrammar::CompiledGrammar compiled, std::optional<int32_t> banned)
-      : compiled_(std::move(compiled)), banned_(banned), size_bytes_(compiled_.MemorySizeBytes()) {}
-  std::unique_ptr<GrammarMatcher> begin() const override { return std::make_unique<Matcher>(compiled_, banned_); }
+  Compiled(xgrammar::CompiledGrammar compiled, std::optional<int32_t> banned, double mask_seconds)
+      : compiled_(std::move(compiled)),
+        banned_(banned),
+        mask_seconds_(mask_seconds),
+        size_bytes_(compiled_.MemorySizeBytes()) {}
+  std::unique_ptr<GrammarMatcher> begin() const override {
+    return std::make_unique<Matcher>(compiled_, banned_, mask_seconds_);
+  }
   size_t size_bytes() const override { return size_bytes_; }
 
  private:
   const xgrammar::CompiledGrammar compiled_;
   const std::optional<int32_t> banned_;  // the markup of calls, where none may be made
+  const double mask_seconds_;
   const size_t size_bytes_;
 };
 
@@ -117,21 +153,25 @@ xgrammar::Grammar call_grammar(const GrammarDefinition& definition) {
                     std::get<xgrammar::StructuralTagError>(made));
 }
 
-}  // namespace
+// What XGrammar warns of is left out of the grammar.
+void refuse_warning(const std::string& where) {
+  const std::string warning = std::exchange(xgrammar::t_warning, "");
+  if (!warning.empty()) throw std::runtime_error(where + warning);
+}
 
-namespace {
-
-// What keeping it takes: its key is kept in the list and in the map.
-size_t cost_of(const std::string& key, const Grammar& grammar) {
-  return grammar.size_bytes() + 2 * key.size();
+// Null where the tokenizer does not know the marker.
+std::shared_ptr<const SpelledMarker> spelled(const Tokenizer& tokenizer, std::string_view marker) {
+  return tokenizer.added_token(marker) ? std::make_shared<const SpelledMarker>(tokenizer, marker) : nullptr;
 }
 
 }  // namespace
 
 class GrammarCompiler::Body final : public TrialWork {
  public:
-  Body(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids)
-      : markup_(tokenizer.added_token(kDsmlToken)), vocabulary_(make_vocabulary(tokenizer, vocab_size, end_ids)) {
+  Body(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids, double mask_seconds)
+      : markup_(tokenizer.added_token(kDsmlToken)),
+        vocabulary_(make_vocabulary(tokenizer, vocab_size, end_ids)),
+        mask_seconds_(mask_seconds) {
     xgrammar::SetMaxRecursionDepth(kMaxRecursion);
   }
 
@@ -142,13 +182,20 @@ class GrammarCompiler::Body final : public TrialWork {
     xgrammar::t_warning.clear();
     std::vector<xgrammar::Grammar> parts;
     if (has_content) parts.push_back(content_grammar(definition));
-    const std::string warning = std::exchange(xgrammar::t_warning, "");
-    if (!warning.empty()) throw std::runtime_error(warning);
+    refuse_warning("");
+    for (const CallableTool& tool : definition.tools) {
+      if (!tool.is_strict) continue;
+      GrammarDefinition alone;
+      alone.tools = {tool};
+      call_grammar(alone);
+      refuse_warning(fmt::format("tool \"{}\": ", printable(tool.name, 80)));
+    }
     if (has_calls) parts.push_back(call_grammar(definition));
     const xgrammar::Grammar whole = parts.size() == 1 ? parts[0] : xgrammar::Grammar::Union(parts);
     // One of its own: it has threads and a cache that are not wanted.
     xgrammar::GrammarCompiler compiler(vocabulary_, /*max_threads=*/1, /*cache_enabled=*/false);
-    return std::make_shared<Compiled>(compiler.CompileGrammar(whole), has_calls ? std::nullopt : markup_);
+    return std::make_shared<Compiled>(compiler.CompileGrammar(whole), has_calls ? std::nullopt : markup_,
+                                      mask_seconds_);
   }
 
   // The first mask too: it is what compiling is for.
@@ -160,13 +207,29 @@ class GrammarCompiler::Body final : public TrialWork {
  private:
   const std::optional<int32_t> markup_;
   const xgrammar::TokenizerInfo vocabulary_;
+  const double mask_seconds_;
 };
 
 GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer, int32_t vocab_size, std::span<const int32_t> end_ids,
                                  const Limits& limits)
-    : limits_(limits), body_(std::make_unique<Body>(tokenizer, vocab_size, end_ids)), trial_(*body_, limits.trial) {}
+    : limits_(limits),
+      body_(std::make_unique<Body>(tokenizer, vocab_size, end_ids, limits.mask_seconds)),
+      end_of_reasoning_(spelled(tokenizer, kEndThinkToken)),
+      markup_of_calls_(spelled(tokenizer, kDsmlToken)),
+      trial_(*body_, limits.trial) {}
 
 GrammarCompiler::~GrammarCompiler() = default;
+
+// Its key is in the list and in the map.
+size_t GrammarCompiler::Kept::cost_bytes() const {
+  return (grammar == nullptr ? refusal.size() : grammar->size_bytes()) + 2 * key.size();
+}
+
+bool GrammarCompiler::knows(const GrammarDefinition& definition) const {
+  const std::string key = definition.key();
+  const std::lock_guard<std::mutex> hold(lock_);
+  return by_key_.contains(key);
+}
 
 std::shared_ptr<const Grammar> GrammarCompiler::compile(const GrammarDefinition& definition) {
   const std::string key = definition.key();
@@ -176,10 +239,23 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(const GrammarDefinition&
     if (found != by_key_.end()) {
       ++stats_.num_hits;
       kept_.splice(kept_.begin(), kept_, found->second);
-      return found->second->second;
+      if (kept_.front().grammar == nullptr) fail(ErrorCode::kInvalidArgument, kept_.front().refusal);
+      return kept_.front().grammar;
     }
     ++stats_.num_misses;
   }
+  try {
+    const std::shared_ptr<const Grammar> made = make(definition);
+    keep({key, made, ""});
+    return made;
+  } catch (const Error& error) {
+    // Others are of this moment.
+    if (error.code() == ErrorCode::kInvalidArgument) keep({key, nullptr, error.what()});
+    throw;
+  }
+}
+
+std::shared_ptr<const Grammar> GrammarCompiler::make(const GrammarDefinition& definition) {
   trial_.run(definition);
   std::shared_ptr<const Grammar> made;
   try {
@@ -195,18 +271,21 @@ std::shared_ptr<const Grammar> GrammarCompiler::compile(const GrammarDefinition&
     fail(ErrorCode::kInvalidArgument,
          fmt::format("expected a grammar of at most {} bytes, found {}", limits_.grammar_bytes, made->size_bytes()));
   }
+  return made;
+}
+
+void GrammarCompiler::keep(Kept kept) {
   const std::lock_guard<std::mutex> hold(lock_);
-  if (by_key_.contains(key) || cost_of(key, *made) > limits_.cache_bytes) return made;
-  kept_.emplace_front(key, made);
-  by_key_[key] = kept_.begin();
-  stats_.bytes += cost_of(key, *made);
+  if (by_key_.contains(kept.key) || kept.cost_bytes() > limits_.cache_bytes) return;
+  stats_.bytes += kept.cost_bytes();
+  kept_.push_front(std::move(kept));
+  by_key_[kept_.front().key] = kept_.begin();
   while (stats_.bytes > limits_.cache_bytes) {
-    stats_.bytes -= cost_of(kept_.back().first, *kept_.back().second);
-    by_key_.erase(kept_.back().first);
+    stats_.bytes -= kept_.back().cost_bytes();
+    by_key_.erase(kept_.back().key);
     kept_.pop_back();
   }
   stats_.num_kept = kept_.size();
-  return made;
 }
 
 GrammarCompiler::Stats GrammarCompiler::stats() const {

@@ -10,10 +10,10 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "text/grammar/definition.h"
+#include "text/grammar/spelled_marker.h"
 #include "text/grammar/trial.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -24,7 +24,8 @@ class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
   // `mask` [(vocab + 31) / 32]: bit id % 32 of word id / 32 becomes 1 for tokens that may come next, an end token where
-  // the answer may end. False: none may.
+  // the answer may end. False: none may. Throws kInvalidArgument where the last token and this mask took more of the
+  // processor than a mask may: afterwards, since nothing interrupts it.
   virtual bool fill(std::span<uint32_t> mask) = 0;
   // A token of the answer. False, and nothing changed, where it may not come next.
   virtual bool accept(int32_t id) = 0;
@@ -44,9 +45,10 @@ class Grammar {
 class GrammarCompiler {
  public:
   struct Limits {
-    size_t cache_bytes = size_t{256} << 20;    // of compiled grammars that are kept
+    size_t cache_bytes = size_t{256} << 20;    // of compiled grammars, and refusals, that are kept
     size_t grammar_bytes = size_t{128} << 20;  // of one
     TrialLimits trial{};                       // of compiling one
+    double mask_seconds = 0.5;                 // of processor time, of one mask
   };
   // `vocab_size`: the model's, at least the tokenizer's. `end_ids` end an answer. No special token but those and the
   // markup of calls is ever part of one. Forks a process for trials: make it before this one is large.
@@ -58,8 +60,14 @@ class GrammarCompiler {
 
   // Throws kInvalidArgument, in one line, where a definition is malformed, means what no answer can be, has what a
   // grammar cannot hold an answer to, or is above a limit. Costs milliseconds to seconds; a second time nothing, while
-  // it is kept. Throws kResourceExhausted where there is no process to try it in.
+  // it is kept. Throws kResourceExhausted where there is no process to try it in, or
+  // it has too little of a busy machine.
   std::shared_ptr<const Grammar> compile(const GrammarDefinition& definition);
+  // Whether compile() takes no time: it was compiled or refused for what it is, and that is kept.
+  bool knows(const GrammarDefinition& definition) const;
+  // Of the chat format, which an answer that is held to a grammar must not spell: null where the tokenizer has none.
+  const std::shared_ptr<const SpelledMarker>& end_of_reasoning() const { return end_of_reasoning_; }
+  const std::shared_ptr<const SpelledMarker>& markup_of_calls() const { return markup_of_calls_; }
 
   struct Stats {
     size_t num_kept = 0, bytes = 0;
@@ -69,10 +77,19 @@ class GrammarCompiler {
 
  private:
   class Body;
-  using Kept = std::pair<std::string, std::shared_ptr<const Grammar>>;
+  struct Kept {
+    std::string key;
+    std::shared_ptr<const Grammar> grammar;  // null: it is refused
+    std::string refusal;
+    size_t cost_bytes() const;
+  };
+
+  std::shared_ptr<const Grammar> make(const GrammarDefinition& definition);
+  void keep(Kept kept);
 
   const Limits limits_;
   const std::unique_ptr<Body> body_;
+  const std::shared_ptr<const SpelledMarker> end_of_reasoning_, markup_of_calls_;
   Trial trial_;
   mutable std::mutex lock_;
   std::list<Kept> kept_;  // what was used last comes first

@@ -21,8 +21,9 @@ namespace tessera::text {
 
 namespace {
 
-enum class Verdict : char { kDone = 'd', kTime = 't', kMemory = 'm', kCrash = 'c' };
+enum class Verdict : char { kDone = 'd', kTime = 't', kMemory = 'm', kCrash = 'c', kBusy = 'b' };
 constexpr int kOutOfMemory = 2;  // exit status
+constexpr int kClockTimes = 4;   // of processor time: what the clock may show
 constexpr int kSocket = 3;       // of the process of trials
 
 bool send_all(int socket, const char* data, size_t size) {
@@ -68,6 +69,7 @@ std::string packed(const GrammarDefinition& definition) {
   for (const CallableTool& tool : definition.tools) {
     append(body, tool.name);
     append(body, tool.parameters);
+    body += static_cast<char>(tool.is_strict);
   }
   std::string out;
   append(out, body);
@@ -85,6 +87,8 @@ GrammarDefinition unpacked(std::string_view body) {
     CallableTool tool;
     tool.name = take(body);
     tool.parameters = take(body);
+    tool.is_strict = body[0] != 0;
+    body.remove_prefix(1);
     definition.tools.push_back(std::move(tool));
   }
   return definition;
@@ -114,7 +118,7 @@ void limit_memory(size_t bytes) {
   setrlimit(RLIMIT_CPU, &cpu);
   set_limit(RLIMIT_CORE, 0);
   limit_memory(limits.bytes);
-  alarm(static_cast<unsigned>(2 * limits.seconds));
+  alarm(static_cast<unsigned>(kClockTimes * limits.seconds));
   try {
     work.run(unpacked(body));
   } catch (const std::bad_alloc&) {
@@ -128,7 +132,8 @@ void limit_memory(size_t bytes) {
 Verdict verdict_of(int status) {
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
-    return number == SIGXCPU || number == SIGALRM || number == SIGKILL ? Verdict::kTime : Verdict::kCrash;
+    if (number == SIGALRM) return Verdict::kBusy;  // the clock ran out before the processor's time: others had it
+    return number == SIGXCPU || number == SIGKILL ? Verdict::kTime : Verdict::kCrash;
   }
   return WEXITSTATUS(status) == 0              ? Verdict::kDone
          : WEXITSTATUS(status) == kOutOfMemory ? Verdict::kMemory
@@ -197,7 +202,7 @@ void Trial::run(const GrammarDefinition& definition) {
   pollfd wait{socket_, POLLIN, 0};
   const bool is_sent = socket_ >= 0 && send_all(socket_, message.data(), message.size());
   const bool is_answered =
-      is_sent && poll(&wait, 1, (2 * limits_.seconds + 5) * 1000) > 0 && receive_all(socket_, &answer, 1);
+      is_sent && poll(&wait, 1, (kClockTimes * limits_.seconds + 5) * 1000) > 0 && receive_all(socket_, &answer, 1);
   if (!is_answered) {
     stop();
     fail(ErrorCode::kResourceExhausted, "grammars: the process that tries them is gone; ask again");
@@ -211,6 +216,8 @@ void Trial::run(const GrammarDefinition& definition) {
            fmt::format("expected a grammar that is compiled in {} MiB, found a larger one", limits_.bytes >> 20));
     case Verdict::kCrash:
       fail(ErrorCode::kInvalidArgument, "expected a grammar that can be compiled, found one that is nested too deeply");
+    case Verdict::kBusy:
+      fail(ErrorCode::kResourceExhausted, "grammars: this one was not compiled in time beside other work; ask again");
     case Verdict::kDone:
       return;
   }

@@ -20,7 +20,7 @@ class TrialWork {
 };
 
 struct TrialLimits {
-  int seconds = 5;                 // of processor time; twice that of the clock's
+  int seconds = 5;                 // of processor time; four times that of the clock's
   size_t bytes = size_t{1} << 30;  // beyond what the process has; not in builds with sanitizers
 };
 
@@ -35,7 +35,7 @@ class Trial {
   Trial& operator=(const Trial&) = delete;
 
   // Throws kInvalidArgument, naming the limit, where the work met one or crashed; kResourceExhausted where there is no
-  // process to try it in.
+  // process to try it in, or the clock's limit came before that of processor time.
   void run(const GrammarDefinition& definition);
 
  private:

@@ -150,5 +150,20 @@ TEST(HttpGrammar, WhatCannotBeHeldIsRefusedNamingItsField) {
   EXPECT_TRUE(server.becomes_idle());
 }
 
+// New grammars wait in a lane of their own: where it is full their requests are refused, and nobody else's.
+TEST(HttpGrammar, AFullLaneRefusesNewGrammarsAlone) {
+  LiveServer::Setup setup;
+  setup.max_compiling = 0;
+  LiveServer server(setup);
+  const Answer refused = ask_at(server, "/v1/chat/completions", chat(format_of(kBounded)));
+  EXPECT_EQ(refused.status, 429) << refused.body;
+  EXPECT_NE(refused.head.find("Retry-After: 2"), std::string::npos) << refused.head;
+  EXPECT_NE(refused.body.find("being compiled"), std::string::npos) << refused.body;
+  EXPECT_EQ(ask_at(server, "/v1/chat/completions", chat()).status, 200);
+  // What no grammar can hold is known without the lane.
+  EXPECT_EQ(ask_at(server, "/v1/chat/completions", chat(format_of(R"({"not":{}})"))).status, 400);
+  EXPECT_TRUE(server.becomes_idle());
+}
+
 }  // namespace
 }  // namespace tessera::server::http

@@ -27,7 +27,7 @@ struct LiveSetup {
   HttpOptions http{};
   engine::EngineOptions engine{};
   int64_t step_microseconds = 0;
-  size_t max_preparing = ServiceOptions().max_preparing;
+  size_t max_preparing = ServiceOptions().max_preparing, max_compiling = ServiceOptions().max_compiling;
 };
 
 class LiveServer {
@@ -55,7 +55,7 @@ class LiveServer {
     serving.version = "0";
     ServiceOptions options;
     options.page = "<!doctype html>";
-    options.max_preparing = setup.max_preparing;
+    options.max_preparing = setup.max_preparing, options.max_compiling = setup.max_compiling;
     service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), nullptr);
     setup.http.port = 0;
     http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, nullptr);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "model/runner.h"
@@ -59,13 +60,14 @@ class ScriptedRunner final : public model::Runner {
       }
       if (slice.draw != nullptr) slice.draw->token = first_allowed(state.next(), slice.draw->mask);
     }
-    if (keeps_step_ends) {
-      step_ends_.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+    for (const model::SequenceSlice& slice : slices) {
+      if (slice.draw != nullptr) note(slice.draw->params.seed);
     }
     return {logits_.data(), DType::kF32, {static_cast<int64_t>(logits_.size() / vocab), static_cast<int64_t>(vocab)}};
   }
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override {
+    note(request.params.seed);
     return first_allowed(
         static_cast<int32_t>(std::max_element(request.logits.begin(), request.logits.end()) - request.logits.begin()),
         request.mask);
@@ -73,11 +75,18 @@ class ScriptedRunner final : public model::Runner {
   void set_tracer(model::Tracer*) override {}
 
   std::atomic<int64_t> step_microseconds{0}, num_steps{0}, num_states{0};
-  std::atomic<bool> throws{false}, keeps_step_ends{false};
-  // When each step ended, in seconds of the steady clock. To be read once nothing runs.
-  const std::vector<double>& step_ends() const { return step_ends_; }
+  std::atomic<bool> throws{false}, keeps_times{false};
+  // When the tokens of the request with this seed were made, in seconds of the steady clock. To be read once nothing
+  // runs.
+  const std::vector<double>& made(uint64_t seed) { return made_[seed]; }
 
  private:
+  // A token of the request with this seed is made.
+  void note(uint64_t seed) {
+    if (!keeps_times) return;
+    made_[seed].push_back(std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  }
+
   // What is to be said; where a mask forbids it, the first token that it allows.
   static int32_t first_allowed(int32_t id, std::span<const uint32_t> mask) {
     const auto is_allowed = [&](size_t at) { return (mask[at / 32] >> (at % 32) & 1) != 0; };
@@ -137,7 +146,7 @@ class ScriptedRunner final : public model::Runner {
   model::ModelFacts facts_;
   model::CacheSpec spec_;
   std::vector<float> logits_;
-  std::vector<double> step_ends_;
+  std::unordered_map<uint64_t, std::vector<double>> made_;  // by seed
 };
 
 }  // namespace tessera::server
