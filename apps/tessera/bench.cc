@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tessera bench ops, tessera bench layer, tessera bench model; tessera bench serve lies apart
+// tessera bench ops, tessera bench layer, tessera bench model; tessera bench serve and targets lie apart
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +16,7 @@
 #include "bench/shapes/published.h"
 #include "bench_layer.h"
 #include "bench_serve.h"
+#include "bench_targets.h"
 #include "console.h"
 #include "default_model.h"
 #include "device/device_choice.h"
@@ -148,12 +149,17 @@ class Bench final : public Verb {
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
     }
     serve_ = std::make_unique<BenchServe>(*command_);
+    targets_ = std::make_unique<BenchTargets>(*command_);
     for (CLI::App* verb : {ops_, model_}) verb->add_option("--plot", plot_, "Also draw it")->type_name("FILE.svg");
   }
   CLI::App* command() const override { return command_; }
 
   int run() override {
     if (serve_->command()->parsed()) return serve_->run();
+    if (targets_->command()->parsed()) {
+      targets_->run(ops::parse_forced(env_value("TESSERA_FORCE").value_or("")));
+      return kExitOk;
+    }
     const bool is_synthetic = !model_options_.synthetic.empty(), takes_f32 = model_->parsed() && !is_synthetic;
     const auto mode = ops::input_mode_from_name(mode_);
     if (!mode || (*mode == ops::InputMode::kF32 && !takes_f32)) {
@@ -308,6 +314,7 @@ class Bench final : public Verb {
   CLI::App *command_, *ops_, *model_;
   std::unique_ptr<BenchLayer> layer_;
   std::unique_ptr<BenchServe> serve_;
+  std::unique_ptr<BenchTargets> targets_;
   bench::Options options_;
   bench::ModelOptions model_options_;
   std::string mode_ = "a16", plot_;

@@ -18,26 +18,12 @@ namespace tessera::bench {
 
 namespace {
 
-struct Kind {
-  const char* name;
-  int64_t ratio;
-};
-constexpr Kind kKinds[] = {{"swa", 0}, {"csa", 4}, {"hca", 128}};
 constexpr int64_t kVocab = 1024;  // embedding and head are not measured here
 
-// One layer of that ratio, routed by score.
-model::Config one_layer(const model::Config& config, int64_t ratio) {
-  model::Config one = config;
-  one.num_layers = 1, one.num_hash_layers = 0;
-  one.compress_ratios = {ratio};
-  one.vocab_size = std::min(config.vocab_size, kVocab);
-  return one;
-}
-
-std::vector<Kind> kinds_of(const model::Config& config, const LayerOptions& options) {
-  std::vector<Kind> kinds;
+std::vector<LayerKind> kinds_of(const model::Config& config, const LayerOptions& options) {
+  std::vector<LayerKind> kinds;
   std::vector<std::string> names;
-  for (const Kind& kind : kKinds) {
+  for (const LayerKind& kind : kLayerKinds) {
     const bool is_there = std::find(config.compress_ratios.begin(), config.compress_ratios.end(), kind.ratio) !=
                           config.compress_ratios.end();
     if (is_there) names.push_back(kind.name);
@@ -52,6 +38,14 @@ std::vector<Kind> kinds_of(const model::Config& config, const LayerOptions& opti
 
 }  // namespace
 
+model::Config one_layer(const model::Config& config, int64_t ratio) {
+  model::Config one = config;
+  one.num_layers = 1, one.num_hash_layers = 0;
+  one.compress_ratios = {ratio};
+  one.vocab_size = std::min(config.vocab_size, kVocab);
+  return one;
+}
+
 LayerReport run_layer(const LayerOptions& options,
                       const std::function<void(const LayerReport&, const KindRows&)>& on_kind) {
   const model::Config all = published_config(options.shape);
@@ -61,7 +55,7 @@ LayerReport run_layer(const LayerOptions& options,
   report.device = report.is_on_gpu ? printable(machine.gpu->name) : "cpu";
   report.context = options.context / 128 * 128;
   const int64_t capacity = report.context + options.tokens;
-  for (const Kind& kind : kinds_of(all, options)) {
+  for (const LayerKind& kind : kinds_of(all, options)) {
     const model::Config config = one_layer(all, kind.ratio);
     SyntheticWeights weights(config, options.seed, options.load.num_threads);
     const int64_t slots = config.sliding_window + options.tokens - 1;

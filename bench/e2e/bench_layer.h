@@ -11,6 +11,15 @@
 
 namespace tessera::bench {
 
+struct LayerKind {
+  const char* name;
+  int64_t ratio;  // as in model::Config::compress_ratios
+};
+constexpr LayerKind kLayerKinds[] = {{"swa", 0}, {"csa", 4}, {"hca", 128}};
+
+// One layer of that ratio, routed by score, with a small embedding.
+model::Config one_layer(const model::Config& config, int64_t ratio);
+
 struct LayerOptions {
   std::string shape = "flash";  // published_config
   std::string kind = "all";     // swa (window only), csa (ratio 4 with indexer), hca (ratio 128)

@@ -30,56 +30,6 @@ struct AttentionOperands {
   Placed<float> sink;
 };
 
-// A full window and `entries` selected entries.
-void attention(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
-  const int64_t heads = c.num_heads, width = c.head_dim, window = c.sliding_window;
-  const EntryLayout layout = ops::kv_entry_layout({}, width, c.rope_dim);
-  const ops::Attention::Desc desc{.heads = heads,
-                                  .head_dim = width,
-                                  .window = window,
-                                  .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
-                                  .layout = layout};
-  const OpBench::Footprint footprint{
-      .fixed = (window + 4 * entries) * layout.entry_bytes(),
-      .per_token = layout.entry_bytes() + heads * width * 4 + entries * 8 + 12,  // the list grows by doubling
-  };
-  bench.rows<ops::Attention>(
-      name + " " + std::to_string(window) + " + " + std::to_string(entries), desc, footprint,
-      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
-        const auto o = std::make_shared<AttentionOperands>();
-        const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
-        o->cache = bench.place(random_cache(bench.rng(), layout, slots + num_entries));
-        o->positions = bench.place(OpBench::positions(std::max(4 * num_entries, window), tokens));
-        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
-        std::vector<int32_t> selected;
-        for (int64_t t = 0; t < tokens; ++t) {
-          for (int64_t i = 0; i < entries; ++i) selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
-        }
-        o->selected = bench.place(selected);
-        o->sink = bench.place(std::vector<float>(static_cast<size_t>(heads)));
-        o->q = bench.activations(tokens, heads * width);
-        o->out = bench.zeros(DType::kBF16, {tokens, heads, width});
-        return {{.tokens = tokens,
-                 .bytes = tokens * keys * layout.entry_bytes(),
-                 .flops = 4 * tokens * keys * heads * width},
-                [=, &bench](int64_t) {
-                  op.run({.q = o->q,
-                          .positions = o->positions.data(),
-                          .window_cache = o->cache.template as<const uint8_t>(),
-                          .window_slots = slots,
-                          .entry_cache = o->cache.template as<const uint8_t>() + slots * layout.entry_bytes(),
-                          .num_entries = o->counts.data(),
-                          .selected = o->selected.data(),
-                          .selected_stride = entries,
-                          .sink = o->sink.data(),
-                          .out = o->out,
-                          .num_tokens = tokens,
-                          .workspace = workspace},
-                         bench.queue());
-                }};
-      });
-}
-
 struct ScoreOperands {
   device::Tensor queries, weights;
   device::Buffer keys;
@@ -95,57 +45,6 @@ std::vector<int64_t> scored_at_once(const Options& options) {
     if (counts.empty() || tokens < kMost || counts.back() < kMost) counts.push_back(std::min(tokens, kMost));
   }
   return counts;
-}
-
-void index_scores(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
-  const int64_t heads = c.index_num_heads, width = c.index_head_dim;
-  const EntryLayout layout = ops::index_entry_layout({}, width);
-  const ops::IndexScores::Desc desc{.heads = heads, .width = width, .keys = layout};
-  const OpBench::Footprint footprint{.fixed = entries * layout.entry_bytes(),
-                                     .per_token = heads * (width + 1) * 2 + 4 + entries * 4};
-  bench.rows<ops::IndexScores>(
-      name + " " + std::to_string(entries) + " keys", desc, footprint, scored_at_once(bench.options()),
-      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
-        const auto o = std::make_shared<ScoreOperands>();
-        o->keys = bench.place(random_cache(bench.rng(), layout, entries));
-        o->queries = bench.activations(tokens, heads * width);
-        o->weights = bench.activations(tokens, heads);
-        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
-        o->scores = bench.place(std::vector<float>(static_cast<size_t>(tokens * entries)));
-        return {
-            {.tokens = tokens, .bytes = entries * layout.entry_bytes(), .flops = 2 * tokens * entries * heads * width},
-            [=, &bench](int64_t) {
-              op.run({.queries = o->queries,
-                      .weights = o->weights,
-                      .keys = o->keys.template as<const uint8_t>(),
-                      .counts = o->counts.data(),
-                      .stride = entries,
-                      .scores = o->scores.data(),
-                      .num_tokens = tokens},
-                     bench.queue());
-            }};
-      });
-}
-
-void top_k(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries) {
-  const OpBench::Footprint footprint{.per_token = (entries + 1 + c.index_topk) * 4};
-  bench.rows<ops::TopK>(
-      name + " of " + std::to_string(entries), {.k = c.index_topk}, footprint, scored_at_once(bench.options()),
-      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
-        const auto o = std::make_shared<ScoreOperands>();
-        o->scores = bench.place(bench.floats(tokens * entries, 1));
-        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
-        o->selected = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens * c.index_topk)));
-        return {{.tokens = tokens, .bytes = tokens * entries * 4}, [=, &bench](int64_t) {
-                  op.run({.scores = o->scores.data(),
-                          .stride = entries,
-                          .counts = o->counts.data(),
-                          .selected = o->selected.data(),
-                          .num_tokens = tokens,
-                          .workspace = workspace},
-                         bench.queue());
-                }};
-      });
 }
 
 void compressor(OpBench& bench, const std::string& name, int64_t ratio, int64_t width) {
@@ -220,12 +119,117 @@ void cache_write(OpBench& bench, const std::string& name, const EntryLayout& lay
 
 }  // namespace
 
+void attention_rows(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries,
+                    const TokenCounts& token_counts) {
+  const int64_t heads = c.num_heads, width = c.head_dim, window = c.sliding_window;
+  const EntryLayout layout = ops::kv_entry_layout({}, width, c.rope_dim);
+  const ops::Attention::Desc desc{.heads = heads,
+                                  .head_dim = width,
+                                  .window = window,
+                                  .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
+                                  .layout = layout};
+  const OpBench::Footprint footprint{
+      .fixed = (window + 4 * entries) * layout.entry_bytes(),
+      .per_token = layout.entry_bytes() + heads * width * 4 + entries * 8 + 12,  // the list grows by doubling
+  };
+  bench.rows<ops::Attention>(
+      name + " " + std::to_string(window) + " + " + std::to_string(entries), desc, footprint, token_counts,
+      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+        const auto o = std::make_shared<AttentionOperands>();
+        const int64_t num_entries = 4 * entries, slots = window + tokens, keys = window + entries;
+        o->cache = bench.place(random_cache(bench.rng(), layout, slots + num_entries));
+        o->positions = bench.place(OpBench::positions(std::max(4 * num_entries, window), tokens));
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        std::vector<int32_t> selected;
+        for (int64_t t = 0; t < tokens; ++t) {
+          for (int64_t i = 0; i < entries; ++i) selected.push_back(static_cast<int32_t>(4 * i + (i + t) % 4));
+        }
+        o->selected = bench.place(selected);
+        o->sink = bench.place(std::vector<float>(static_cast<size_t>(heads)));
+        o->q = bench.activations(tokens, heads * width);
+        o->out = bench.zeros(DType::kBF16, {tokens, heads, width});
+        return {{.tokens = tokens,
+                 .bytes = tokens * keys * layout.entry_bytes(),
+                 .flops = 4 * tokens * keys * heads * width},
+                [=, &bench](int64_t) {
+                  op.run({.q = o->q,
+                          .positions = o->positions.data(),
+                          .window_cache = o->cache.template as<const uint8_t>(),
+                          .window_slots = slots,
+                          .entry_cache = o->cache.template as<const uint8_t>() + slots * layout.entry_bytes(),
+                          .num_entries = o->counts.data(),
+                          .selected = o->selected.data(),
+                          .selected_stride = entries,
+                          .sink = o->sink.data(),
+                          .out = o->out,
+                          .num_tokens = tokens,
+                          .workspace = workspace},
+                         bench.queue());
+                }};
+      });
+}
+
+void index_score_rows(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries,
+                      const TokenCounts& token_counts) {
+  const int64_t heads = c.index_num_heads, width = c.index_head_dim;
+  const EntryLayout layout = ops::index_entry_layout({}, width);
+  const ops::IndexScores::Desc desc{.heads = heads, .width = width, .keys = layout};
+  const OpBench::Footprint footprint{.fixed = entries * layout.entry_bytes(),
+                                     .per_token = heads * (width + 1) * 2 + 4 + entries * 4};
+  bench.rows<ops::IndexScores>(
+      name + " " + std::to_string(entries) + " keys", desc, footprint, token_counts,
+      [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        const auto o = std::make_shared<ScoreOperands>();
+        o->keys = bench.place(random_cache(bench.rng(), layout, entries));
+        o->queries = bench.activations(tokens, heads * width);
+        o->weights = bench.activations(tokens, heads);
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        o->scores = bench.place(std::vector<float>(static_cast<size_t>(tokens * entries)));
+        return {
+            {.tokens = tokens, .bytes = entries * layout.entry_bytes(), .flops = 2 * tokens * entries * heads * width},
+            [=, &bench](int64_t) {
+              op.run({.queries = o->queries,
+                      .weights = o->weights,
+                      .keys = o->keys.template as<const uint8_t>(),
+                      .counts = o->counts.data(),
+                      .stride = entries,
+                      .scores = o->scores.data(),
+                      .num_tokens = tokens},
+                     bench.queue());
+            }};
+      });
+}
+
+void top_k_rows(OpBench& bench, const std::string& name, const model::Config& c, int64_t entries,
+                const TokenCounts& token_counts) {
+  const OpBench::Footprint footprint{.per_token = (entries + 1 + c.index_topk) * 4};
+  bench.rows<ops::TopK>(
+      name + " of " + std::to_string(entries), {.k = c.index_topk}, footprint, token_counts,
+      [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+        const auto o = std::make_shared<ScoreOperands>();
+        o->scores = bench.place(bench.floats(tokens * entries, 1));
+        o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
+        o->selected = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens * c.index_topk)));
+        return {{.tokens = tokens, .bytes = tokens * entries * 4}, [=, &bench](int64_t) {
+                  op.run({.scores = o->scores.data(),
+                          .stride = entries,
+                          .counts = o->counts.data(),
+                          .selected = o->selected.data(),
+                          .num_tokens = tokens,
+                          .workspace = workspace},
+                         bench.queue());
+                }};
+      });
+}
+
 void bench_attention(OpBench& bench, const std::string& name, const model::Config& c) {
   constexpr int64_t kEntries = 8192;  // of 32K tokens
-  attention(bench, name, c, c.index_topk);
-  attention(bench, name + " window", c, 0);
-  index_scores(bench, name, c, kEntries);
-  top_k(bench, name, c, kEntries);
+  const TokenCounts& tokens = bench.options().tokens;
+  const TokenCounts scored = scored_at_once(bench.options());
+  attention_rows(bench, name, c, c.index_topk, tokens);
+  attention_rows(bench, name + " window", c, 0, tokens);
+  index_score_rows(bench, name, c, kEntries, scored);
+  top_k_rows(bench, name, c, kEntries, scored);
   compressor(bench, name + " csa", 4, c.head_dim);
   compressor(bench, name + " hca", 128, c.head_dim);
   compressor(bench, name + " index", 4, c.index_head_dim);

@@ -20,10 +20,9 @@ namespace tessera::bench {
 
 namespace {
 
-constexpr int64_t kAlignment = 128;                 // of what is read
-constexpr int64_t kPoolBytes = int64_t{512} << 20;  // many times any last-level cache per socket share
-// What a round of recorded calls reads at least where weights are cold: more than twice any GPU's cache.
-constexpr int64_t kColdBytes = int64_t{256} << 20, kFewestColdCalls = 4, kMostColdCalls = 256, kWarmCalls = 32;
+constexpr int64_t kAlignment = 128;  // of what is read
+// A round of recorded calls reads half of the pool at least where weights are cold: more than twice any GPU's cache.
+constexpr int64_t kFewestColdCalls = 4, kMostColdCalls = 256, kWarmCalls = 32;
 
 // Throws kResourceExhausted with figures where `bytes` are not there.
 void check_memory(const device::Machine& machine, const std::string& what, int64_t bytes) {
@@ -35,9 +34,9 @@ void check_memory(const device::Machine& machine, const std::string& what, int64
                                                   format_bytes(available), format_bytes(needed - available)));
 }
 
-int64_t checked_pool_bytes(const device::Machine& machine) {
-  check_memory(machine, "the pool of random weights", WeightPool::memory_bytes(kPoolBytes));
-  return kPoolBytes;
+int64_t checked_pool_bytes(const device::Machine& machine, int64_t bytes) {
+  check_memory(machine, "the pool of random weights", WeightPool::memory_bytes(bytes));
+  return bytes;
 }
 
 }  // namespace
@@ -54,7 +53,8 @@ OpBench::OpBench(const Options& options, const std::function<void(const Report&,
       interleaved_(executor_->interleave()),
       probe_(make_probe(machine_, *executor_)),
       planner_(backends::all_backends(), machine_, options.forced),
-      pool_(checked_pool_bytes(machine_), executor_->memory()) {
+      pool_(checked_pool_bytes(machine_, options.pool_bytes), executor_->memory()),
+      fence_(2 * kAlignment, executor_->memory()) {
   report_.is_on_gpu = machine_.gpu.has_value();
   report_.device = report_.is_on_gpu ? printable(machine_.gpu->name) : "cpu";
   report_.num_threads = executor_->queue().num_threads();
@@ -79,7 +79,7 @@ std::vector<int64_t> OpBench::positions(int64_t first, int64_t count) {
   return all;
 }
 
-void OpBench::measure(const std::string& name, const Case& a_case) {
+void OpBench::measure(const std::string& name, const std::string& variant, const Case& a_case) {
   const Work& work = a_case.work;
   const int64_t part = std::clamp<int64_t>(work.bytes, 1, pool_.bytes());
   const int64_t spots = work.residence == Residence::kMemory ? pool_.bytes() / part : 1;
@@ -88,10 +88,24 @@ void OpBench::measure(const std::string& name, const Case& a_case) {
       probe_->read(pool_.codes() + run % spots * part / kAlignment * kAlignment, std::min(left, part));
     }
   };
-  Row row{name, planner_.lines().back().chosen, work.tokens, work.bytes, work.flops, work.residence, 1, {}, {}};
-  const int64_t cold_calls = std::clamp(ceil_div(kColdBytes, part), kFewestColdCalls, kMostColdCalls);
+  Row row{name, variant, work.tokens, work.bytes, work.flops, work.residence, 1, {}, {}};
+  const int64_t cold_calls = std::clamp(ceil_div(pool_.bytes() / 2, part), kFewestColdCalls, kMostColdCalls);
   const int64_t most_calls = work.residence == Residence::kMemory ? cold_calls : kWarmCalls;
-  Pair pair = measure_calls(*executor_, a_case.call, read, most_calls, options_.seconds, row.calls);
+  Pair pair;
+  switch (work.way) {
+    case Way::kInTurn:
+      pair = measure_calls(*executor_, a_case.call, read, most_calls, options_.seconds, row.calls);
+      break;
+    case Way::kAlone: {
+      const auto fence = [&] { memory().copy(fence_.data(), fence_.as<char>() + kAlignment, kAlignment); };
+      pair = measure_alone(*executor_, a_case.call, read, fence, most_calls, options_.seconds, row.calls);
+      break;
+    }
+    case Way::kChain:
+      row.calls = kChainCalls;
+      pair.a = measure_chain(*executor_, a_case.call, row.calls, options_.seconds);
+      break;
+  }
   row.time = std::move(pair.a), row.read_time = std::move(pair.b);
   report_.rows.push_back(std::move(row));
   on_row_(report_, report_.rows.back());

@@ -17,7 +17,8 @@ struct Options {
   ops::InputMode mode = ops::InputMode::kA16;
   std::string device = "cpu";  // device::machine_of
   int num_threads = 0;
-  double seconds = 0.5;  // per row, at least
+  double seconds = 0.5;                     // per row, at least
+  int64_t pool_bytes = int64_t{512} << 20;  // of random weights: many times any last-level cache per socket share
   std::vector<std::pair<std::string, std::string>> forced;
 };
 
@@ -26,6 +27,14 @@ enum class Residence {
   kMemory,  // weights: other ones in each run
   kCache,   // what a step has just written
 };
+
+// How the timed calls of a row follow each other on a GPU.
+enum class Way {
+  kInTurn,  // each may begin while the one before ends
+  kAlone,   // behind a small copy, which nothing overlaps; what the copy takes is subtracted
+  kChain,   // what a call adds to a chain of kChainCalls; nothing is read beside it
+};
+constexpr int64_t kChainCalls = 16;
 
 struct Row {
   std::string name, variant;
@@ -36,6 +45,7 @@ struct Row {
   int64_t calls = 1;        // timed at once, as one recording: a sample is their mean
   Samples time, read_time;  // of the op; of reading as many bytes with all threads in the same run
 
+  // 0 where nothing was read beside it.
   double share_of_read() const { return read_time.quantile(0.5) / time.quantile(0.5); }
   // Of the products that the variant's instructions reach (mma.sync on a GPU, tiles for amx, BF16 pairs for the
   // others); 0 where this machine has none of them.

@@ -45,6 +45,7 @@ class OpBench {
   struct Work {
     int64_t tokens = 0, bytes = 0, flops = 0;
     Residence residence = Residence::kCache;
+    Way way = Way::kInTurn;
   };
   // Bytes that a row's operands take: at any number of tokens, and more for each token.
   struct Footprint {
@@ -72,8 +73,16 @@ class OpBench {
       const int64_t work_bytes = bound.workspace_bytes(tokens);
       check_fit(full, tokens, footprint.fixed + tokens * footprint.per_token + work_bytes);
       const device::Buffer workspace(static_cast<size_t>(work_bytes), memory());
-      measure(full, prepare(bound, tokens, workspace.data()));
+      measure(full, planner_.lines().back().chosen, prepare(bound, tokens, workspace.data()));
     }
+  }
+  // A row of several ops, bound by planner(): `bytes` is what its operands take, `prepare()` makes them.
+  ops::Planner& planner() { return planner_; }
+  template <class Prepare>
+  void row(const std::string& name, const std::string& variant, int64_t tokens, int64_t bytes, const Prepare& prepare) {
+    if (name.find(options_.only) == std::string::npos) return;
+    check_fit(name, tokens, bytes);
+    measure(name, variant, prepare());
   }
 
   // Operands where the ops compute: normal values, zeros, values of the host.
@@ -91,7 +100,7 @@ class OpBench {
 
  private:
   void check_fit(const std::string& name, int64_t tokens, int64_t bytes) const;
-  void measure(const std::string& name, const Case& a_case);
+  void measure(const std::string& name, const std::string& variant, const Case& a_case);
 
   const Options& options_;
   const std::function<void(const Report&, const Row&)>& on_row_;
@@ -101,10 +110,31 @@ class OpBench {
   std::unique_ptr<Probe> probe_;
   ops::Planner planner_;
   WeightPool pool_;
+  device::Buffer fence_;  // where copies that keep calls apart go
   Rng rng_{11};
   Report report_;
 };
 
+// One op's rows, at `tokens`.
+struct MapShape {
+  std::string name;
+  ops::WeightFormat format = ops::WeightFormat::kNvfp4;
+  int64_t out = 0, in = 0;
+  DType output = DType::kBF16;
+  int64_t groups = 1;
+  Way way = Way::kInTurn;
+};
+using TokenCounts = std::vector<int64_t>;
+void linear_rows(OpBench& bench, const MapShape& map, const TokenCounts& tokens);
+void expert_rows(OpBench& bench, const std::string& name, const model::Config& config, bool is_skewed,
+                 const TokenCounts& tokens);
+// A full window and `entries` selected entries.
+void attention_rows(OpBench& bench, const std::string& name, const model::Config& config, int64_t entries,
+                    const TokenCounts& tokens);
+void index_score_rows(OpBench& bench, const std::string& name, const model::Config& config, int64_t entries,
+                      const TokenCounts& tokens);
+void top_k_rows(OpBench& bench, const std::string& name, const model::Config& config, int64_t entries,
+                const TokenCounts& tokens);
 // The rows of one model's shapes.
 void bench_weights(OpBench& bench, const std::string& name, const model::Config& config);
 void bench_attention(OpBench& bench, const std::string& name, const model::Config& config);

@@ -72,6 +72,32 @@ Pair measure_calls(device::Executor& executor, const std::function<void(int64_t)
   return measure_pair(a, b, 20, min_seconds);
 }
 
+Pair measure_alone(device::Executor& executor, const std::function<void(int64_t)>& a,
+                   const std::function<void(int64_t)>& b, const std::function<void()>& fence, int64_t most_calls,
+                   double min_seconds, int64_t& calls) {
+  const auto fenced = [&fence](const std::function<void(int64_t)>& work) {
+    return [&fence, &work](int64_t run) { fence(), work(run); };
+  };
+  Pair pair = measure_rounds(executor, fenced(a), fenced(b), most_calls, min_seconds, calls);
+  const double alone = measure_round(
+      executor, [&](int64_t) { fence(); }, calls);
+  for (Samples* samples : {&pair.a, &pair.b}) {
+    for (double& seconds : samples->seconds) seconds -= alone;
+  }
+  return pair;
+}
+
+Samples measure_chain(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls,
+                      double min_seconds) {
+  Round chain(executor, work, 0, calls), twice(executor, work, 0, 2 * calls);
+  const Pair pair = measure_pair([&](int64_t) { chain.run(); }, [&](int64_t) { twice.run(); }, kRounds, min_seconds);
+  Samples added;
+  for (size_t i = 0; i < pair.a.seconds.size(); ++i) {
+    added.seconds.push_back(2 * pair.b.seconds[i] * twice.per_call() - pair.a.seconds[i] * chain.per_call());
+  }
+  return added;
+}
+
 double measure_round(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls) {
   Round round(executor, work, 0, calls);
   Samples samples;

@@ -19,6 +19,16 @@ Pair measure_rounds(device::Executor& executor, const std::function<void(int64_t
 Pair measure_calls(device::Executor& executor, const std::function<void(int64_t)>& a,
                    const std::function<void(int64_t)>& b, int64_t most_calls, double min_seconds, int64_t& calls);
 
+// `a` and `b` as in measure_rounds, each call behind `fence`, which lets nothing overlap with the call before it; the
+// median of what as many fences take by themselves is subtracted.
+Pair measure_alone(device::Executor& executor, const std::function<void(int64_t)>& a,
+                   const std::function<void(int64_t)>& b, const std::function<void()>& fence, int64_t most_calls,
+                   double min_seconds, int64_t& calls);
+
+// What a call adds to a chain of `calls` calls: samples are differences of rounds of twice as many and of so many.
+Samples measure_chain(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls,
+                      double min_seconds);
+
 // Seconds of one call of `work`, the median of several such rounds.
 double measure_round(device::Executor& executor, const std::function<void(int64_t)>& work, int64_t calls);
 

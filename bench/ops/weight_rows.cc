@@ -13,31 +13,6 @@ namespace {
 using ops::WeightFormat;
 using enum WeightFormat;
 
-void linear(OpBench& bench, const std::string& name, WeightFormat format, int64_t out, int64_t in,
-            DType output = DType::kBF16, int64_t groups = 1) {
-  const ops::InputMode mode = format == kNvfp4 ? bench.options().mode : ops::InputMode::kA16;
-  const ops::Linear::Desc desc{
-      .in = in, .out = out, .groups = groups, .format = format, .input = mode, .output = output};
-  const OpBench::Footprint footprint{.per_token = groups * (in * 2 + out * 4)};
-  bench.rows<ops::Linear>(name, desc, footprint, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
-    const auto x = std::make_shared<device::Tensor>(bench.activations(tokens, groups * in));
-    const auto y = std::make_shared<device::Tensor>(bench.zeros(output, {tokens, groups * out}));
-    const ops::WeightView shape = bench.pool().weight(format, groups * out, in, 0);
-    return {{.tokens = tokens,
-             .bytes = shape.data_bytes() + shape.scale_bytes(),
-             .flops = 2 * tokens * in * out * groups,
-             .residence = Residence::kMemory},
-            [=, &bench](int64_t run) {
-              op.run({.x = *x,
-                      .weight = bench.pool().weight(format, groups * out, in, run),
-                      .y = *y,
-                      .num_tokens = tokens,
-                      .workspace = workspace},
-                     bench.queue());
-            }};
-  });
-}
-
 // Ids [tokens, top_k]: token t's experts follow Zipf's law with exponent 1, or all experts alike. Adds the number of
 // different ones to `distinct`.
 std::vector<int32_t> choose(Rng& rng, int64_t num, int64_t top_k, int64_t tokens, bool is_skewed, int64_t& distinct) {
@@ -74,7 +49,40 @@ struct ExpertOperands {
   Placed<ops::WeightView> w1, w3, w2;
 };
 
-void experts(OpBench& bench, const std::string& name, const model::Config& c, bool is_skewed) {
+}  // namespace
+
+void linear_rows(OpBench& bench, const MapShape& map, const TokenCounts& token_counts) {
+  const WeightFormat format = map.format;
+  const int64_t out = map.out, in = map.in, groups = map.groups;
+  const DType output = map.output;
+  const Way way = map.way;
+  const ops::InputMode mode = format == kNvfp4 ? bench.options().mode : ops::InputMode::kA16;
+  const ops::Linear::Desc desc{
+      .in = in, .out = out, .groups = groups, .format = format, .input = mode, .output = output};
+  const OpBench::Footprint footprint{.per_token = groups * (in * 2 + out * 4)};
+  bench.rows<ops::Linear>(
+      map.name, desc, footprint, token_counts, [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
+        const auto x = std::make_shared<device::Tensor>(bench.activations(tokens, groups * in));
+        const auto y = std::make_shared<device::Tensor>(bench.zeros(output, {tokens, groups * out}));
+        const ops::WeightView shape = bench.pool().weight(format, groups * out, in, 0);
+        return {{.tokens = tokens,
+                 .bytes = shape.data_bytes() + shape.scale_bytes(),
+                 .flops = 2 * tokens * in * out * groups,
+                 .residence = Residence::kMemory,
+                 .way = way},
+                [=, &bench](int64_t run) {
+                  op.run({.x = *x,
+                          .weight = bench.pool().weight(format, groups * out, in, run),
+                          .y = *y,
+                          .num_tokens = tokens,
+                          .workspace = workspace},
+                         bench.queue());
+                }};
+      });
+}
+
+void expert_rows(OpBench& bench, const std::string& name, const model::Config& c, bool is_skewed,
+                 const TokenCounts& token_counts) {
   constexpr int64_t kChoices = 16;
   const int64_t top_k = c.experts_per_token, hidden = c.hidden_size, inner = c.expert_inner;
   const ops::MoeExperts::Desc desc{.hidden = hidden,
@@ -86,7 +94,7 @@ void experts(OpBench& bench, const std::string& name, const model::Config& c, bo
                                    .swiglu_limit = static_cast<float>(c.swiglu_limit)};
   const OpBench::Footprint footprint{.per_token = (1 + top_k) * hidden * 2 + top_k * 8 * (kChoices + 1)};
   bench.rows<ops::MoeExperts>(
-      name + (is_skewed ? " zipf" : ""), desc, footprint,
+      name + (is_skewed ? " zipf" : ""), desc, footprint, token_counts,
       [&](const auto& op, int64_t tokens, void* workspace) -> OpBench::Case {
         const auto o = std::make_shared<ExpertOperands>();
         o->x = bench.activations(tokens, hidden);
@@ -123,12 +131,12 @@ void experts(OpBench& bench, const std::string& name, const model::Config& c, bo
       });
 }
 
-}  // namespace
-
 void bench_weights(OpBench& bench, const std::string& name, const model::Config& c) {
   const int64_t d = c.hidden_size, low = c.o_groups * c.o_lora_rank;
   const auto map = [&](const char* what, WeightFormat format, int64_t out, int64_t in, DType output = DType::kBF16,
-                       int64_t groups = 1) { linear(bench, name + " " + what, format, out, in, output, groups); };
+                       int64_t groups = 1) {
+    linear_rows(bench, {name + " " + what, format, out, in, output, groups}, bench.options().tokens);
+  };
   map("wq_a", kNvfp4, c.q_lora_rank, d);
   map("wq_b", kNvfp4, c.num_heads * c.head_dim, c.q_lora_rank);
   map("wkv", kNvfp4, c.head_dim, d);
@@ -144,8 +152,8 @@ void bench_weights(OpBench& bench, const std::string& name, const model::Config&
   map("gate", kF32, c.num_experts, d, DType::kF32);
   // A quarter of it, which is far larger than any cache.
   map("head/4", kBf16, c.vocab_size / 4, d, DType::kF32);
-  experts(bench, name, c, false);
-  experts(bench, name, c, true);
+  expert_rows(bench, name, c, false, bench.options().tokens);
+  expert_rows(bench, name, c, true, bench.options().tokens);
 }
 
 }  // namespace tessera::bench

@@ -102,6 +102,28 @@ TEST_F(LayerBenchTest, RowsSayWhatIsRead) {
   }
 }
 
+TEST_F(LayerBenchTest, SequencesOfABatchDecodeAToken) {
+  constexpr int64_t kSequences = 3, kContext = 256;
+  SyntheticWeights weights(config_, seed_, 2);
+  model::Model model(config_, planner_, weights, {}, 0, kSequences,
+                     std::make_unique<ApartExecutor>(2, ApartExecutor::Records::kYes), {});
+  std::vector<std::unique_ptr<model::SequenceState>> states;
+  std::vector<model::SequenceState*> batch;
+  for (int64_t i = 0; i < kSequences; ++i) {
+    states.push_back(model.new_sequence(kContext + 1));
+    bench::fill_caches(*states.back(), kContext, seed_);
+    batch.push_back(states.back().get());
+  }
+  bench::LayerBench bench(model, config_, weights, device::probe_machine(), seed_, 1 << 20);
+  const bench::LayerRow row = bench.time({batch, 1}, 1, 0);
+  EXPECT_EQ(row.tokens, kSequences);
+  EXPECT_EQ(row.bytes,
+            weights.layer_bytes(1, row.num_experts) + kSequences * bench::cache_bytes_read(*states[0], 1, config_));
+  EXPECT_GE(row.num_experts, static_cast<double>(config_.experts_per_token));
+  EXPECT_TRUE(bench.launches({batch, 1}, 1).empty()) << "a CPU launches nothing";
+  for (const auto& state : states) EXPECT_EQ(state->position(), kContext);
+}
+
 TEST_F(LayerBenchTest, KindsAreThoseOfTheShape) {
   bench::LayerOptions options;
   options.shape = "small", options.context = 300, options.tokens = 4, options.seconds = 0, options.load.num_threads = 2;

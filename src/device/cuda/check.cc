@@ -6,11 +6,17 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "device/launch_observer.h"
 
 namespace tessera::device::cuda {
 
 void check(cudaError_t code, const char* call, const char* file, int line) {
-  if (code == cudaSuccess) return;
+  if (code == cudaSuccess) {
+    // A kernel's launch is told by the kernel's name alone (backends/cuda_common/launch.cuh), other calls as written.
+    LaunchObserver* const observer = LaunchObserver::of_this_thread();
+    if (observer != nullptr && std::string_view(call).find('(') == std::string_view::npos) observer->launched(call);
+    return;
+  }
   cudaGetLastError();  // it is told here, and shall not surface in a later call again
   // The path from src/ on: where the program was built is nobody's business.
   const std::string_view path = file;
