@@ -20,6 +20,7 @@
 #include "interrupt.h"
 #include "model_flags.h"
 #include "progress_bar.h"
+#include "ranks.h"
 #include "sampling_flags.h"
 #include "server/api_error.h"
 #include "server/grammar_constraint.h"
@@ -36,6 +37,7 @@ struct Flags {
   std::string prompt, ids, logits_path, schema_path, pattern;
   bool is_raw = false, thinks = false, is_json = false, traces = false, is_quiet = false, shows_plan = false;
   ModelFlags model;
+  RankFlags ranks;
   SamplingFlags sampling;
 };
 
@@ -63,6 +65,8 @@ class Generate final : public Verb {
   bool is_greedy() const { return !(flags_.sampling.params.temperature > 0); }
   bool has_ids() const { return command_->get_option("--ids")->count() > 0; }
   void check_flags() const;
+  int answer(Ranks& ranks) const;
+  int follow(Ranks& ranks) const;
   server::AnswerConstraint constraint(const ModelFolder& folder) const;
   void check_logits_path(const std::string& model_folder) const;
   void print_plan(const model::LoadedModel& loaded) const;
@@ -94,6 +98,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 
   c.add_option("--ids", flags_.ids, "Token ids 1,2,3 instead of PROMPT")->type_name("IDS")->group("Prompt");
   c.add_flag("--think", flags_.thinks, "Let the model reason first (<think>)")->group("Prompt");
   add_model_flags(c, flags_.model);
+  add_rank_flags(c, flags_.ranks);
   add_sampling_flags(c, flags_.sampling);
   c.add_option("--json-schema", flags_.schema_path, "The answer is JSON that fits the JSON Schema in FILE")
       ->type_name("FILE")
@@ -235,6 +240,21 @@ void find_fault(model::Runner& runner, std::span<const int32_t> prompt, const en
 
 int Generate::run() {
   check_flags();
+  Ranks ranks(flags_.ranks, flags_.model);
+  return ranks.run([&] { return ranks.is_follower() ? follow(ranks) : answer(ranks); });
+}
+
+int Generate::follow(Ranks& ranks) const {
+  model::LoadOptions load = load_options(flags_.model);
+  const ModelFolder folder = open_folder(flags_.model, TokenizerNeed::kIfPresent);
+  ranks.join("generate", folder, flags_.model, load);
+  const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
+  ranks.agree_on(loaded);
+  ranks.follow(*loaded.runner);
+  return kExitOk;
+}
+
+int Generate::answer(Ranks& ranks) const {
   const uint64_t seed = choose_seed(flags_.sampling.seed);
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder =
@@ -251,13 +271,16 @@ int Generate::run() {
       longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
   if (!flags_.logits_path.empty()) load.extra_bytes = sizeof(float) * load.sequence_tokens * folder.config.vocab_size;
 
+  ranks.join("generate", folder, flags_.model, load);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
+  ranks.agree_on(loaded);
+  model::Runner& runner = ranks.lead(*loaded.runner);
   ProgressBar progress(flags_.is_quiet);
   if (flags_.shows_plan) print_plan(loaded);
   TracePrinter trace(flags_.traces);
-  if (flags_.traces) loaded.runner->set_tracer(&trace);
+  if (flags_.traces) runner.set_tracer(&trace);
 
-  const model::ModelFacts& facts = loaded.runner->facts();
+  const model::ModelFacts& facts = runner.facts();
   engine::GenerateOptions options;
   options.max_tokens = flags_.sampling.max_tokens;
   options.sampling = sampling_options(flags_.sampling, seed);
@@ -272,11 +295,11 @@ int Generate::run() {
   std::signal(SIGPIPE, SIG_IGN);
   engine::GenerateResult result;
   try {
-    result = engine::generate(*loaded.runner, prompt, options, output, &progress);
+    result = engine::generate(runner, prompt, options, output, &progress);
   } catch (const Error& error) {
     output.finish();
     if (error.code() != ErrorCode::kNotFinite) throw;
-    if (!trace.first_fault()) find_fault(*loaded.runner, prompt, options, trace);
+    if (!trace.first_fault()) find_fault(runner, prompt, options, trace);
     if (!trace.first_fault()) throw;
     print_error(fmt::format("first output that is not finite: {}", *trace.first_fault()));
     return kExitMismatch;

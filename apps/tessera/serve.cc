@@ -20,6 +20,7 @@
 #include "engine/prefix_cache.h"
 #include "model/memory_fit.h"
 #include "model_flags.h"
+#include "ranks.h"
 #include "server/http/api_keys.h"
 #include "server/http/chat_page.h"
 #include "server/http/http_server.h"
@@ -41,6 +42,7 @@ constexpr double kGiB = 1 << 30;
 
 struct Flags {
   ModelFlags model;
+  RankFlags ranks;
   server::http::HttpOptions http;
   std::string name, key_file;
   int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
@@ -91,7 +93,11 @@ class Serve final : public Verb {
 
  private:
   void check_flags();
-  CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load) const;
+  int answer(Ranks& ranks);
+  int follow(Ranks& ranks);
+  ModelFolder open(model::LoadOptions& load);
+  CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const;
+  CacheMemory agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const;
   server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts,
                           text::GrammarCompiler& grammars) const;
   void print_figures(const model::LoadedModel& loaded, const CacheMemory& memory) const;
@@ -117,6 +123,7 @@ Examples:
 SIGTERM or Ctrl-C lets running answers finish, then ends; a second one ends at once.
 Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 does not fit, 5 device or driver.)");
   add_model_flags(c, flags_.model);
+  add_rank_flags(c, flags_.ranks);
   c.add_option("--host", http.host, "Address to listen on; 0.0.0.0 is every network: use keys then")
       ->capture_default_str()
       ->group("Network");
@@ -238,12 +245,11 @@ void Serve::check_flags() {
 
 // What running answers may take: as said, or room for all of them at their longest, or what the weights leave; and what
 // is kept of prompts: as said, or as much again, if that is left.
-CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOptions& load) const {
+CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const {
   const int64_t window_slots = folder.config.sliding_window + load.max_step_tokens - 1;
   const auto one =
       static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
-  const auto left =
-      static_cast<double>(model::room_for_caches(folder.directory, device::machine_of(flags_.model.device)));
+  const auto left = static_cast<double>(room);
   const double for_prefixes = flags_.prefix_gib ? *flags_.prefix_gib * kGiB : kPrefixShare * left;
   double running = flags_.cache_gib * kGiB;
   if (running == 0) {
@@ -311,10 +317,41 @@ void Serve::print_address(uint16_t port, const std::string& name) const {
                   base, base, key, name));
 }
 
+// Of ranks, what each has left when its share of the weights is there; caches have one size on all of them. Ranks of
+// one machine's processors share its memory.
+CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const {
+  const device::Machine machine = device::machine_of(flags_.model.device);
+  const auto left = static_cast<int64_t>(machine.memory_available_bytes / (machine.gpu ? 1 : ranks.world()));
+  const CacheMemory own = cache_memory(folder, load, left / 5 * 4);
+  CacheMemory agreed;
+  agreed.running = ranks.least(own.running);
+  agreed.prefixes = ranks.least(own.prefixes);
+  return agreed;
+}
+
 int Serve::run() {
   check_flags();
+  Ranks ranks(flags_.ranks, flags_.model);
+  if (!ranks.is_alone() && (flags_.tiers.host_gib > 0 || !flags_.tiers.disk_folder.empty())) {
+    fail_usage("--prefix-cache-host-memory and --prefix-cache-disk: expected one rank, found several");
+  }
+  return ranks.run([&] { return ranks.is_follower() ? follow(ranks) : answer(ranks); });
+}
+
+int Serve::follow(Ranks& ranks) {
   model::LoadOptions load = load_options(flags_.model);
-  const ModelFolder folder = open_folder(flags_.model, TokenizerNeed::kRequired);
+  const ModelFolder folder = open(load);
+  ranks.join("serve", folder, flags_.model, load);
+  const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
+  ranks.agree_on(loaded);
+  agreed_memory(folder, load, ranks);
+  ranks.follow(*loaded.runner);
+  return kExitOk;
+}
+
+// The model's folder, and what is asked of it.
+ModelFolder Serve::open(model::LoadOptions& load) {
+  ModelFolder folder = open_folder(flags_.model, TokenizerNeed::kRequired);
   text::check_chat_tokens(*folder.tokenizer, folder.tokenizer_path);
   const int64_t longest = folder.config.max_positions;
   if (flags_.max_model_len > longest) {
@@ -324,35 +361,49 @@ int Serve::run() {
   if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
   load.max_step_tokens = flags_.max_step_tokens;
   load.sequence_tokens = 0;
-  const CacheMemory memory = cache_memory(folder, load);
-  load.extra_bytes = memory.running + memory.prefixes;
+  return folder;
+}
+
+int Serve::answer(Ranks& ranks) {
+  model::LoadOptions load = load_options(flags_.model);
+  const ModelFolder folder = open(load);
+  CacheMemory memory;
+  if (ranks.is_alone()) {
+    const device::Machine machine = device::machine_of(flags_.model.device);
+    memory = cache_memory(folder, load, model::room_for_caches(folder.directory, machine));
+    load.extra_bytes = memory.running + memory.prefixes;
+  }
 
   std::signal(SIGPIPE, SIG_IGN);
   // Before the weights: it forks.
   const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
   text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
+  ranks.join("serve", folder, flags_.model, load);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
-  const model::CacheSpec& spec = loaded.runner->cache_spec();
+  ranks.agree_on(loaded);
+  if (!ranks.is_alone()) memory = agreed_memory(folder, load, ranks);
+  model::Runner& runner = ranks.lead(*loaded.runner);
+  const model::CacheSpec& spec = runner.cache_spec();
   if (spec.bytes(flags_.max_model_len) > memory.running) {
     fail(ErrorCode::kResourceExhausted,
          fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; lower --max-model-len",
                      flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
                      format_bytes(static_cast<uint64_t>(memory.running))));
   }
-  const model::ModelFacts& facts = loaded.runner->facts();
+  const model::ModelFacts& facts = runner.facts();
   const engine::ReservedBudget budget(spec, memory.running);
   ServeLog log(flags_.logs_requests);
   CacheTiers tiers;
   if (memory.prefixes > 0) {
-    tiers = make_cache_tiers(flags_.tiers, loaded.runner->facts(), device::machine_of(flags_.model.device), log);
+    tiers = make_cache_tiers(flags_.tiers, facts, device::machine_of(flags_.model.device), log);
   }
-  engine::PrefixCache prefixes(*loaded.runner,
+  engine::PrefixCache prefixes(runner,
                                {.budget_bytes = memory.prefixes, .host = tiers.host.get(), .disk = tiers.disk.get()});
   engine::EngineOptions options;
   options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
   options.steps.max_running = flags_.max_running;
   if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
-  engine::Engine engine(*loaded.runner, budget, options);
+  engine::Engine engine(runner, budget, options);
   ServeEvents events(flags_.is_quiet);
   server::ServiceOptions service_options;
   service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);

@@ -20,7 +20,7 @@ namespace tessera::comm {
 
 namespace {
 
-constexpr auto kLeavingTime = std::chrono::seconds(2);  // for the others to read a farewell
+constexpr auto kLeavingTime = std::chrono::seconds(2);  // for the others to read last words
 
 std::span<const uint8_t> no_bytes() {
   return {};
@@ -31,10 +31,10 @@ std::span<const uint8_t> no_bytes() {
 // Connections, the thread that serves them, and what came through them. Everything but options_ is under lock_.
 class Bootstrap::Member {
  public:
-  Member(const BootstrapOptions& options, LogSink* log, LossSink* sink)
+  Member(const BootstrapOptions& options, LogSink* log, LossSink* sink, Socket listener)
       : options_(options),
         sink_(sink),
-        links_(join_ranks(options, log)),
+        links_(join_ranks(options, log, std::move(listener))),
         inbox_(links_.size()),
         has_left_(links_.size()) {
     wake_ = Socket(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -50,41 +50,84 @@ class Bootstrap::Member {
 
   const RankPlace& place() const { return options_.place; }
 
-  std::vector<std::vector<uint8_t>> all_gather(std::span<const uint8_t> bytes) {
+  std::vector<std::vector<uint8_t>> all_gather(std::span<const uint8_t> bytes, double limit_seconds) {
     const size_t world = links_.size();
     if (bytes.size() * world + 4 * world > kMaxPayloadBytes) {
-      fail(ErrorCode::kInvalidArgument, fmt::format("all_gather of {} bytes from each of {} ranks: at most {} in all",
-                                                    bytes.size(), world, kMaxPayloadBytes));
+      tessera::fail(ErrorCode::kInvalidArgument,
+                    fmt::format("all_gather of {} bytes from each of {} ranks: at most {} in all", bytes.size(), world,
+                                kMaxPayloadBytes));
     }
     std::unique_lock lock(lock_);
     if (place().rank != 0) {
       refuse_if_ended();
       if (links_[0] == nullptr) refuse_left(0);
       send(0, MessageKind::kData, bytes);
-      return unpack(take(lock, 0));
+      // Rank 0 knows who is missing, and says so first.
+      return unpack(take(lock, inbox_[0], 0, 1.5 * limit_seconds));
     }
     std::vector<std::vector<uint8_t>> all(world);
     all[0].assign(bytes.begin(), bytes.end());
-    for (size_t r = 1; r < world; ++r) all[r] = take(lock, r);
+    for (size_t r = 1; r < world; ++r) all[r] = take(lock, inbox_[r], r, limit_seconds);
     const std::vector<uint8_t> packed = pack(all);
     for (size_t r = 1; r < world; ++r) send(r, MessageKind::kData, packed);
     return all;
   }
 
+  void send_order(std::span<const uint8_t> bytes) {
+    const std::lock_guard lock(lock_);
+    refuse_if_ended();
+    for (size_t r = 1; r < links_.size(); ++r) {
+      if (links_[r] == nullptr) refuse_left(r);
+      send(r, MessageKind::kOrder, bytes);
+    }
+  }
+
+  std::vector<uint8_t> take_order(double limit_seconds) {
+    std::unique_lock lock(lock_);
+    return take(lock, orders_, 0, limit_seconds);
+  }
+
+  void check() {
+    const std::lock_guard lock(lock_);
+    refuse_if_ended();
+  }
+
+  void fail_with(const std::string& why) {
+    {
+      const std::lock_guard lock(lock_);
+      if (lost_.empty() && !is_leaving_) {
+        const int self = place().rank;
+        const std::string message = fmt::format("rank {} of {} failed: {}", self, links_.size(), why);
+        tell(links_.size(), self, message);
+        end(self, message);
+      }
+      leave_locked();
+    }
+    join();
+  }
+
   void leave() {
     {
       const std::lock_guard lock(lock_);
-      if (!is_leaving_) {
-        is_leaving_ = true;
-        leaving_deadline_ = Clock::now() + kLeavingTime;
+      if (!is_leaving_ && lost_.empty()) {
         for (size_t r = 0; r < links_.size(); ++r) send(r, MessageKind::kFarewell, no_bytes());
-        wake();
       }
+      leave_locked();
     }
-    if (thread_.joinable()) thread_.join();
+    join();
   }
 
  private:
+  void leave_locked() {
+    if (is_leaving_) return;
+    is_leaving_ = true;
+    leaving_deadline_ = Clock::now() + kLeavingTime;
+    wake();
+  }
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
   std::string name_of(size_t rank, const Connection& link) const {
     return fmt::format("rank {} of {} ({})", rank, links_.size(), link.peer());
   }
@@ -101,15 +144,21 @@ class Bootstrap::Member {
   }
 
   void refuse_if_ended() const {
-    if (!lost_.empty()) fail(ErrorCode::kDeviceError, lost_);
+    if (!lost_.empty()) tessera::fail(ErrorCode::kDeviceError, lost_);
   }
   [[noreturn]] void refuse_left(size_t rank) const {
-    fail(ErrorCode::kDeviceError, fmt::format("rank {} of {} has left", rank, links_.size()));
+    tessera::fail(ErrorCode::kDeviceError, fmt::format("rank {} of {} has left", rank, links_.size()));
   }
 
-  std::vector<uint8_t> take(std::unique_lock<std::mutex>& lock, size_t rank) {
-    std::deque<std::vector<uint8_t>>& box = inbox_[rank];
-    changed_.wait(lock, [&] { return !box.empty() || !lost_.empty() || has_left_[rank] || is_leaving_; });
+  std::vector<uint8_t> take(std::unique_lock<std::mutex>& lock, std::deque<std::vector<uint8_t>>& box, size_t rank,
+                            double limit_seconds) {
+    const auto is_over = [&] { return !box.empty() || !lost_.empty() || has_left_[rank] || is_leaving_; };
+    if (limit_seconds <= 0) {
+      changed_.wait(lock, is_over);
+    } else if (!changed_.wait_for(lock, std::chrono::duration<double>(limit_seconds), is_over)) {
+      tessera::fail(ErrorCode::kDeviceError, fmt::format("rank {} of {} stalls: nothing came from it within {:.3g} s",
+                                                         rank, links_.size(), limit_seconds));
+    }
     if (box.empty()) refuse_if_ended();
     if (box.empty()) refuse_left(is_leaving_ ? static_cast<size_t>(place().rank) : rank);
     std::vector<uint8_t> bytes = std::move(box.front());
@@ -146,11 +195,28 @@ class Bootstrap::Member {
       beat();
       if (is_leaving_ && Clock::now() > leaving_deadline_) break;
     }
+    if (!lost_.empty()) linger(lock);
     if (lost_.empty() || is_leaving_ || sink_ == nullptr) return;
     const int rank = lost_rank_;
     const std::string message = lost_;
     lock.unlock();
     sink_->lost(rank, message);
+  }
+
+  // Last words are read before this side closes: closing with bytes unread throws away what is under way.
+  void linger(std::unique_lock<std::mutex>& lock) {
+    const Clock::time_point deadline = Clock::now() + kLeavingTime;
+    while (has_links() && Clock::now() < deadline) {
+      for (auto& link : links_) {
+        if (link == nullptr) continue;
+        const bool is_open = link->flush() && link->fill();
+        if (is_open && !link->wants_to_write()) link->end_sending();
+        if (!is_open) link.reset();
+        if (is_open) link->forget_heard();
+      }
+      if (has_links()) wait(lock);
+    }
+    for (auto& link : links_) link.reset();
   }
 
   bool has_links() const {
@@ -186,10 +252,11 @@ class Bootstrap::Member {
         return lose(rank, "closed the connection without a farewell: it has ended, or was cut off");
       }
     } catch (const Error& error) {
-      return lose(rank, error.what());
+      return is_leaving_ ? part(rank) : lose(rank, error.what());
     }
     const std::chrono::duration<double> silence = Clock::now() - link.last_heard();
-    if (silence.count() > options_.lost_seconds) lose(rank, fmt::format("silent for {:.3g} s", silence.count()));
+    if (!is_leaving_ && silence.count() > options_.lost_seconds)
+      lose(rank, fmt::format("silent for {:.3g} s", silence.count()));
   }
 
   // False: the link is gone.
@@ -199,12 +266,17 @@ class Bootstrap::Member {
         inbox_[rank].push_back(std::move(message.payload));
         changed_.notify_all();
         return true;
+      case MessageKind::kOrder:
+        orders_.push_back(std::move(message.payload));
+        changed_.notify_all();
+        return true;
       case MessageKind::kFarewell:
         part(rank);
         return false;
       case MessageKind::kLost: {
         int lost_rank = 0;
         const std::string why = lost_message(message.payload, lost_rank);
+        tell(rank, lost_rank, why);
         end(lost_rank, why);
         return false;
       }
@@ -221,10 +293,16 @@ class Bootstrap::Member {
 
   void lose(size_t rank, const std::string& why) {
     const std::string message = fmt::format("lost {}: {}", name_of(rank, *links_[rank]), why);
-    for (size_t r = 0; r < links_.size(); ++r) {
-      if (r != rank) send(r, MessageKind::kLost, lost_payload(static_cast<int>(rank), message));
-    }
+    links_[rank].reset();
+    tell(rank, static_cast<int>(rank), message);
     end(static_cast<int>(rank), message);
+  }
+
+  // Everybody but `from`, who said so or who is meant.
+  void tell(size_t from, int lost_rank, const std::string& message) {
+    for (size_t r = 0; r < links_.size(); ++r) {
+      if (r != from) send(r, MessageKind::kLost, lost_payload(lost_rank, message));
+    }
   }
 
   void end(int rank, const std::string& message) {
@@ -245,6 +323,7 @@ class Bootstrap::Member {
   std::condition_variable changed_;
   Links links_;                                          // null: oneself, or one that has left
   std::vector<std::deque<std::vector<uint8_t>>> inbox_;  // kData by sender
+  std::deque<std::vector<uint8_t>> orders_;              // of rank 0
   std::vector<bool> has_left_;
   Socket wake_;
   Clock::time_point last_beat_, leaving_deadline_;
@@ -254,8 +333,8 @@ class Bootstrap::Member {
   std::thread thread_;
 };
 
-Bootstrap::Bootstrap(const BootstrapOptions& options, LogSink* log, LossSink* sink)
-    : member_(std::make_unique<Member>(options, log, sink)) {}
+Bootstrap::Bootstrap(const BootstrapOptions& options, LogSink* log, LossSink* sink, Socket listener)
+    : member_(std::make_unique<Member>(options, log, sink, std::move(listener))) {}
 Bootstrap::~Bootstrap() = default;
 
 int Bootstrap::rank() const {
@@ -265,12 +344,36 @@ int Bootstrap::world() const {
   return member_->place().world;
 }
 
-std::vector<std::vector<uint8_t>> Bootstrap::all_gather(std::span<const uint8_t> bytes) {
-  return member_->all_gather(bytes);
+std::vector<std::vector<uint8_t>> Bootstrap::all_gather(std::span<const uint8_t> bytes, double limit_seconds) {
+  return member_->all_gather(bytes, limit_seconds);
 }
 
 std::vector<uint8_t> Bootstrap::broadcast(std::span<const uint8_t> bytes) {
-  return std::move(member_->all_gather(rank() == 0 ? bytes : no_bytes()).front());
+  return std::move(member_->all_gather(rank() == 0 ? bytes : no_bytes(), 0).front());
+}
+
+void Bootstrap::send_order(std::span<const uint8_t> bytes) {
+  if (bytes.size() > kMaxPayloadBytes) {
+    tessera::fail(ErrorCode::kInvalidArgument,
+                  fmt::format("an order of {} bytes: at most {}", bytes.size(), kMaxPayloadBytes));
+  }
+  member_->send_order(bytes);
+}
+
+std::vector<uint8_t> Bootstrap::take_order(double limit_seconds) {
+  return member_->take_order(limit_seconds);
+}
+
+void Bootstrap::check() {
+  member_->check();
+}
+
+void Bootstrap::fail(const std::string& why) noexcept {
+  try {
+    member_->fail_with(why);
+  } catch (const std::exception&) {
+    // The others see the connection close.
+  }
 }
 
 void Bootstrap::leave() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How ranks find each other, and learn that one is lost. Rank 0 listens; the others come to it and prove that they know
-// the secret. A thread keeps the connections and sends heartbeats until leave().
+// How ranks find each other, and learn that one is lost or has failed. Rank 0 listens; the others come to it and prove
+// that they know the secret. A thread keeps the connections and sends heartbeats until leave().
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -10,21 +10,34 @@
 
 #include "base/log.h"
 #include "comm/rank_place.h"
+#include "comm/tcp.h"
 
 namespace tessera::comm {
 
-// Told once, from the bootstrap's thread, that a rank is lost. A program says so and ends: collectives that wait for
-// that rank never return by themselves.
+// Told once, from the bootstrap's thread, that a rank is lost or has failed. A program says so and ends: collectives
+// that wait for that rank never return by themselves.
 class LossSink {
  public:
   virtual ~LossSink() = default;
-  // "rank 2 of 4 (10.0.0.7 port 41822): silent for 15 s"
+  // "lost rank 2 of 4 (10.0.0.7 port 41822): silent for 15 s", "rank 2 of 4 failed: out of memory"
   virtual void lost(int rank, const std::string& message) = 0;
+};
+
+// Asked by rank 0 while it waits for others: for ranks that it started and that have ended.
+class JoinWatch {
+ public:
+  virtual ~JoinWatch() = default;
+  // Why not all will come; empty: they may.
+  virtual std::string fault() = 0;
 };
 
 struct BootstrapOptions {
   RankPlace place;
   std::string secret;  // at least kLeastSecretBytes
+  // Where rank 0 listens; "*": every network. Empty: at place.address, but for a name that leads to the loopback of
+  // this machine only, where nobody else would find it: then every network.
+  std::string listen_address;
+  JoinWatch* watch = nullptr;
   double join_seconds = 300;
   double heartbeat_seconds = 1;
   double lost_seconds = 15;  // silence that makes a rank a lost one
@@ -34,19 +47,29 @@ constexpr size_t kLeastSecretBytes = 16;
 
 class Bootstrap {
  public:
-  // Returns when all ranks are there. `log` may be null; `sink` too: then calls throw. Both outlive this. Throws
-  // kInvalidArgument for a secret that is too short; kDeviceError where ranks are missing after join_seconds, naming
-  // them, or rank 0 is not found or does not know the secret. Whoever comes without it costs one line of the log.
-  Bootstrap(const BootstrapOptions& options, LogSink* log, LossSink* sink);
+  // Returns when all ranks are there. `log` may be null; `sink` too: then calls throw. Both outlive this. Rank 0 may
+  // bring the socket at which it listens already. Throws kInvalidArgument for a secret that is too short; kDeviceError,
+  // on every rank that is there, where ranks are missing after join_seconds, naming them, or rank 0 is not found or
+  // does not know the secret. Whoever comes without it costs one line of the log.
+  Bootstrap(const BootstrapOptions& options, LogSink* log, LossSink* sink, Socket listener = {});
   ~Bootstrap();  // as leave(), without throwing
 
   int rank() const;
   int world() const;
   // Bytes of every rank, on every rank, by rank. All call it, in the same order. Throws kDeviceError where a rank is
-  // lost, or has left, before it has sent its bytes.
-  std::vector<std::vector<uint8_t>> all_gather(std::span<const uint8_t> bytes);
+  // lost, or has left, before it has sent its bytes, or has not within `limit_seconds` (0: no limit), naming it.
+  std::vector<std::vector<uint8_t>> all_gather(std::span<const uint8_t> bytes, double limit_seconds = 0);
   // Bytes of rank 0, on every rank.
   std::vector<uint8_t> broadcast(std::span<const uint8_t> bytes);
+  // Rank 0: bytes to every other rank, which takes them in order, apart from all_gather; returns at once. Throws as
+  // all_gather.
+  void send_order(std::span<const uint8_t> bytes);
+  // Every other rank: the next ones, whenever they come (`limit_seconds` 0) or in time. Throws as all_gather.
+  std::vector<uint8_t> take_order(double limit_seconds = 0);
+  // Throws kDeviceError where a rank is lost or has failed. From any thread.
+  void check();
+  // This rank can't go on: every other learns why ("rank 1 of 2 failed: WHY"), and ends. Returns when that is sent.
+  void fail(const std::string& why) noexcept;
   // Ends as it should: nobody counts this rank as lost. Returns when its farewell is sent.
   void leave();
 

@@ -56,6 +56,11 @@ class Communicator {
   // Throws kDeviceError where the group has ended; for GPUs, whose queues don't tell. From any thread.
   virtual void check() = 0;
 
+  // Around a step and the wait for it, whose collectives may be replayed from a recording, without calls. Both throw as
+  // check(); what is begun and does not end within the time limit ends the group.
+  virtual void begin_step() { check(); }
+  virtual void end_step() { check(); }
+
  protected:
   // Arguments are valid, and no call is empty but for runs.
   virtual void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;

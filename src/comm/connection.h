@@ -47,6 +47,8 @@ class Connection {
   void set_key(const MessageKey& key, size_t max_payload = kMaxPayloadBytes) {
     writer_.set_key(key), reader_.set_key(key, max_payload);
   }
+  // Drops what was read and is no message yet.
+  void forget_heard() { reader_.clear(); }
   // Silence counts from now.
   void restart_silence() { last_heard_ = Clock::now(); }
   // Nothing more is sent; the other side reads what was.

@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 
 #include "base/error.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr size_t kHandshakeBytes = 256;  // of a payload; only kLost's words come near
 constexpr size_t kMostStrangers = 64;    // who have not said yet who they are
+constexpr int kMostLines = 100;          // of the log about them
 constexpr auto kStrangerTime = std::chrono::seconds(5);
 constexpr auto kRetryTime = std::chrono::milliseconds(100);
 
@@ -24,25 +26,37 @@ Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+Socket listen_for_ranks(const BootstrapOptions& options, LogSink* log) {
+  const RankPlace& place = options.place;
+  if (!options.listen_address.empty()) return listen_at(options.listen_address, place.port);
+  if (!leads_to_loopback(place.address)) return listen_at(place.address, place.port);
+  if (log != nullptr) {
+    log->write(LogLevel::kInfo, fmt::format("{} leads to this machine's loopback: listening on every network",
+                                            printable(place.address, 80)));
+  }
+  return listen_at("*", place.port);
+}
+
 // Rank 0's side.
 class Reception {
  public:
-  Reception(const BootstrapOptions& options, LogSink* log)
+  Reception(const BootstrapOptions& options, LogSink* log, Socket listener)
       : options_(options),
         log_(log),
-        listener_(listen_at(options.place.address, options.place.port)),
+        listener_(listener.is_open() ? std::move(listener) : listen_for_ranks(options, log)),
         links_(static_cast<size_t>(options.place.world)) {}
 
   Links run() {
     const Clock::time_point deadline = after(options_.join_seconds);
     while (!missing().empty()) {
       if (Clock::now() > deadline) {
-        fail(ErrorCode::kDeviceError,
-             fmt::format("ranks {} of {} did not come to {} port {} within {:.3g} s", fmt::join(missing(), ", "),
-                         links_.size(), options_.place.address, options_.place.port, options_.join_seconds));
+        give_up(fmt::format("ranks {} of {} did not come to {} port {} within {:.3g} s", fmt::join(missing(), ", "),
+                            links_.size(), options_.place.address, port_of(listener_), options_.join_seconds));
       }
+      if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) give_up(why);
       wait();
-      if (strangers_.size() < kMostStrangers) greet();
+      for (size_t n = 0; n < kMostStrangers && greet(); ++n) {
+      }
       for (Stranger& stranger : strangers_) hear(stranger);
       std::erase_if(strangers_, [](const Stranger& stranger) { return stranger.connection == nullptr; });
       free_places();
@@ -68,6 +82,23 @@ class Reception {
     return ranks;
   }
 
+  // Those who are there learn why, too.
+  [[noreturn]] void give_up(const std::string& why) {
+    for (auto& link : links_) {
+      if (link != nullptr) link->send(MessageKind::kLost, lost_payload(static_cast<int>(missing().front()), why));
+    }
+    fail(ErrorCode::kDeviceError, why);
+  }
+
+  // So that whoever gives up first knows for whom it waited.
+  void say_who_is_missing() {
+    const std::string text = fmt::format("{}", fmt::join(missing(), ", "));
+    for (auto& link : links_) {
+      if (link == nullptr) continue;
+      link->send(MessageKind::kWaiting, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    }
+  }
+
   void wait() const {
     std::vector<pollfd> waits{{listener_.descriptor(), POLLIN, 0}};
     for (const Stranger& stranger : strangers_) waits.push_back({stranger.connection->descriptor(), POLLIN, 0});
@@ -86,25 +117,47 @@ class Reception {
                     fmt::format("rank {} ({}) has gone before all were there", r, links_[r]->peer()));
       }
       links_[r].reset();
+      say_who_is_missing();
     }
   }
 
-  void greet() {
+  static std::string host_of(const Stranger& stranger) {
+    const std::string& peer = stranger.connection->peer();
+    return peer.substr(0, peer.rfind(" port "));
+  }
+
+  // The oldest of the address that has the most: nobody fills the places of others.
+  void make_place() {
+    if (strangers_.size() < kMostStrangers) return;
+    std::map<std::string, size_t> counts;
+    for (const Stranger& stranger : strangers_) ++counts[host_of(stranger)];
+    const auto more = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const std::string most = std::max_element(counts.begin(), counts.end(), more)->first;
+    const auto oldest = std::find_if(strangers_.begin(), strangers_.end(),
+                                     [&](const Stranger& stranger) { return host_of(stranger) == most; });
+    drop(*oldest, "too many connections from there have not said which rank they are");
+    strangers_.erase(oldest);
+  }
+
+  // False: nobody is there.
+  bool greet() {
     std::string peer;
     Socket socket = accept_one(listener_, peer);
-    if (!socket.is_open()) return;
+    if (!socket.is_open()) return false;
+    make_place();
     const Nonce nonce = random_nonce();
     auto connection =
         std::make_unique<Connection>(std::move(socket), peer, challenge_key(), Direction::kFromRoot, kHandshakeBytes);
     connection->send(MessageKind::kChallenge, nonce);
     connection->set_key(hello_key(options_.secret, nonce), kHandshakeBytes);
     strangers_.push_back({std::move(connection), nonce, Clock::now() + kStrangerTime});
+    return true;
   }
 
   void drop(Stranger& stranger, std::string_view why) {
-    if (log_ != nullptr) {
-      log_->write(LogLevel::kWarning,
-                  fmt::format("dropped a connection from {}: {}", stranger.connection->peer(), why));
+    if (log_ != nullptr && num_lines_ < kMostLines) {
+      log_->write(LogLevel::kWarning, fmt::format("dropped a connection from {}: {}{}", stranger.connection->peer(),
+                                                  why, ++num_lines_ == kMostLines ? " (more are not said)" : ""));
     }
     stranger.connection.reset();
   }
@@ -143,6 +196,7 @@ class Reception {
     }
     connection.send(MessageKind::kWelcome, {});
     links_[rank] = std::move(stranger.connection);
+    say_who_is_missing();
   }
 
   const BootstrapOptions& options_;
@@ -150,6 +204,7 @@ class Reception {
   Socket listener_;
   Links links_;
   std::vector<Stranger> strangers_;
+  int num_lines_ = 0;
 };
 
 // Everybody else's.
@@ -159,8 +214,8 @@ class Visit {
 
   Links run() {
     const RankPlace& place = options_.place;
-    std::unique_ptr<Connection> link = reach_root();
-    const Message challenge = receive(*link, MessageKind::kChallenge, "its challenge");
+    Message challenge;
+    std::unique_ptr<Connection> link = reach_challenge(challenge);
     if (challenge.payload.size() != sizeof(Nonce)) fail_root("its challenge has another size");
     const Nonce nonce = random_nonce();
     std::vector<uint8_t> hello(nonce.begin(), nonce.end());
@@ -196,18 +251,41 @@ class Visit {
     fail_root(fmt::format("{}, for {:.3g} s", why, options_.join_seconds));
   }
 
-  Message receive(Connection& link, MessageKind kind, const char* what) const {
+  // Rank 0 may have no place for a moment, or something else may have had its port: one more try.
+  std::unique_ptr<Connection> reach_challenge(Message& challenge) {
+    while (true) {
+      std::unique_ptr<Connection> link = reach_root();
+      try {
+        challenge = receive(*link, MessageKind::kChallenge, "its challenge");
+        return link;
+      } catch (const Error&) {
+        if (!is_closed_ || Clock::now() > deadline_) throw;
+      }
+      std::this_thread::sleep_for(kRetryTime);
+    }
+  }
+
+  Message receive(Connection& link, MessageKind kind, const char* what) {
     Message message;
     while (true) {
       try {
         const bool is_open = link.fill();
-        if (link.next(message)) break;
+        if (link.next(message)) {
+          if (message.kind != MessageKind::kWaiting) break;
+          missing_ = printable(std::string(message.payload.begin(), message.payload.end()), 200);
+          continue;
+        }
+        is_closed_ = !is_open;
         if (!is_open) fail_root(fmt::format("closed the connection before {}", what));
       } catch (const Error& error) {
         if (error.code() != ErrorCode::kDataLoss) throw;
         fail_root(error.what());
       }
-      if (Clock::now() > deadline_) fail_root(fmt::format("did not send {} in time", what));
+      if (Clock::now() > deadline_) {
+        const std::string who =
+            missing_.empty() ? "" : fmt::format("; of {} ranks it misses {}", options_.place.world, missing_);
+        fail_root(fmt::format("did not send {} in time{}", what, who));
+      }
       pollfd wait{link.descriptor(), POLLIN, 0};
       ::poll(&wait, 1, 50);
     }
@@ -219,18 +297,20 @@ class Visit {
 
   const BootstrapOptions& options_;
   const Clock::time_point deadline_;
+  std::string missing_;  // ranks, as rank 0 said last
+  bool is_closed_ = false;
 };
 
 }  // namespace
 
-Links join_ranks(const BootstrapOptions& options, LogSink* log) {
+Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener) {
   const RankPlace& place = options.place;
   if (options.secret.size() < kLeastSecretBytes) {
     fail(ErrorCode::kInvalidArgument, fmt::format("the ranks' secret: expected at least {} characters, found {}",
                                                   kLeastSecretBytes, options.secret.size()));
   }
   if (place.world == 1) return Links(1);
-  return place.rank == 0 ? Reception(options, log).run() : Visit(options).run();
+  return place.rank == 0 ? Reception(options, log, std::move(listener)).run() : Visit(options).run();
 }
 
 std::vector<uint8_t> lost_payload(int rank, std::string_view message) {

@@ -12,7 +12,7 @@ namespace tessera::comm {
 // By rank; null for oneself. Rank 0 has one to every other rank, the others have one to rank 0. All ranks are there.
 // Throws as Bootstrap's constructor.
 using Links = std::vector<std::unique_ptr<Connection>>;
-Links join_ranks(const BootstrapOptions& options, LogSink* log);
+Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener);
 
 // The payload of kLost, and of it.
 std::vector<uint8_t> lost_payload(int rank, std::string_view message);

@@ -21,7 +21,9 @@ enum class MessageKind : uint16_t {
   kHello,          // the answer: who it is
   kWelcome,        // rank 0 knows the secret too
   kReady,          // all ranks are there
+  kWaiting,        // which ranks are not there yet, in words
   kData,           // of all_gather
+  kOrder,          // of send_order
   kHeartbeat,
   kLost,      // which rank, and why
   kFarewell,  // the sender ends as it should
@@ -31,7 +33,7 @@ enum class Direction : uint8_t { kToRoot, kFromRoot };
 
 constexpr size_t kMessageHeaderBytes = 20, kMacBytes = 32;
 constexpr size_t kMaxPayloadBytes = 4 << 20;
-constexpr uint16_t kMessageVersion = 1;
+constexpr uint16_t kMessageVersion = 2;
 
 // HMAC-SHA-256 of the parts, one after the other.
 MessageKey mac_of(std::span<const uint8_t> key, std::initializer_list<std::span<const uint8_t>> parts);
@@ -70,6 +72,8 @@ class MessageReader {
   bool next(Message& message);
   // Bytes that are worth reading before next() is asked again.
   size_t wanted_bytes() const { return kMessageHeaderBytes + max_payload_ + kMacBytes - pending_.size(); }
+  // Forgets the bytes that were fed.
+  void clear() { pending_.clear(); }
   // What follows has another key and counts on.
   void set_key(const MessageKey& key, size_t max_payload) { key_ = key, max_payload_ = max_payload; }
 

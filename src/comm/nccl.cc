@@ -9,6 +9,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "comm/nccl_library.h"
@@ -21,6 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kWatchTime = std::chrono::milliseconds(50);
+constexpr auto kInsideTime = std::chrono::milliseconds(500);  // for calls to return before an abort
 // From here on shares are summed by one rank each and gathered: twice the messages, 2 / world of the bytes.
 constexpr int64_t kTwoShotBytes = 256 << 10;
 
@@ -64,6 +66,9 @@ class Nccl final : public Communicator {
     changed_.notify_all();
     watchdog_.join();
     end("");
+    // Another thread may be aborting it.
+    std::unique_lock lock(lock_);
+    changed_.wait(lock, [this] { return !is_aborting_; });
   }
 
   void abort(const std::string& why) noexcept override { end(why.empty() ? "aborted" : why); }
@@ -73,6 +78,13 @@ class Nccl final : public Communicator {
     pending_ = nullptr;
     refuse_if_ended();
   }
+
+  void begin_step() override {
+    const std::lock_guard lock(lock_);
+    refuse_if_ended();
+    pending_ = "a step", pending_since_ = Clock::now();
+  }
+  void end_step() override { check(); }
 
  protected:
   // One call of NCCL for few bytes; for many, shares.
@@ -160,30 +172,55 @@ class Nccl final : public Communicator {
 
   template <class Function>
   void call(const char* what, device::Queue& queue, const Function& function) {
-    void* comm = begin(what);
-    finish(function(comm, queue.stream()), what, limit_.count());
+    int code = kNcclSuccess;
+    {
+      const Use use(*this, what);
+      code = function(use.comm(), queue.stream());
+    }
+    finish(code, what, limit_.count());
   }
 
   // The first error of a group counts; the group is closed in any case.
   template <class Function>
   void call_group(const char* what, device::Queue& queue, const Function& function) {
-    void* comm = begin(what);
-    finish(library_.group_start(), what, limit_.count());
     int first = kNcclSuccess;
-    function(comm, queue.stream(), [&](int code) {
-      if (first == kNcclSuccess && code != kNcclInProgress) first = code;
-    });
-    const int end_code = library_.group_end();
-    finish(first != kNcclSuccess ? first : end_code, what, limit_.count());
+    {
+      const Use use(*this, what);
+      const auto note = [&](int code) {
+        if (first == kNcclSuccess && code != kNcclInProgress) first = code;
+      };
+      note(library_.group_start());
+      function(use.comm(), queue.stream(), note);
+      const int end_code = library_.group_end();
+      if (first == kNcclSuccess) first = end_code;
+    }
+    finish(first, what, limit_.count());
   }
 
-  // NCCL's handle for one call. Another thread may abort it meanwhile: that is what aborting is for.
-  void* begin(const char* what) {
-    const std::lock_guard lock(lock_);
-    refuse_if_ended();
-    if (pending_ == nullptr) pending_ = what, pending_since_ = Clock::now();
-    return comm_;
-  }
+  // NCCL's handle for the calls of one collective. Who aborts waits until nobody has it, as long as that can take:
+  // calls of a communicator that does not block return soon, and one that does not is what aborting is for.
+  class Use {
+   public:
+    Use(Nccl& owner, const char* what) : owner_(owner) {
+      const std::lock_guard lock(owner.lock_);
+      owner.refuse_if_ended();
+      if (owner.pending_ == nullptr) owner.pending_ = what, owner.pending_since_ = Clock::now();
+      ++owner.num_inside_;
+      comm_ = owner.comm_;
+    }
+    ~Use() {
+      const std::lock_guard lock(owner_.lock_);
+      --owner_.num_inside_;
+      owner_.changed_.notify_all();
+    }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    void* comm() const { return comm_; }
+
+   private:
+    Nccl& owner_;
+    void* comm_ = nullptr;
+  };
 
   // A communicator that does not block says "in progress" where it goes on in a thread of its own.
   void finish(int code, const char* what, double seconds) {
@@ -218,22 +255,31 @@ class Nccl final : public Communicator {
       const int asked = library_.comm_get_async_error(comm_, &code);
       if (asked != kNcclSuccess) code = asked;
       const char* what = pending_ != nullptr ? pending_ : "between calls";
-      if (code != kNcclSuccess && code != kNcclInProgress) return end_locked(described(code, what));
+      if (code != kNcclSuccess && code != kNcclInProgress) return end_locked(lock, described(code, what));
       if (pending_ != nullptr && Clock::now() - pending_since_ > limit_) {
-        return end_locked(fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(), world(),
-                                      what, limit_.count()));
+        return end_locked(lock, fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(),
+                                            world(), what, limit_.count()));
       }
     }
   }
 
   void end(const std::string& why) {
-    const std::lock_guard lock(lock_);
-    end_locked(why);
+    std::unique_lock lock(lock_);
+    end_locked(lock, why);
   }
-  void end_locked(const std::string& why) {
+  // Everybody is refused from here on. The abort itself holds no lock: it may wait for recordings that have the
+  // communicator, and those are given back by somebody who is refused first.
+  void end_locked(std::unique_lock<std::mutex>& lock, const std::string& why) {
     if (why_ended_.empty()) why_ended_ = why;
-    if (comm_ != nullptr) library_.comm_abort(comm_);
-    comm_ = nullptr;
+    void* comm = std::exchange(comm_, nullptr);
+    if (comm == nullptr) return;
+    is_aborting_ = true;
+    changed_.wait_for(lock, kInsideTime, [this] { return num_inside_ == 0; });
+    lock.unlock();
+    library_.comm_abort(comm);
+    lock.lock();
+    is_aborting_ = false;
+    changed_.notify_all();
   }
   void refuse_if_ended() const {
     if (comm_ == nullptr) fail(ErrorCode::kDeviceError, why_ended_);
@@ -245,10 +291,11 @@ class Nccl final : public Communicator {
   std::mutex lock_;
   std::condition_variable changed_;
   void* comm_ = nullptr;           // null: ended
-  const char* pending_ = nullptr;  // the first collective queued since check()
+  const char* pending_ = nullptr;  // the step, or the first collective, begun since check()
   Clock::time_point pending_since_;
   std::string why_ended_;
-  bool is_ending_ = false;
+  int num_inside_ = 0;  // calls that have the handle
+  bool is_ending_ = false, is_aborting_ = false;
   std::thread watchdog_;
 };
 

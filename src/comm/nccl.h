@@ -22,8 +22,10 @@ struct NcclOptions {
 
 // A communicator of all ranks of the bootstrap, one GPU each: that of the calling thread, whose memory is `memory`. All
 // ranks call it together. A thread of its own watches for errors and for calls that don't end, and aborts, so that who
-// waits for the queue comes back; call check() behind each such wait. NCCL reads NCCL_* from the environment
-// (NCCL_NVLS_ENABLE=0 keeps NVLink multicast off). Throws kDeviceError where NCCL is missing or does not come up.
+// waits for the queue comes back; begin_step() and end_step() stand around each such wait, since a recorded step makes
+// no calls. An abort waits for recordings that have the communicator: destroy them once end_step() has thrown. NCCL
+// reads NCCL_* from the environment (NCCL_NVLS_ENABLE=0 keeps NVLink multicast off). Throws kDeviceError where NCCL is
+// missing or does not come up.
 std::unique_ptr<Communicator> make_nccl(Bootstrap& bootstrap, device::MemorySpace& memory,
                                         const NcclOptions& options = {});
 

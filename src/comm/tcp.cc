@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/tcp.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <vector>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -30,10 +34,19 @@ Addresses resolve(const std::string& address, int port, bool listens, std::strin
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = listens ? AI_PASSIVE : 0;
-  const int code = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const char* node = address.empty() ? nullptr : address.c_str();
+  const int code = getaddrinfo(node, std::to_string(port).c_str(), &hints, &found);
   if (code == 0) return Addresses(found);
   why = gai_strerror(code);
   return nullptr;
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  }
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
 }
 
 std::string words(int code) {
@@ -66,19 +79,40 @@ void Socket::close() noexcept {
   descriptor_ = -1;
 }
 
+bool leads_to_loopback(const std::string& address) {
+  in6_addr number{};
+  if (address == "localhost" || inet_pton(AF_INET, address.c_str(), &number) == 1 ||
+      inet_pton(AF_INET6, address.c_str(), &number) == 1) {
+    return false;
+  }
+  std::string why;
+  const Addresses found = resolve(address, 0, false, why);
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    if (!is_loopback(*one->ai_addr)) return false;
+  }
+  return found != nullptr;
+}
+
 Socket listen_at(const std::string& address, int port) {
   std::string why;
-  const Addresses found = resolve(address, port, true, why);
+  const Addresses found = resolve(address == "*" ? "" : address, port, true, why);
   if (found == nullptr) fail(ErrorCode::kInvalidArgument, fmt::format("address {}: {}", printable(address, 80), why));
+  // Of every network, IPv6's socket takes both kinds.
+  std::vector<const addrinfo*> all;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) all.push_back(one);
+  if (address == "*") {
+    std::stable_partition(all.begin(), all.end(), [](const addrinfo* one) { return one->ai_family == AF_INET6; });
+  }
   int code = 0;
-  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+  for (const addrinfo* one : all) {
     Socket socket = socket_for(*one);
     if (!socket.is_open()) {
       code = errno;
       continue;
     }
-    const int on = 1;
+    const int on = 1, off = 0;
     setsockopt(socket.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (address == "*") setsockopt(socket.descriptor(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
     if (::bind(socket.descriptor(), one->ai_addr, one->ai_addrlen) == 0 && ::listen(socket.descriptor(), 128) == 0) {
       return socket;
     }

@@ -26,9 +26,12 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// Listens at `address` (a name or a number) and `port`; 0: any. Throws kInvalidArgument for an address that is none of
-// this machine's, kDeviceError where the port is taken.
+// Listens at `address` (a name or a number; "*": every network) and `port`; 0: any. Throws kInvalidArgument for an
+// address that is none of this machine's, kDeviceError where the port is taken.
 Socket listen_at(const std::string& address, int port);
+// Whether `address` is a name, not localhost, that leads to nothing but this machine's loopback, as a machine's own
+// name does on Debian (127.0.1.1): who listens there is heard by nobody else.
+bool leads_to_loopback(const std::string& address);
 // The port of a listening socket.
 int port_of(const Socket& socket);
 // The next one who came, with who it is; not open where nobody has.

@@ -298,6 +298,7 @@ StepContext Model::context(bool is_recorded) {
 
 template <class Work>
 void Model::queue_step(bool is_draft, const Work& work) {
+  if (comm_ != nullptr) comm_->begin_step();
   const int64_t num_rows = recorded_rows();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, slices_.masks, num_rows);
   if (num_rows == 0) return work(context(false));
@@ -350,7 +351,7 @@ TensorView Model::read_outcome() {
     outcomes = host_outcomes_.as<int32_t>();
   }
   executor_->synchronize();
-  if (comm_ != nullptr) comm_->check();
+  if (comm_ != nullptr) comm_->end_step();
   for (size_t row = 0; row < slices_.logit_rows.size(); ++row) {
     if (outcomes[row] < 0) continue;
     float value = 0;

@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "comm/joined_ranks.h"
 #include "comm/tcp.h"
 #include "testing/temporary_folder.h"
 
@@ -182,6 +183,92 @@ TEST(Bootstrap, AFarewellIsNoLoss) {
     ADD_FAILURE() << "bytes of a rank that has left";
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "rank 1 of 2 has left");
+  }
+}
+
+// Whose word it is goes to all, whoever it is.
+TEST(Bootstrap, AReasonReachesEveryRank) {
+  for (const int failing : {0, 1, 2}) {
+    const auto errors = tessera::testing::run_joined(3, [&](Bootstrap& bootstrap) {
+      bootstrap.all_gather({});
+      if (bootstrap.rank() == failing) return bootstrap.fail("out of\nmemory");
+      bootstrap.all_gather({});
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      const std::string expected = "rank " + std::to_string(failing) + " of 3 failed: out of\\x0amemory";
+      EXPECT_EQ(errors[static_cast<size_t>(rank)], rank == failing ? "" : expected) << rank;
+    }
+  }
+}
+
+TEST(Bootstrap, OrdersComeInOrderAndApart) {
+  const auto errors = tessera::testing::run_joined(3, [&](Bootstrap& bootstrap) {
+    const std::vector<uint8_t> own(1000, static_cast<uint8_t>(bootstrap.rank()));
+    for (uint8_t n = 0; n < 200; ++n) {
+      const std::vector<uint8_t> order(1 + 700 * n, n);
+      if (bootstrap.rank() == 0) bootstrap.send_order(order);
+      if (n % 50 == 0) bootstrap.all_gather(own);
+    }
+    for (uint8_t n = 0; n < 200 && bootstrap.rank() > 0; ++n) {
+      EXPECT_EQ(bootstrap.take_order(), std::vector<uint8_t>(1 + 700 * n, n));
+    }
+    bootstrap.all_gather({});
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+// Who waits learns for whom: from rank 0 where that gives up, or by itself.
+TEST(Bootstrap, WaitingRanksLearnWhoIsMissing) {
+  const int port = free_port();
+  BootstrapOptions root = options_for(0, 4, port), second = options_for(1, 4, port), third = options_for(2, 4, port);
+  root.join_seconds = 6, third.join_seconds = 3;
+  std::string said[3];
+  std::thread waiting[] = {std::thread([&] { said[0] = refusal_of(root); }),
+                           std::thread([&] { said[1] = refusal_of(second); }),
+                           std::thread([&] { said[2] = refusal_of(third); })};
+  for (std::thread& thread : waiting) thread.join();
+  EXPECT_THAT(said[0], HasSubstr("3 of 4 did not come to 127.0.0.1 port"));
+  EXPECT_THAT(said[1], AllOf(HasSubstr("rank 1: rank 0 at"), HasSubstr("3 of 4 did not come to")));
+  EXPECT_THAT(said[2], AllOf(HasSubstr("rank 2: rank 0 at"), HasSubstr("in time; of 4 ranks it misses")));
+}
+
+class NobodyComes final : public JoinWatch {
+ public:
+  std::string fault() override { return "rank 1 of 2 ended with exit code 3"; }
+};
+
+TEST(Bootstrap, ARankThatCannotComeIsNotWaitedFor) {
+  NobodyComes watch;
+  BootstrapOptions root = options_for(0, 2, free_port());
+  root.watch = &watch;
+  EXPECT_EQ(refusal_of(root), "rank 1 of 2 ended with exit code 3");
+}
+
+// More silent connections than there are places, all the time: ranks come in all the same.
+TEST(Bootstrap, StrangersDoNotFillThePlaces) {
+  const int port = free_port();
+  Lines log;
+  std::thread root([&] { Bootstrap(options_for(0, 2, port), &log, nullptr).all_gather({}); });
+  std::vector<Socket> strangers;
+  std::string why;
+  while (strangers.size() < 150) {
+    Socket socket = connect_to("127.0.0.1", port, 1000, why);
+    if (socket.is_open()) strangers.push_back(std::move(socket));
+  }
+  Bootstrap(options_for(1, 2, port), nullptr, nullptr).all_gather({});
+  root.join();
+  ASSERT_FALSE(log.lines().empty());
+  EXPECT_THAT(log.lines(), ::testing::Contains(HasSubstr("too many connections from there")));
+}
+
+TEST(Bootstrap, EveryNetworkHasThisMachines) {
+  BootstrapOptions root = options_for(0, 2, free_port());
+  root.listen_address = "*";
+  std::thread other([&] { Bootstrap(options_for(1, 2, root.place.port), nullptr, nullptr).all_gather({}); });
+  Bootstrap(root, nullptr, nullptr).all_gather({});
+  other.join();
+  for (const char* address : {"localhost", "127.0.0.1", "127.0.1.1", "::1", "192.0.2.1", "no-such-name.invalid"}) {
+    EXPECT_FALSE(leads_to_loopback(address)) << address;
   }
 }
 

@@ -2,6 +2,7 @@
 // Stands in for NCCL: ranks are threads of one process, memory is the host's, calls are done when they return. What a
 // test wants to go wrong it says through fake_nccl_*.
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -44,6 +46,7 @@ std::mutex groups_lock;
 std::map<std::string, std::shared_ptr<Group>> groups;
 std::vector<std::unique_ptr<Comm>> comms;
 std::atomic<int> next_identity{1}, async_error{0}, open_comms{0};
+std::atomic<bool> holds_aborts{false};
 thread_local int depth = 0;
 thread_local std::vector<Wanted> wanted;
 
@@ -86,6 +89,9 @@ struct Identity {
 void fake_nccl_set_async_error(int code) {
   async_error = code;
 }
+void fake_nccl_hold_aborts(int is_held) {
+  holds_aborts = is_held != 0;
+}
 int fake_nccl_open_comms() {
   return open_comms;
 }
@@ -120,6 +126,7 @@ int ncclCommGetAsyncError(void* comm, int* error) {
 }
 // As NCCL's, which a rank's threads may be waiting in: those come back. The object lives on.
 int ncclCommAbort(void* comm) {
+  while (holds_aborts) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   Group& group = *static_cast<Comm*>(comm)->group;
   const std::lock_guard lock(group.lock);
   group.is_aborted = true;

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/rng.h"
 #include "comm/loopback.h"
 #include "comm/ranks.h"
 #include "comm/tcp.h"
@@ -19,6 +18,7 @@
 namespace tessera::comm {
 namespace {
 
+using tessera::testing::run_all;
 using tessera::testing::run_ranks;
 using ::testing::Each;
 using ::testing::HasSubstr;
@@ -27,6 +27,8 @@ class FakeNccl {
  public:
   FakeNccl() : handle_(dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL)) {}
   void set_async_error(int code) const { call<void (*)(int)>("fake_nccl_set_async_error")(code); }
+  // An abort waits until it is no longer held, as NCCL's does for recordings that have the communicator.
+  void hold_aborts(bool is_held) const { call<void (*)(int)>("fake_nccl_hold_aborts")(is_held ? 1 : 0); }
   int open_comms() const { return call<int (*)()>("fake_nccl_open_comms")(); }
 
  private:
@@ -39,7 +41,7 @@ class FakeNccl {
 
 class NcclTest : public ::testing::TestWithParam<int> {
  protected:
-  void TearDown() override { fake_.set_async_error(0); }
+  void TearDown() override { fake_.set_async_error(0), fake_.hold_aborts(false); }
 
   std::vector<std::unique_ptr<Communicator>> make(int world, NcclOptions options = {}) {
     options.library = FAKE_NCCL;
@@ -62,32 +64,6 @@ class NcclTest : public ::testing::TestWithParam<int> {
 
   FakeNccl fake_;
 };
-
-// What every collective leaves, one array after the other.
-std::vector<float> run_all(Communicator& comm, device::Queue& queue, int64_t count) {
-  Rng rng(static_cast<uint64_t>(comm.rank() + 1));
-  const int world = comm.world();
-  std::vector<float> in(static_cast<size_t>(count * world)), result;
-  for (float& value : in) value = static_cast<float>(rng.normal());
-  const auto view = [](std::vector<float>& values, int64_t n) { return TensorView{values.data(), DType::kF32, {n}}; };
-  const auto keep = [&](const std::vector<float>& values) {
-    result.insert(result.end(), values.begin(), values.end());
-  };
-  std::vector<float> sum(in.size()), share(static_cast<size_t>(count)), gathered(in.size()), exchanged(in.size());
-  comm.all_reduce(view(in, count * world), view(sum, count * world), queue);
-  comm.reduce_scatter(view(in, count * world), view(share, count), queue);
-  std::vector<float> own(in.begin(), in.begin() + count);
-  comm.all_gather(view(own, count), view(gathered, count * world), queue);
-  const std::vector<int64_t> bytes(static_cast<size_t>(world), count * 4);
-  comm.all_to_all({in.data(), bytes}, {exchanged.data(), bytes}, queue);
-  comm.broadcast(view(own, count), world - 1, queue);
-  comm.barrier(queue);
-  comm.check();
-  for (const auto* values : {&sum, &share, &gathered, &exchanged, &own}) keep(*values);
-  comm.all_reduce(view(in, count * world), view(in, count * world), queue);
-  keep(in);
-  return result;
-}
 
 // Small and large messages, odd sizes, and a scratch that holds a part of them: the bits of loopback.
 TEST_P(NcclTest, GivesTheBitsOfLoopback) {
@@ -143,6 +119,47 @@ TEST_F(NcclFaults, ACallThatDoesNotEndIsAborted) {
   }
   EXPECT_THROW(ranks[0]->check(), Error);
   EXPECT_THROW(ranks[0]->barrier(queue), Error);
+}
+
+// A replayed step makes no calls: it is timed as a whole, and none begins behind an abort.
+TEST_F(NcclFaults, AStepThatDoesNotEndIsAborted) {
+  NcclOptions options;
+  options.limit_seconds = 0.3;
+  auto ranks = make(2, options);
+  ranks[0]->begin_step();
+  ranks[0]->end_step();
+  ranks[0]->begin_step();
+  // As who waits for the queue: it comes back when the communicator is aborted.
+  while (fake_.open_comms() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  try {
+    ranks[0]->end_step();
+    ADD_FAILURE() << "a step that never ended";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2: a step did not end within 0.3 s"));
+  }
+  EXPECT_THROW(ranks[0]->begin_step(), Error);
+}
+
+// An abort that waits for recordings, which whoever is refused gives back.
+TEST_F(NcclFaults, NobodyWaitsForAnAbort) {
+  auto ranks = make(2);
+  fake_.hold_aborts(true);
+  std::thread aborting([&] { ranks[0]->abort("rank 1 is lost"); });
+  std::string why;
+  while (why.empty()) {
+    try {
+      ranks[0]->check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } catch (const Error& error) {
+      why = error.what();
+    }
+  }
+  EXPECT_EQ(why, "rank 1 is lost");
+  EXPECT_THROW(ranks[0]->begin_step(), Error);
+  EXPECT_EQ(fake_.open_comms(), 2);  // it still waits
+  fake_.hold_aborts(false);
+  aborting.join();
+  EXPECT_EQ(fake_.open_comms(), 1);
 }
 
 TEST_F(NcclFaults, AnAsynchronousErrorEndsIt) {

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rank_processes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <thread>
+
+#include "base/error.h"
+#include "base/strings.h"
+
+extern char** environ;
+
+namespace tessera::app {
+
+namespace {
+
+std::vector<char*> pointers_to(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// This program's own arguments, with the secret's file behind the verb.
+std::vector<std::string> arguments_with(const std::string& verb, const std::string& secret_file) {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> arguments;
+  for (const std::string_view item : split(std::string_view(all).substr(0, all.empty() ? 0 : all.size() - 1), '\0')) {
+    arguments.emplace_back(item);
+  }
+  const auto place = std::find(arguments.begin(), arguments.end(), verb);
+  TESSERA_CHECK(place != arguments.end(), "the verb among the arguments");
+  arguments.insert(place + 1, {"--rank-secret-file", secret_file});
+  return arguments;
+}
+
+// Of this process, but for what says which rank it is.
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& changes) {
+  std::vector<std::string> variables;
+  for (char** one = environ; *one != nullptr; ++one) {
+    const std::string_view text(*one);
+    if (!changes.contains(std::string(text.substr(0, text.find('='))))) variables.emplace_back(text);
+  }
+  for (const auto& [name, value] : changes) variables.push_back(name + "=" + value);
+  return variables;
+}
+
+[[noreturn]] void fail_start(const char* what) {
+  fail(ErrorCode::kResourceExhausted,
+       fmt::format("can't start a further rank: {}: {}", what, std::generic_category().message(errno)));
+}
+
+}  // namespace
+
+void RankProcesses::start(const std::string& verb, int world, int port, const std::string& secret) {
+  world_ = world;
+  // In memory, where nobody else's command line or environment shows it.
+  const comm::Socket secret_file(memfd_create("rank-secret", 0));
+  if (!secret_file.is_open() || write(secret_file.descriptor(), secret.data(), secret.size()) < 0) fail_start("memfd");
+  std::vector<std::string> arguments = arguments_with(verb, fmt::format("/dev/fd/{}", secret_file.descriptor()));
+  const std::vector<char*> argument_list = pointers_to(arguments);
+  for (int rank = 1; rank < world; ++rank) {
+    std::vector<std::string> environment = environment_with({{"RANK", std::to_string(rank)},
+                                                             {"WORLD_SIZE", std::to_string(world)},
+                                                             {"LOCAL_RANK", std::to_string(rank)},
+                                                             {"MASTER_ADDR", "127.0.0.1"},
+                                                             {"MASTER_PORT", std::to_string(port)}});
+    const std::vector<char*> environment_list = pointers_to(environment);
+    const pid_t id = fork();
+    if (id < 0) fail_start("fork");
+    if (id > 0) {
+      processes_.push_back({rank, id});
+      continue;
+    }
+    // Results and input are rank 0's.
+    const int nothing = open("/dev/null", O_RDWR);
+    dup2(nothing, STDIN_FILENO), dup2(nothing, STDOUT_FILENO);
+    execve("/proc/self/exe", argument_list.data(), environment_list.data());
+    _exit(127);
+  }
+}
+
+bool RankProcesses::has_ended(Process& process) noexcept {
+  if (process.id != 0 && waitpid(process.id, &process.status, WNOHANG) == process.id) process.id = 0;
+  return process.id == 0;
+}
+
+std::string RankProcesses::fault() {
+  for (Process& process : processes_) {
+    if (!has_ended(process)) continue;
+    const int status = process.status;
+    return fmt::format("rank {} of {} ended before it had come: {} {}", process.rank, world_,
+                       WIFEXITED(status) ? "exit code" : "signal",
+                       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+  }
+  return "";
+}
+
+void RankProcesses::end(double seconds) noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  const auto is_over = [&] {
+    return std::all_of(processes_.begin(), processes_.end(), [&](Process& process) { return has_ended(process); });
+  };
+  while (!is_over() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (Process& process : processes_) {
+    if (has_ended(process)) continue;
+    kill(process.id, SIGKILL);
+    waitpid(process.id, &process.status, 0);
+    process.id = 0;
+  }
+}
+
+}  // namespace tessera::app

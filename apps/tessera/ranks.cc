@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ranks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "base/env.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/strings.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/agreement.h"
+#include "comm/message.h"
+#include "comm/nccl.h"
+#include "comm/tcp_communicator.h"
+#include "commit.h"
+#include "device/device_choice.h"
+#include "program_identity.h"
+#include "usage.h"
+#include "verb.h"
+
+namespace tessera::app {
+
+namespace {
+
+constexpr uint64_t kMaxSecretBytes = 4096;
+constexpr uint64_t kMaxConfigBytes = 16 << 20;
+constexpr double kEndSeconds = 20;  // for others to give back what they hold
+constexpr size_t kNumSamples = 256;
+constexpr uint64_t kSampleBytes = 64;
+
+comm::Environment launcher_variables() {
+  comm::Environment found;
+  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK",
+                           "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS",
+                           "SLURM_LOCALID", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"}) {
+    if (auto value = env_value(name)) found[name] = std::move(*value);
+  }
+  return found;
+}
+
+std::string new_secret() {
+  std::string secret;
+  for (const uint8_t byte : comm::random_nonce()) secret += fmt::format("{:02x}", byte);
+  return secret;
+}
+
+std::string read_secret(const std::string& path) {
+  std::string secret = read_file(path, kMaxSecretBytes);
+  while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
+  return secret;
+}
+
+// config.json, every tensor's name, type, shape and place, and some bytes of some of them: two checkpoints of one
+// architecture have the same headers.
+std::string digest_of(const std::string& directory) {
+  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
+  std::string text = read_file(directory + "/config.json", kMaxConfigBytes);
+  const size_t stride = checkpoint.tensors().size() / kNumSamples + 1;
+  for (size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+    const checkpoint::LocatedTensor& tensor = checkpoint.tensors()[i];
+    text += fmt::format("{} {} {} {}\n", tensor.entry->name, tensor.entry->dtype_text, tensor.entry->shape.to_string(),
+                        tensor.entry->file_offset);
+    if (i % stride != 0) continue;
+    std::array<char, kSampleBytes> sample{};
+    const uint64_t bytes = std::min(kSampleBytes, tensor.entry->num_bytes);
+    tensor.read_part((tensor.entry->num_bytes - bytes) / 2, bytes, sample.data());
+    text.append(sample.data(), static_cast<size_t>(bytes));
+  }
+  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+}
+
+model::Shard shard_of(const std::string& split, const comm::RankPlace& place) {
+  model::Shard shard{.rank = place.rank, .world = place.world};
+  shard.attention = split == "experts" ? model::AttentionSplit::kWhole : model::AttentionSplit::kByGroup;
+  shard.experts = split == "width" ? model::ExpertSplit::kByWidth : model::ExpertSplit::kById;
+  return shard;
+}
+
+std::vector<comm::Fact> facts_of(const std::string& split, const ModelFolder& folder, const ModelFlags& flags,
+                                 const model::LoadOptions& load) {
+  std::string forced;
+  for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
+  const device::Machine machine = device::machine_of(flags.device);
+  return {
+      {"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
+      {"program", program_identity()},
+      {"checkpoint", digest_of(folder.directory)},
+      {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
+      {"split", split},
+      {"device", machine.gpu ? machine.gpu->name : "cpu"},
+      {"step tokens", std::to_string(load.max_step_tokens)},
+      {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
+      {"TESSERA_FORCE", forced},
+      {"TESSERA_BYPASS",
+       fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts, load.bypass.compressed_entries)}};
+}
+
+}  // namespace
+
+void add_rank_flags(CLI::App& command, RankFlags& flags) {
+  command.add_option("--gpus", flags.gpus, "Share the model over N GPUs, cuda:0 on, a process each")
+      ->type_name("N")
+      ->group("Ranks");
+  command.add_option("--ranks", flags.ranks, "Share the model over N processes of --device cpu: to try it, not fast")
+      ->type_name("N")
+      ->group("Ranks");
+  command
+      .add_option("--rank-split", flags.split,
+                  "What is cut: experts (each whole on one rank: the results of one rank), heads besides, or heads and "
+                  "the width of every expert")
+      ->type_name("experts|heads|width")
+      ->capture_default_str()
+      ->group("Ranks");
+  command
+      .add_option("--rank-secret-file", flags.secret_file,
+                  "File with a secret of 16 characters or more, the same for all ranks: where a launcher starts them")
+      ->type_name("FILE")
+      ->check(not_empty("a file"))
+      ->group("Ranks");
+  command
+      .add_option("--rank-listen", flags.listen,
+                  "Address at which rank 0 awaits the others; * is every network "
+                  "[MASTER_ADDR]")
+      ->type_name("ADDRESS")
+      ->check(not_empty("an address"))
+      ->group("Ranks");
+  command.add_option("--rank-wait", flags.wait_seconds, "Seconds in which all ranks have to come")
+      ->type_name("S")
+      ->capture_default_str()
+      ->group("Ranks");
+  command.add_option("--rank-timeout", flags.timeout_seconds, "Seconds of silence after which a rank is lost")
+      ->type_name("S")
+      ->capture_default_str()
+      ->group("Ranks");
+}
+
+Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
+  if (flags.ranks == 0 && flags.gpus == 0) {
+    return;
+  }
+  if (flags.ranks != 0 && flags.gpus != 0) fail_usage("give --gpus or --ranks, not both");
+  const char* flag = flags.gpus != 0 ? "--gpus" : "--ranks";
+  const int64_t asked = std::max(flags.gpus, flags.ranks) > 0 ? std::max(flags.gpus, flags.ranks) : 0;
+  if (asked < 1 || asked > comm::kMaxWorld) {
+    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld,
+                           flags.gpus != 0 ? flags.gpus : flags.ranks));
+  }
+  if (flags.split != "experts" && flags.split != "heads" && flags.split != "width") {
+    fail_usage(fmt::format("--rank-split: expected experts, heads or width, found \"{}\"", printable(flags.split, 40)));
+  }
+  const auto check = [](const char* name, double value, double least) {
+    if (value >= least && value <= 1e6) return;
+    fail_usage(fmt::format("{}: expected {} to 1000000, found {}", name, least, value));
+  };
+  check("--rank-wait", flags.wait_seconds, 0.1);
+  check("--rank-timeout", flags.timeout_seconds, 0.5);
+  if (model.device != "cpu") {
+    fail_usage(fmt::format("{}: expected --device cpu (--gpus takes cuda:0 on, --ranks processors), found {}", flag,
+                           printable(model.device, 40)));
+  }
+  place_ = comm::place_from(launcher_variables());
+  if (place_.world == 1) {
+    place_ = {.rank = 0, .world = static_cast<int>(asked)};
+    starts_others_ = asked > 1;
+  } else if (place_.world != asked) {
+    fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
+                           place_.source, asked));
+  }
+  if (flags.gpus != 0) model.device = fmt::format("cuda:{}", place_.local_rank);
+  if (is_alone()) return;
+  if (!starts_others_ && flags.secret_file.empty()) {
+    fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
+  }
+  if (flags.gpus == 0 && model.threads == 0 && place_.address == "127.0.0.1") {
+    model.threads = std::max(1, device::usable_cores() / place_.world);
+  }
+}
+
+Ranks::~Ranks() = default;
+
+std::string Ranks::named(const std::string& message) const {
+  return is_follower() ? fmt::format("rank {} of {}: {}", place_.rank, place_.world, message) : message;
+}
+
+void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
+  if (is_alone()) return;
+  comm::BootstrapOptions options;
+  options.secret = starts_others_ ? new_secret() : read_secret(flags_.secret_file);
+  comm::Socket listener;
+  if (starts_others_) {
+    listener = comm::listen_at("127.0.0.1", 0);
+    place_.port = comm::port_of(listener);
+    others_.start(verb, place_.world, place_.port, options.secret);
+    options.watch = &others_;
+  }
+  options.place = place_;
+  options.listen_address = flags_.listen;
+  options.join_seconds = flags_.wait_seconds;
+  options.lost_seconds = flags_.timeout_seconds;
+  options.heartbeat_seconds = flags_.timeout_seconds / 15;
+  bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
+  // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
+  if (is_follower()) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  }
+  comm::agree(*bootstrap_, facts_of(flags_.split, folder, model, load));
+  if (flags_.gpus != 0) {
+    executor_ = device::make_executor(device::machine_of(model.device), 1);
+    comm_ = comm::make_nccl(*bootstrap_, executor_->memory());
+  } else {
+    comm_ = comm::make_tcp(*bootstrap_);
+  }
+  load.comm = comm_.get();
+  load.shard = shard_of(flags_.split, place_);
+}
+
+void Ranks::agree_on(const model::LoadedModel& loaded) {
+  if (is_alone()) return;
+  std::map<std::string, std::set<std::string>> kernels;
+  for (const ops::PlanLine& line : loaded.plan) kernels[line.op].insert(line.chosen);
+  std::vector<comm::Fact> facts;
+  for (const auto& [op, chosen] : kernels) {
+    facts.push_back({"kernels of " + op, fmt::format("{}", fmt::join(chosen, " "))});
+  }
+  comm::agree(*bootstrap_, facts);
+}
+
+int64_t Ranks::least(int64_t own) {
+  if (is_alone()) return own;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&own);
+  int64_t least = own;
+  for (const std::vector<uint8_t>& one : bootstrap_->all_gather({bytes, sizeof(own)})) {
+    int64_t value = 0;
+    TESSERA_CHECK(one.size() == sizeof(value), "a number of every rank");
+    std::memcpy(&value, one.data(), sizeof(value));
+    least = std::min(least, value);
+  }
+  return least;
+}
+
+model::Runner& Ranks::lead(model::Runner& own) {
+  if (is_alone()) return own;
+  mirrored_ = std::make_unique<model::MirroredRunner>(own, *bootstrap_);
+  return *mirrored_;
+}
+
+void Ranks::end() {
+  if (bootstrap_ == nullptr) return;
+  mirrored_.reset();
+  // All have done all that was asked before any of them takes its connections down.
+  bootstrap_->all_gather({});
+  bootstrap_->leave();
+  others_.end(kEndSeconds);
+}
+
+void Ranks::follow(model::Runner& own) {
+  model::follow(own, *bootstrap_);
+}
+
+void Ranks::fail(const std::string& why) noexcept {
+  if (bootstrap_ != nullptr) bootstrap_->fail(why);
+  others_.end(1);
+}
+
+// On the bootstrap's thread, while another may wait for what never comes.
+void Ranks::lost(int, const std::string& message) {
+  print_error(named(message));
+  others_.end(1);
+  _exit(kExitDevice);
+}
+
+}  // namespace tessera::app

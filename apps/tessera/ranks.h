@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "console.h"
+#include "device/executor.h"
+#include "model/mirrored_runner.h"
+#include "model_flags.h"
+#include "rank_processes.h"
+
+namespace tessera::app {
+
+struct RankFlags {
+  int64_t ranks = 0, gpus = 0;  // 0: not given
+  std::string split = "experts", secret_file, listen;
+  double wait_seconds = 300, timeout_seconds = 15;
+};
+
+// Adds --gpus, --ranks, --rank-split, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
+void add_rank_flags(CLI::App& command, RankFlags& flags);
+
+// One rank's part in the group, or that of a program that is alone. Of the methods all ranks call the same, in the same
+// order.
+class Ranks final : public comm::LossSink {
+ public:
+  // Reads flags and environment, and sets the device and the threads of this rank in `model`. Throws kInvalidArgument.
+  Ranks(const RankFlags& flags, ModelFlags& model);
+  ~Ranks() override;
+
+  bool is_alone() const { return place_.world == 1; }
+  bool is_follower() const { return place_.rank > 0; }
+  int world() const { return place_.world; }
+
+  // Finds the others (rank 0 of a program without a launcher starts them, `verb` with the same arguments), agrees with
+  // them on what is about to be loaded, and sets what this rank holds of it in `load`. Throws as Bootstrap and agree().
+  void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load);
+  // Throws where ranks compute with different kernels.
+  void agree_on(const model::LoadedModel& loaded);
+  // The least of what the ranks say.
+  int64_t least(int64_t own);
+  // Rank 0: a runner for all, which `own` outlives. Alone the same runner.
+  model::Runner& lead(model::Runner& own);
+  // Every other rank: does on `own` what rank 0 does, until that ends.
+  void follow(model::Runner& own);
+
+  // work() of this rank, then the end of all. What it throws ends them too; each says what it was and whose.
+  template <class Work>
+  int run(Work&& work) {
+    try {
+      const int code = work();
+      end();
+      return code;
+    } catch (const Error& error) {
+      fail(error.what());
+      throw Error(error.code(), named(error.what()));
+    } catch (const std::exception& error) {
+      fail(error.what());
+      throw;
+    }
+  }
+
+  void lost(int rank, const std::string& message) override;
+
+ private:
+  void end();
+  void fail(const std::string& why) noexcept;
+  std::string named(const std::string& message) const;
+  const RankFlags flags_;
+  comm::RankPlace place_;
+  bool starts_others_ = false;
+  ConsoleLog log_{true};
+  RankProcesses others_;
+  std::unique_ptr<comm::Bootstrap> bootstrap_;
+  std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
+  std::unique_ptr<comm::Communicator> comm_;
+  std::unique_ptr<model::MirroredRunner> mirrored_;
+};
+
+}  // namespace tessera::app

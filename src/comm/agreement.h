@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What ranks must have in common before they compute together: the same checkpoint, precision, split and kernels, on
+// which "the same logits on each rank" rests.
+#include <span>
+#include <string>
+
+#include "comm/bootstrap.h"
+
+namespace tessera::comm {
+
+struct Fact {
+  std::string name;   // "precision"
+  std::string value;  // "a16 x fp8"; short, for the message
+};
+
+// All ranks call it together, each with its facts. Throws kInvalidArgument with the same words on every rank, the first
+// fact in which the first rank differs from rank 0: 'rank 1 of 2 differs from rank 0 in precision: expected "a16 x
+// fp8", found "a4 x fp8"'.
+void agree(Bootstrap& bootstrap, std::span<const Fact> facts);
+
+}  // namespace tessera::comm

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A runner of several ranks (docs/decisions/0031-several-gpus.md): rank 0 has a MirroredRunner, which does what it is
+// asked on its own share of the model and lets every other rank do the same; those are in follow().
+//
+// What a rank does alone (sequences, forks, snapshots, marks) rank 0 does first, and tells the others of it where it
+// went well; what all compute together (step, draft) they are told of first. Faults of a request come to every rank
+// alike. A rank whose share fails where rank 0's does not ends the group.
+#include <memory>
+
+#include "comm/bootstrap.h"
+#include "model/runner.h"
+
+namespace tessera::model {
+
+// Of rank 0. Both outlive it, and it outlives what it makes. restore() and restore_snapshot() throw kUnsupported: a
+// saved state is of one rank's share.
+class MirroredRunner final : public Runner {
+ public:
+  MirroredRunner(Runner& runner, comm::Bootstrap& bootstrap);
+  ~MirroredRunner() override;  // the others leave follow()
+
+  const ModelFacts& facts() const override { return runner_.facts(); }
+  const CacheSpec& cache_spec() const override { return runner_.cache_spec(); }
+  int64_t max_step_tokens() const override { return runner_.max_step_tokens(); }
+  std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
+  std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
+  std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) override;
+  std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
+                                                  std::span<const std::span<const uint8_t>> pages) override;
+  TensorView step(std::span<const SequenceSlice> slices) override;
+  TensorView draft(std::span<const SequenceSlice> slices) override;
+  // Rank 0's alone: the others never learn what was drawn but by the next step.
+  int32_t sample(const SampleRequest& request) override { return runner_.sample(request); }
+  void set_tracer(Tracer* tracer) override { runner_.set_tracer(tracer); }
+
+ private:
+  class Orders;
+  TensorView run(std::span<const SequenceSlice> slices, bool is_draft);
+  Runner& runner_;
+  std::unique_ptr<Orders> orders_;
+  std::vector<SequenceSlice> own_;  // the slices with the states of runner_
+};
+
+// Of every other rank: does on `runner` what rank 0's MirroredRunner does, until that is destroyed. Throws kDeviceError
+// where a rank is lost, kInternal where the ranks no longer agree, and what else `runner` threw and rank 0's did not.
+void follow(Runner& runner, comm::Bootstrap& bootstrap);
+
+}  // namespace tessera::model

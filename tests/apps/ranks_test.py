@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One model shared by several processes, through the program: the same answers, and the end of all where one is lost.
+
+    ranks_test.py PROGRAM MODEL_FOLDER
+"""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import unittest
+import urllib.request
+
+from program import MODEL, PROGRAM, ProgramTest, environment, run
+
+QUESTION = 'Compute 257-7.'
+LAUNCHER = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+def generate(*flags, **changes):
+    return run('generate', QUESTION, '--model', str(MODEL), '--json', '--max-tokens', '24', *flags, **changes)
+
+
+def children_of(pid):
+    """Processes that run the program for it; its grammar helper has another name for its arguments' end."""
+    found = []
+    for path in pathlib.Path('/proc').glob('[0-9]*/stat'):
+        try:
+            parent = int(path.read_text().rpartition(')')[2].split()[1])
+            arguments = (path.parent / 'cmdline').read_bytes()
+        except (OSError, ValueError):
+            continue
+        if parent == pid and b'--rank-secret-file' in arguments:
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_running(pid):
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except OSError:
+        return False
+
+
+class Server:
+    def __init__(self, *flags):
+        self.process = subprocess.Popen(
+            [PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', '--cache-memory', '0.1', '--prefix-cache-memory', '0.1',
+             '--max-model-len', '512', '--rank-timeout', '3', *flags],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
+        self.url = self.process.stdout.readline().strip()
+        self.followers = children_of(self.process.pid)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pid in self.followers:
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def ask(self, question):
+        body = {'model': MODEL.name, 'temperature': 0, 'max_tokens': 24, 'messages': [{'role': 'user', 'content': question}]}
+        request = urllib.request.Request(self.url + '/v1/chat/completions', json.dumps(body).encode(), {'Content-Type': 'application/json'})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)['choices'][0]['message']['content']
+
+
+class Ranks(ProgramTest):
+    def test_every_split_gives_one_ranks_tokens(self):
+        alone = generate()
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        for split in ('experts', 'heads', 'width'):
+            with self.subTest(split=split):
+                shared = generate('--ranks', '2', '--rank-split', split)
+                self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
+
+    def test_seeded_draws_of_experts_by_id_are_one_ranks(self):
+        flags = ('--temperature', '0.9', '--seed', '7')
+        shared = generate('--ranks', '2', *flags)
+        self.assertEqual((shared.returncode, shared.stdout), (0, generate(*flags).stdout), shared.stderr)
+
+    def test_the_server_answers_and_ends(self):
+        with Server('--ranks', '2') as server:
+            self.assertEqual(len(server.followers), 1)
+            expected = json.loads(generate().stdout)['text']
+            self.assertEqual([server.ask(QUESTION) for _ in range(2)], [expected] * 2)  # the second from the prefix cache
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(server.process.wait(60), 0, server.process.stderr.read())
+            self.assertFalse(is_running(server.followers[0]))
+
+    def expect_all_end(self, victim, by, named):
+        with Server('--ranks', '4') as server:
+            self.assertEqual(len(server.followers), 3)
+            ranks = [server.process.pid, *sorted(server.followers)]
+            os.kill(ranks[victim], by)
+            begin = time.monotonic()
+            while any(is_running(pid) for rank, pid in enumerate(ranks) if rank != victim) and time.monotonic() < begin + 30:
+                time.sleep(0.05)
+            for rank, pid in enumerate(ranks):
+                self.assertEqual(is_running(pid), False, f'rank {rank}')
+            said = server.process.stderr.read()
+            self.assertEqual(said.count(named), 3, said)
+            if victim != 0:
+                self.assertEqual(server.process.wait(10), 5)
+
+    def test_a_killed_rank_ends_all(self):
+        self.expect_all_end(1, signal.SIGKILL, 'lost rank 1 of 4')
+
+    def test_a_killed_rank_0_ends_all(self):
+        self.expect_all_end(0, signal.SIGKILL, 'lost rank 0 of 4')
+
+    def test_a_stopped_rank_ends_all(self):
+        self.expect_all_end(2, signal.SIGSTOP, 'lost rank 2 of 4')
+
+    def launched(self, *flags_of_ranks, world=2):
+        """Exit codes and stderr of ranks that a launcher starts."""
+        secret = self.folder / 'secret'
+        secret.write_text('a secret of these ranks\n')
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+        ranks = []
+        for rank, flags in enumerate(flags_of_ranks):
+            env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+            ranks.append(subprocess.Popen([PROGRAM, 'generate', QUESTION, '--model', str(MODEL), '--json', '--max-tokens', '4',
+                                           '--ranks', str(world), '--rank-secret-file', str(secret), *flags],
+                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True))
+        ends = [(rank.communicate(timeout=120), rank.returncode) for rank in ranks]
+        return [code for _, code in ends], [said[1].splitlines() for said, _ in ends], [said[0] for said, _ in ends]
+
+    def test_a_launchers_ranks_join(self):
+        codes, said, out = self.launched(('--quiet',), ())
+        self.assertEqual(codes, [0, 0], said)
+        self.assertIn('"text"', out[0])
+        self.assertEqual(out[1], '')
+
+    def test_ranks_that_differ_say_in_what(self):
+        codes, said, _ = self.launched(('--mode', 'a16'), ('--mode', 'a8'))
+        for rank in range(2):
+            self.assertNotEqual(codes[rank], 0)
+            self.assertIn('rank 1 of 2 differs from rank 0 in precision: expected "a16 x fp8", found "a8 x fp8"', said[rank][-1])
+
+    def test_a_missing_rank_is_named_by_those_who_wait(self):
+        codes, said, _ = self.launched(('--rank-wait', '2'), (), world=3)
+        self.assertEqual(codes, [5, 5])
+        for rank in range(2):
+            self.assertIn('ranks 2 of 3 did not come to 127.0.0.1', said[rank][-1])
+
+    def test_wrong_flags_are_refused(self):
+        for flags, part in ((('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
+                            (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
+                            (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
+                            (('--ranks', '2', '--device', 'cuda:1'), '--device cpu'),
+                            (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0')):
+            with self.subTest(flags=flags):
+                self.check_error(generate(*flags), 2, part)
+        self.check_error(generate('--ranks', '2', RANK='0', WORLD_SIZE='2'), 2, '--rank-secret-file')
+        self.check_error(generate('--ranks', '3', RANK='0', WORLD_SIZE='2'), 2, '--ranks: expected 2', 'found 3')
+
+
+for name in LAUNCHER:
+    os.environ.pop(name, None)
+if __name__ == '__main__':
+    unittest.main(argv=['ranks_test'])
