@@ -37,8 +37,9 @@ class Writer {
   template <class T>
   Writer& put(T value) {
     static_assert(std::is_trivially_copyable_v<T>);
-    const auto* bytes = reinterpret_cast<const uint8_t*>(&value);
-    bytes_.insert(bytes_.end(), bytes, bytes + sizeof(value));
+    const size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(value));
+    std::memcpy(bytes_.data() + at, &value, sizeof(value));
     return *this;
   }
   std::span<const uint8_t> bytes() const { return bytes_; }
