@@ -91,8 +91,8 @@ class Verify final : public Verb {
     warn_of_backends(machine);
     ProgressBar progress(is_quiet_);
     const verify::Report report = verify::verify(backends::all_backends(), machine, options_, &progress);
-    if (report_file_.has_value()) write_report(as_json(report, machine).dump(1) + "\n");
     print_result(is_json_ ? as_json(report, machine).dump() + "\n" : as_text(report, machine));
+    if (report_file_.has_value()) write_report(as_json(report, machine).dump(1) + "\n");
     return report.is_sound() ? kExitOk : kExitMismatch;
   }
 

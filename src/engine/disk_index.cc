@@ -21,6 +21,7 @@ constexpr int64_t kApplicationId = 0x54535031;  // "TSP1"
 constexpr int64_t kVersion = 1;
 constexpr size_t kApplicationIdOffset = 68;  // in a database's header, four bytes, big-endian
 constexpr int64_t kMaxBytes = int64_t{1} << 40;
+constexpr int64_t kMaxNumber = int64_t{1} << 62;  // ids and uses go on from the largest
 
 }  // namespace
 
@@ -154,7 +155,7 @@ std::vector<TierItem> DiskIndex::read() {
     item.bytes = rows.number(4), item.last_use = rows.number(5);
     if (item.id <= 0 || digest.size() != item.digest.size() || tail.size() % sizeof(int32_t) != 0 ||
         tail.size() >= static_cast<size_t>(kDigestTokens) * sizeof(int32_t) || item.bytes < 0 ||
-        item.bytes > kMaxBytes) {
+        item.bytes > kMaxBytes || item.id > kMaxNumber || item.last_use < 0 || item.last_use > kMaxNumber) {
       fail_data(path_, "index", "rows of files", fmt::format("row {}", item.id));
     }
     std::memcpy(item.digest.data(), digest.data(), digest.size());

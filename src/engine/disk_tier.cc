@@ -249,9 +249,10 @@ std::optional<SnapshotBytes> DiskTier::load(const PrefixKey& key) {
         item.first = std::move(file.first), item.second = std::move(file.second);
       } catch (const Error& error) {
         const std::lock_guard<std::mutex> hold(lock_);
-        report(fmt::format("{}; it is not used", error.what()));
         const TierIndex::Place place = index_.item(item.id);
-        if (place != index_.end()) remove(place);
+        if (place == index_.end()) return std::nullopt;  // given up while it was read
+        report(fmt::format("{}; it is not used", error.what()));
+        remove(place);
         changed_.notify_all();
         return std::nullopt;
       }
@@ -402,39 +403,42 @@ void DiskTier::work() {
 
 // Gives up what was not used for the longest until the disk has room for the item. False: nothing more is there to go.
 bool DiskTier::make_space(const TierItem& item) {
-  for (;;) {
+  const auto find_lacking = [&] {
     const int64_t free =
         options_.space != nullptr ? options_.space->free_bytes(options_.folder) : free_bytes_of(options_.folder);
-    const int64_t lacking = item.bytes + options_.least_free_bytes - free;
-    if (lacking <= 0) return true;
-    std::vector<int64_t> ids;
-    {
-      const std::lock_guard<std::mutex> hold(lock_);
-      if (!std::exchange(is_full_, true) && options_.log != nullptr) {
-        options_.log->write(LogLevel::kWarning,
-                            fmt::format("prefix cache on disk: {}: expected {} free, found {}; the oldest entries go",
-                                        printable(options_.folder),
-                                        format_bytes(static_cast<uint64_t>(item.bytes + options_.least_free_bytes)),
-                                        format_bytes(static_cast<uint64_t>(free))));
-      }
-      int64_t bytes = 0;
-      for (const TierItem& old : index_.items()) {
-        if (bytes >= lacking) break;
-        if (old.first != nullptr) continue;  // not written yet
-        bytes += old.bytes;
-        ids.push_back(old.id);
-      }
-      for (const int64_t id : ids) {
-        uses_.erase(id);
-        index_.remove(index_.item(id));
-      }
-      stats_.num_evicted += static_cast<int64_t>(ids.size());
+    return item.bytes + options_.least_free_bytes - free;
+  };
+  const int64_t lacking = find_lacking();
+  if (lacking <= 0) return true;
+  std::vector<int64_t> ids;
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    if (!std::exchange(is_full_, true) && options_.log != nullptr) {
+      const int64_t needed = item.bytes + options_.least_free_bytes;
+      options_.log->write(LogLevel::kWarning,
+                          fmt::format("prefix cache on disk: {}: expected {} free, found {}; the oldest entries go",
+                                      printable(options_.folder), format_bytes(static_cast<uint64_t>(needed)),
+                                      format_bytes(static_cast<uint64_t>(needed - lacking))));
     }
-    if (ids.empty()) return false;
-    // Files first, though a row without one is a fault: a row's removal needs room itself.
-    for (const int64_t id : ids) ::unlink(path_of(id).c_str());
-    erase(ids);
+    int64_t bytes = 0;
+    for (const TierItem& old : index_.items()) {
+      if (bytes >= lacking) break;
+      if (old.first != nullptr) continue;  // not written yet
+      bytes += old.bytes;
+      ids.push_back(old.id);
+    }
+    if (bytes < lacking) return false;  // others fill the disk: what is here would go for nothing
+    for (const int64_t id : ids) {
+      uses_.erase(id);
+      index_.remove(index_.item(id));
+    }
+    stats_.num_evicted += static_cast<int64_t>(ids.size());
   }
+  // Files first: a row's removal needs room itself, and a row without a file is dropped at the next start.
+  for (const int64_t id : ids) ::unlink(path_of(id).c_str());
+  erase(ids);
+  // Once: where room comes back late, asking again at once would empty the cache.
+  return find_lacking() <= 0;
 }
 
 // Its file, then its row: a file without one is nobody's, and swept.
@@ -458,6 +462,7 @@ void DiskTier::write(const TierItem& item) {
   const TierIndex::Place place = index_.item(item.id);
   if (!fault.empty()) {
     report(fmt::format("{}; answers do not need it", fault));
+    uses_.erase(item.id);
     if (place != index_.end()) index_.remove(place);
     return;
   }
@@ -469,7 +474,7 @@ void DiskTier::write(const TierItem& item) {
   }
 }
 
-// Rows first: a row without a file would be a fault.
+// Rows first: a row without a file is dropped at the next start, a file without a row too.
 void DiskTier::erase(const std::vector<int64_t>& ids) {
   for (const int64_t id : ids) {
     try {

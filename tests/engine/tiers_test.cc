@@ -267,6 +267,7 @@ TEST_F(TiersTest, UsesAreInOrderOverLives) {
     PrefixCache cache(runner_, cache_options(&disk));
     for (size_t i = 0; i < kEach; ++i) offer(cache, first_of(texts[life * kEach + i], 300));
     if (life == 0) options.budget_bytes = 2 * disk.stats().bytes;
+    disk.flush();
   }
   DiskTier disk(options);
   EXPECT_EQ(disk.stats().bytes, options.budget_bytes);
@@ -289,6 +290,7 @@ TEST_F(TiersTest, HitsInMemoryAreUsesOfTheDisksCopy) {
     }
     EXPECT_GT(disk.stats().num_evicted, 60);
     EXPECT_EQ(disk.stats().num_hits, 0) << "all of them were in memory";
+    disk.flush();
   }
   DiskTier disk(options);
   PrefixCache cache(runner_, cache_options(&disk));

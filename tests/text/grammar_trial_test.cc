@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -25,6 +26,7 @@ class Obedient final : public TrialWork {
     }
     if (definition.text == "eat") throw std::bad_alloc();
     if (definition.text == "crash") std::abort();
+    if (definition.text == "killed") raise(SIGKILL);
     if (definition.text == "throw") throw std::runtime_error("no");
     const bool is_whole = definition.tools.size() == 2 && definition.tools[1].parameters == std::string(70000, 'p') &&
                           !definition.allows_parallel && definition.is_in_block;
@@ -54,6 +56,8 @@ TEST(GrammarTrial, LimitsAreMetInAnotherProcess) {
               ::testing::AnyOf(::testing::HasSubstr("within 1 s"), ::testing::HasSubstr("ask again")));
   EXPECT_THAT(fault_of(trial, "eat"), ::testing::HasSubstr("1024 MiB"));
   EXPECT_THAT(fault_of(trial, "crash"), ::testing::HasSubstr("can be compiled"));
+  // As the system does that lacks memory: it is not the definition's fault.
+  EXPECT_THAT(fault_of(trial, "killed"), ::testing::HasSubstr("ask again"));
   EXPECT_EQ(fault_of(trial, "throw"), "");
   EXPECT_EQ(fault_of(trial, "fine"), "");
 }

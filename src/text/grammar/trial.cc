@@ -132,8 +132,10 @@ void limit_memory(size_t bytes) {
 Verdict verdict_of(int status) {
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
-    if (number == SIGALRM) return Verdict::kBusy;  // the clock ran out before the processor's time: others had it
-    return number == SIGXCPU || number == SIGKILL ? Verdict::kTime : Verdict::kCrash;
+    // The clock ran out before the processor's time: others had it. And SIGKILL is never the trial's own limit, which
+    // SIGXCPU comes before: it says nothing of the definition either.
+    if (number == SIGALRM || number == SIGKILL) return Verdict::kBusy;
+    return number == SIGXCPU ? Verdict::kTime : Verdict::kCrash;
   }
   return WEXITSTATUS(status) == 0              ? Verdict::kDone
          : WEXITSTATUS(status) == kOutOfMemory ? Verdict::kMemory
@@ -159,7 +161,7 @@ Verdict verdict_of(int status) {
     int status = 0;
     while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
-    const Verdict verdict = child > 0 ? verdict_of(status) : Verdict::kMemory;
+    const Verdict verdict = child > 0 ? verdict_of(status) : Verdict::kBusy;
     if (!send_all(kSocket, reinterpret_cast<const char*>(&verdict), 1)) _exit(0);
   }
 }
@@ -201,8 +203,10 @@ void Trial::run(const GrammarDefinition& definition) {
   char answer = 0;
   pollfd wait{socket_, POLLIN, 0};
   const bool is_sent = socket_ >= 0 && send_all(socket_, message.data(), message.size());
-  const bool is_answered =
-      is_sent && poll(&wait, 1, (kClockTimes * limits_.seconds + 5) * 1000) > 0 && receive_all(socket_, &answer, 1);
+  int num_ready = 0;
+  while (is_sent && (num_ready = poll(&wait, 1, (kClockTimes * limits_.seconds + 5) * 1000)) < 0 && errno == EINTR) {
+  }
+  const bool is_answered = num_ready > 0 && receive_all(socket_, &answer, 1);
   if (!is_answered) {
     stop();
     fail(ErrorCode::kResourceExhausted, "grammars: the process that tries them is gone; ask again");
@@ -217,7 +221,7 @@ void Trial::run(const GrammarDefinition& definition) {
     case Verdict::kCrash:
       fail(ErrorCode::kInvalidArgument, "expected a grammar that can be compiled, found one that is nested too deeply");
     case Verdict::kBusy:
-      fail(ErrorCode::kResourceExhausted, "grammars: this one was not compiled in time beside other work; ask again");
+      fail(ErrorCode::kResourceExhausted, "grammars: this one could not be compiled beside other work; ask again");
     case Verdict::kDone:
       return;
   }

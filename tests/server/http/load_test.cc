@@ -173,6 +173,7 @@ TEST(SlowHttpLoad, AThousandStreamsAreServedByOneThread) {
     const bench::RequestRecord& record = result.records[i];
     const std::vector<double>& made = loaded.server.runner().made(i);  // its seed is its number
     ASSERT_EQ(made.size(), ends.size() + 1) << "with the end token";
+    ASSERT_FALSE(record.text_bytes.empty());
     ASSERT_EQ(record.text_bytes.back(), ends.back());
     for (size_t k = 0, event = 0; k < ends.size(); ++k) {
       while (record.text_bytes[event] < ends[k]) ++event;
