@@ -67,11 +67,18 @@ class Worker:
             raise Draining(f'request {request_id}: this worker takes no requests')
         if request_id in self._streams:
             raise tessera.InvalidArgument(f'request {request_id}: expected a new id, found one that runs')
+        if request.get('token_ids') is None:
+            raise tessera.InvalidArgument(f'request {request_id}: token_ids: expected token ids, found none')
         stream = self._model.stream(request['token_ids'], **options_of(request))
-        self._streams[request_id] = stream
-        self._is_idle.clear()
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         loop = asyncio.get_running_loop()
+
+        def finish(end: Any) -> None:
+            # Here and not where `generate` ends: a consumer that reads slowly or no more must not hold up `drain`.
+            del self._streams[request_id]
+            if not self._streams:
+                self._is_idle.set()
+            arrived.put_nowait(end)
 
         def read() -> None:
             try:
@@ -81,10 +88,12 @@ class Worker:
                 end: Any = {'token_ids': [], 'finish_reason': stream.finish_reason}
             except Exception as error:  # goes to who reads
                 end = error
-            loop.call_soon_threadsafe(arrived.put_nowait, end)
+            loop.call_soon_threadsafe(finish, end)
 
         reader = threading.Thread(target=read)
         reader.start()
+        self._streams[request_id] = stream
+        self._is_idle.clear()
         try:
             while isinstance(item := await arrived.get(), int):
                 yield {'token_ids': [item]}
@@ -93,12 +102,7 @@ class Worker:
             yield item
         finally:
             stream.abort()  # nothing, where it has ended
-            try:
-                await asyncio.to_thread(reader.join)  # an aborted request ends with the model's step
-            finally:
-                del self._streams[request_id]
-                if not self._streams:
-                    self._is_idle.set()
+            await asyncio.to_thread(reader.join)  # an aborted request ends with the model's step
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the model's next step. Unknown and ended ones are ignored."""
@@ -106,7 +110,8 @@ class Worker:
             self._streams[request_id].abort()
 
     async def drain(self, seconds: float) -> int:
-        """Takes no more requests and lets those that run end; returns how many were aborted after `seconds`."""
+        """Takes no more requests and lets those that run end; returns how many were aborted after `seconds`. Those end with
+        the model's step, whether or not somebody reads them; what came until then can still be read."""
         self._is_draining = True
         try:
             await asyncio.wait_for(self._is_idle.wait(), seconds)

@@ -50,6 +50,9 @@ def test_options(model):
         short = await answer(one, {'token_ids': prompt, 'sampling_options': drawn, 'stop_conditions': {'max_tokens': 3, 'ignore_eos': True}})
         with pytest.raises(tessera.InvalidArgument, match='stop_conditions.min_tokens'):
             await answer(one, {'token_ids': prompt, 'stop_conditions': {'min_tokens': 3}})
+        for absent in ({}, {'token_ids': None}):
+            with pytest.raises(tessera.InvalidArgument, match='token_ids: expected token ids, found none'):
+                await answer(one, absent)
         with pytest.raises(tessera.InvalidArgument, match='token id'):
             await answer(one, {'token_ids': [-1]})
         return short
@@ -64,11 +67,12 @@ def test_abort(model):
 
     async def steps(one):
         one.abort('unknown')
-        async for chunk in one.generate(request, 'a'):
-            with pytest.raises(tessera.InvalidArgument, match='new id'):
-                await answer(one, request, 'a')
-            one.abort('a')
-        assert chunk == {'token_ids': [], 'finish_reason': 'cancelled'}
+        generator = one.generate(request, 'a')
+        await anext(generator)
+        with pytest.raises(tessera.InvalidArgument, match='new id'):
+            await answer(one, request, 'a')
+        one.abort('a')
+        assert [chunk async for chunk in generator][-1] == {'token_ids': [], 'finish_reason': 'cancelled'}
         # Who goes away ends it too; its name is free again.
         generator = one.generate(request, 'a')
         await anext(generator)
@@ -106,3 +110,29 @@ def test_drain_waits(model):
 
     ids, reason = run(steps)
     assert (len(ids), reason) == (20, 'length')
+
+
+def test_drain_does_not_wait_for_who_reads_no_more(model):
+    request = {'token_ids': model.encode_chat('Spell mire.'), 'stop_conditions': ENDLESS}
+
+    async def steps(one):
+        generator = one.generate(request, 'a')
+        await anext(generator)
+        assert await one.drain(0.01) == 1
+        return [chunk async for chunk in generator][-1]
+
+    assert run(steps) == {'token_ids': [], 'finish_reason': 'cancelled'}
+
+
+def test_tokens_outlive_drain_and_cleanup(model):
+    request = {'token_ids': model.encode_chat('Spell mire.'), 'stop_conditions': {'max_tokens': 20, 'ignore_eos': True}}
+
+    async def steps(one):
+        generator = one.generate(request, 'a')
+        await anext(generator)
+        assert await one.drain(100) == 0
+        await one.cleanup()
+        return [chunk async for chunk in generator]
+
+    *tokens, end = run(steps)
+    assert (len(tokens), end['finish_reason']) == (19, 'length')
