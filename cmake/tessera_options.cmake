@@ -74,6 +74,8 @@ endif()
 # repository, whether the compiler is given absolute paths or, by ccache, relative ones.
 if(NOT TESSERA_TESTS)
   file(RELATIVE_PATH source_from_build ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+  # "../../" inside the repository, but "../../w/m" outside.
+  string(REGEX REPLACE "([^/])$" "\\1/" source_from_build "${source_from_build}")
   foreach(prefix ${PROJECT_SOURCE_DIR}/ ${source_from_build} ${PROJECT_BINARY_DIR}/)
     add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${prefix}=>")
   endforeach()

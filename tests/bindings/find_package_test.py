@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An installed C interface serves another CMake project: examples/c is configured, built and run outside this one.
 
-    find_package_test.py CMAKE BUILD_FOLDER SOURCE_FOLDER
+    find_package_test.py CMAKE NINJA BUILD_FOLDER SOURCE_FOLDER
 """
 import pathlib
 import shutil
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-CMAKE, BUILD, SOURCE = sys.argv[1:4]
+CMAKE, NINJA, BUILD, SOURCE = sys.argv[1:5]
 
 
 class FindPackage(unittest.TestCase):
@@ -29,8 +29,8 @@ class FindPackage(unittest.TestCase):
         return subprocess.run(arguments, check=True, capture_output=True, text=True, **options).stdout
 
     def configure(self, source):
-        return subprocess.run([CMAKE, '-S', source, '-B', self.folder / 'build', f'-DCMAKE_PREFIX_PATH={self.prefix}'],
-                              capture_output=True, text=True)
+        return subprocess.run([CMAKE, '-G', 'Ninja', f'-DCMAKE_MAKE_PROGRAM={NINJA}', f'-DCMAKE_PREFIX_PATH={self.prefix}',
+                               '-S', source, '-B', self.folder / 'build'], capture_output=True, text=True)
 
     def test_the_example_builds_and_runs(self):
         done = self.configure(pathlib.Path(SOURCE, 'examples/c'))
@@ -52,8 +52,11 @@ class FindPackage(unittest.TestCase):
         self.assertIn('0.2', done.stderr)
 
     def test_nothing_names_the_build(self):
-        for path in (*self.prefix.rglob('*.cmake'), *self.prefix.rglob('*.pc')):
-            self.assertNotIn(SOURCE, path.read_text(), path)
+        texts = [path for path in self.prefix.rglob('*') if path.is_file() and '.so' not in path.name]
+        self.assertTrue({'.cmake', '.pc', '.h'} <= {path.suffix for path in texts}, texts)
+        for path in texts:
+            for folder in (SOURCE, BUILD):
+                self.assertNotIn(folder.encode(), path.read_bytes(), path)
 
 
 if __name__ == '__main__':
