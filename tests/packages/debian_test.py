@@ -7,6 +7,7 @@
 dpkg-dev is needed; systemd-analyze and lintian judge where they are installed.
 """
 import configparser
+import os
 import pathlib
 import re
 import shutil
@@ -91,17 +92,73 @@ class Debian(unittest.TestCase):
             exposure = call('systemd-analyze', 'security', '--offline=true', path)
             self.assertLess(float(re.search(r'exposure level for .*: ([\d.]+)', exposure)[1]), 2.0, exposure)
 
-    def test_scripts(self):
-        for name in ('postinst', 'prerm', 'postrm'):
-            call('sh', '-n', self.control / name)
-            # As in a container: nothing there to tell.
-            if not pathlib.Path('/run/systemd/system').exists():
-                call('sh', self.control / name, 'remove')
-
     @unittest.skipUnless(shutil.which('lintian'), 'lintian is not installed')
     def test_lintian(self):
         done = subprocess.run(['lintian', '--allow-root', self.package], capture_output=True, text=True)
         self.assertEqual([line for line in done.stdout.splitlines() if line[:2] in ('E:', 'W:')], [])
+
+
+class Scripts(unittest.TestCase):
+    """What dpkg runs, on a root in a temporary folder, where commands of systemd only write down that they were called."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name, 'root')
+        (self.root / 'run/systemd/system').mkdir(parents=True)
+        self.log = pathlib.Path(temporary.name, 'log')
+        self.commands = pathlib.Path(temporary.name, 'bin')
+        self.commands.mkdir()
+        for name in ('systemctl', 'deb-systemd-invoke', 'deb-systemd-helper'):
+            # They fail, and no script may fail with them.
+            (self.commands / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "{self.log}"\nexit 1\n')
+            (self.commands / name).chmod(0o755)
+
+    def run_script(self, name, *arguments):
+        """Its calls, in their order."""
+        self.log.write_text('')
+        environment = {'PATH': f'{self.commands}:{os.environ["PATH"]}', 'TESSERA_ROOT': str(self.root)}
+        call('sh', f'{SOURCE}/packaging/debian/{name}', *arguments, env=environment)
+        return self.log.read_text().splitlines()
+
+    def test_installing_starts_nothing(self):
+        self.assertEqual(self.run_script('postinst', 'configure', ''), ['systemctl --system daemon-reload'])
+
+    def test_an_upgrade_restarts_what_runs(self):
+        self.assertEqual(self.run_script('prerm', 'upgrade', '0.2'), [])
+        self.assertEqual(self.run_script('postrm', 'upgrade', '0.2'), [])
+        self.assertEqual(self.run_script('postinst', 'configure', '0.1'),
+                         ['systemctl --system daemon-reload', 'deb-systemd-invoke try-restart tessera.service'])
+
+    def test_removing_stops_it(self):
+        self.assertEqual(self.run_script('prerm', 'remove'), ['deb-systemd-invoke stop tessera.service'])
+
+    def test_purging_leaves_nothing(self):
+        kept = self.root / 'var/lib/private/another/file'
+        kept.parent.mkdir(parents=True)
+        kept.touch()
+        wants = self.root / 'etc/systemd/system/multi-user.target.wants'
+        wants.mkdir(parents=True)
+        (wants / 'tessera.service').symlink_to('/lib/systemd/system/tessera.service')
+        for folder in ('lib', 'cache'):
+            state = self.root / f'var/{folder}/private/tessera'
+            state.mkdir(parents=True)
+            (state / 'entry').touch()
+            (self.root / f'var/{folder}/tessera').symlink_to('private/tessera')
+        self.assertEqual(self.run_script('postrm', 'remove'), ['systemctl --system daemon-reload'])
+        self.assertFalse((wants / 'tessera.service').is_symlink(), 'systemctl enable made it')
+        self.assertTrue((self.root / 'var/lib/tessera/entry').exists(), 'only a purge takes what the service wrote')
+        self.assertEqual(self.run_script('postrm', 'purge'),
+                         ['systemctl --system daemon-reload', 'deb-systemd-helper purge tessera.service'])
+        left = [path for path in self.root.rglob('*') if path.is_file() or path.is_symlink()]
+        self.assertEqual(left, [kept])
+        self.run_script('postrm', 'purge')  # nothing there is no fault
+
+    def test_without_systemd(self):
+        """As in a container: nobody to tell."""
+        (self.root / 'run/systemd/system').rmdir()
+        for name, action in (('postinst', 'configure'), ('prerm', 'remove'), ('postrm', 'remove')):
+            self.assertEqual(self.run_script(name, action), [])
 
 
 if __name__ == '__main__':
