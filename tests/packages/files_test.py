@@ -6,8 +6,10 @@
 """
 import http.server
 import json
+import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -78,11 +80,16 @@ class Dockerfile(unittest.TestCase):
         self.assertTrue({flag for flag in flags if flag.startswith('--')} <= serve_flags())
         port = flags[flags.index('--port') + 1]
         self.assertEqual(last['EXPOSE'], port)
-        self.assertEqual(json.loads(last['HEALTHCHECK'].split('CMD ')[1]), ['healthcheck', port])
+        self.assertEqual(json.loads(last['HEALTHCHECK'].split('CMD ')[1]), ['healthcheck'])
+        self.assertIn(('ENV', f'TESSERA_HEALTH_SCHEME=http TESSERA_HEALTH_PORT={port}'), instructions())
 
 
 class Healthcheck(unittest.TestCase):
-    def ask(self, status):
+    def check(self, port, scheme):
+        environment = {**os.environ, 'TESSERA_HEALTH_PORT': str(port), 'TESSERA_HEALTH_SCHEME': scheme}
+        return subprocess.run([DOCKER / 'healthcheck'], capture_output=True, env=environment).returncode
+
+    def ask(self, status, scheme='http'):
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 self.send_response(status if self.path == '/health/ready' else 404)
@@ -95,7 +102,7 @@ class Healthcheck(unittest.TestCase):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            return subprocess.run([DOCKER / 'healthcheck', str(server.server_port)], capture_output=True).returncode
+            return self.check(server.server_port, scheme)
         finally:
             server.shutdown()
             thread.join()
@@ -104,11 +111,13 @@ class Healthcheck(unittest.TestCase):
     def test_it_tells_ready_from_not(self):
         self.assertEqual(self.ask(200), 0)
         self.assertEqual(self.ask(503), 1)
+        self.assertEqual(self.ask(503, 'https'), 0)  # it asks nothing
 
     def test_nobody_there(self):
-        with http.server.HTTPServer(('127.0.0.1', 0), None) as server:
-            port = server.server_port
-        self.assertEqual(subprocess.run([DOCKER / 'healthcheck', str(port)], capture_output=True).returncode, 1)
+        with socket.socket() as bound:  # and not listening: nobody else gets the port
+            bound.bind(('127.0.0.1', 0))
+            for scheme in ('http', 'https'):
+                self.assertEqual(self.check(bound.getsockname()[1], scheme), 1)
 
 
 class Kubernetes(unittest.TestCase):

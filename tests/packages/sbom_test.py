@@ -4,6 +4,7 @@
 
     sbom_test.py SOURCE_FOLDER PROGRAM
 """
+import datetime
 import json
 import os
 import pathlib
@@ -74,6 +75,12 @@ class Sbom(unittest.TestCase):
         self.assertEqual(json.loads(first)['creationInfo']['created'], '1970-01-02T00:00:00Z')
         changed = self.document(*self.with_table('| 9.1.0 ', '| 9.1.1 '), SOURCE_DATE_EPOCH='86400')
         self.assertNotEqual(changed['documentNamespace'], json.loads(first)['documentNamespace'])
+
+    def test_without_a_date_it_is_the_present(self):
+        before = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%dT%H:%M:%SZ')
+        done = make(SOURCE_DATE_EPOCH='')
+        self.assertIn('the date is the present', done.stderr)
+        self.assertGreaterEqual(json.loads(done.stdout)['creationInfo']['created'], before)
 
     def test_faults_are_named(self):
         for arguments, words in ((self.with_table('| BSL-1.0 |', '| Boost |'), ('Boost', 'found "Boost"')), (('--table', os.devnull), ('rows',))):
