@@ -7,9 +7,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/error.h"
+#include "base/strings.h"
 #include "bindings/python/arrays.h"
 #include "bindings/python/module.h"
 #include "numeric/nvfp4.h"
@@ -42,7 +44,19 @@ Value value_of(const Named<Value> (&table)[kCount], const std::string& name, con
     if (name == entry.name) return entry.value;
     expected += fmt::format("{}\"{}\"", expected.empty() ? "" : ", ", entry.name);
   }
-  fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected one of {}, found \"{}\"", parameter, expected, name));
+  fail(ErrorCode::kInvalidArgument,
+       fmt::format("{}: expected one of {}, found \"{}\"", parameter, expected, printable(name)));
+}
+
+// That the `count` values from `values` lie in [least, most]. For the CPU: values in a GPU's memory are not read.
+template <class Value>
+void check_range(const std::string& what, const Value* values, int64_t count, int64_t least, int64_t most) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] < least || values[i] > most) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("{}[{}]: expected {} to {}, found {}", what, i, least, most, values[i]));
+    }
+  }
 }
 
 Element element_of(tessera_dtype dtype) {
@@ -248,7 +262,9 @@ class Moe {
     }
     if (!hash_table.is_none()) {
       table_ = read_array(*device_, hash_table, "hash_table", {Element::kI32}, {kAny, top_k});
-      if (!device_->is_gpu()) check_ids("hash_table", table_, table_.shape[0] * top_k, desc_.num_experts);
+      if (!device_->is_gpu()) {
+        check_range("hash_table", table_.as<int32_t>(), table_.shape[0] * top_k, 0, desc_.num_experts - 1);
+      }
       weights.hash_table = table_.as<int32_t>();
     }
     tessera_moe* made = nullptr;
@@ -287,7 +303,9 @@ class Moe {
     Array ids;
     if (!token_ids.is_none()) {
       ids = read_array(*device_, token_ids, "token_ids", {Element::kI32}, {num_tokens});
-      if (!device_->is_gpu() && !table_.shape.empty()) check_ids("token_ids", ids, num_tokens, table_.shape[0]);
+      if (!device_->is_gpu() && !table_.shape.empty()) {
+        check_range("token_ids", ids.as<int32_t>(), num_tokens, 0, table_.shape[0] - 1);
+      }
     }
     const auto [made, y] = output(device_, out, x, element_of(desc_.activation), {num_tokens, desc_.hidden});
     device_->run([&](tessera_context*) {
@@ -299,16 +317,6 @@ class Moe {
   std::string kernel() const { return tessera_moe_kernel(moe_.get()); }
 
  private:
-  // Values in a GPU's memory are not read.
-  static void check_ids(const char* what, const Array& ids, int64_t count, int64_t most) {
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t id = ids.as<int32_t>()[i];
-      if (id < 0 || id >= most) {
-        fail(ErrorCode::kInvalidArgument, fmt::format("{}[{}]: expected 0 to {}, found {}", what, i, most - 1, id));
-      }
-    }
-  }
-
   Array read_x(nb::handle x) const {
     return read_array(*device_, x, "x", {element_of(desc_.activation)}, {kAny, desc_.hidden});
   }
@@ -341,7 +349,7 @@ class Attention {
     const Array in = read_array(*device_, rows, "rows", {element_of(desc_.activation)}, {kAny, desc_.head_dim});
     const Array places = read_array(*device_, slots, "slots", {Element::kI64}, {in.shape[0]});
     const Array into = read_array(*device_, cache, "cache", {Element::kByte}, {kAny, entry_bytes()}, Access::kWrite);
-    if (!device_->is_gpu()) check_slots(places, into.shape[0]);
+    if (!device_->is_gpu()) check_range("slots", places.as<int64_t>(), in.shape[0], -1, into.shape[0] - 1);
     device_->run([&](tessera_context*) {
       return tessera_attention_store(attention_.get(), in.data(), places.as<int64_t>(), in.shape[0],
                                      into.as<uint8_t>());
@@ -369,6 +377,9 @@ class Attention {
                                 .sink = sinks.as<float>(),
                                 .out = y.data(),
                                 .num_tokens = num_tokens};
+    if (entry_cache.is_none() && !(num_entries.is_none() && selected.is_none())) {
+      fail(ErrorCode::kInvalidArgument, "entry_cache: expected an array beside num_entries and selected, found None");
+    }
     if (!entry_cache.is_none()) {
       entries = read_array(*device_, entry_cache, "entry_cache", {Element::kByte}, {kAny, entry_bytes()});
       counts = read_array(*device_, num_entries, "num_entries", {Element::kI32}, {num_tokens});
@@ -378,18 +389,23 @@ class Attention {
       lists = read_array(*device_, selected, "selected", {Element::kI32}, {num_tokens, kAny});
       step.selected = lists.as<int32_t>(), step.selected_stride = lists.shape[1];
     }
+    if (!device_->is_gpu()) check_indices(step, entries.shape.empty() ? 0 : entries.shape[0]);
     device_->run([&](tessera_context*) { return tessera_attention_run(attention_.get(), &step); });
     return made;
   }
   std::string kernel() const { return tessera_attention_kernel(attention_.get()); }
 
  private:
-  static void check_slots(const Array& slots, int64_t most) {
-    for (int64_t i = 0; i < slots.shape[0]; ++i) {
-      const int64_t slot = slots.as<int64_t>()[i];
-      if (slot < -1 || slot >= most) {
-        fail(ErrorCode::kInvalidArgument, fmt::format("slots[{}]: expected -1 to {}, found {}", i, most - 1, slot));
-      }
+  // What the step's tokens index, before it is read: places in the ring, entries or a list of them. Of a list what lies
+  // past its length may be anything.
+  static void check_indices(const tessera_attention_step& step, int64_t num_slots) {
+    check_range("positions", step.positions, step.num_tokens, 0, std::numeric_limits<int64_t>::max() - 1);
+    if (step.entry_cache == nullptr) return;
+    check_range("num_entries", step.num_entries, step.num_tokens, 0,
+                step.selected == nullptr ? num_slots : step.selected_stride);
+    for (int64_t t = 0; step.selected != nullptr && t < step.num_tokens; ++t) {
+      check_range(fmt::format("selected[{}]", t), step.selected + t * step.selected_stride, step.num_entries[t], 0,
+                  num_slots - 1);
     }
   }
 

@@ -9,8 +9,10 @@ get_symm_buffer_for_mega_moe, bf16_mega_moe and fp8_fp4_mega_moe), with NVFP4 we
 
 On one rank: nothing is dispatched, and run() is the operator tessera::mega_moe of grouped experts and their sum. Activations
 are BF16, or E4M3 by 32 with power-of-two scales, which are widened to BF16: exactly, so that the products are of the very
-values. What lies between the two maps stays BF16. The first run() with a buffer's sizes packs the weights and waits: run
-once before a CUDA graph is captured."""
+values. What lies between the two maps stays BF16. The first run() packs the weights and waits: run once before a CUDA graph is
+captured. A run() with another num_topk, num_max_tokens or clamp than the one before packs them again and drops what was packed:
+keep to one set, and capture graphs again after a change."""
+import math
 from typing import Any, Optional, Union
 
 import torch
@@ -83,8 +85,8 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
 class TransformedWeights:
     """One of the pair that transform_weights returns, for run()."""
 
-    def __init__(self, handle: tessera_torch.Handle, num_experts: int, hidden: int, intermediate_hidden: int):
-        self._handle, self.handle = handle, handle.number
+    def __init__(self, handle: tessera_torch.Handle, name: str, num_experts: int, hidden: int, intermediate_hidden: int):
+        self._handle, self.handle, self.name = handle, handle.number, name
         self.num_experts, self.hidden, self.intermediate_hidden = num_experts, hidden, intermediate_hidden
 
 
@@ -93,12 +95,7 @@ def _stack(name: str, weights: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Ten
         found = f'{len(weights)} of them' if isinstance(weights, (tuple, list)) else type(weights).__name__
         raise Unsupported(f'{name}: expected NVFP4 (codes, block scales, tensor scales), found {found}')
     codes, scales, tensor_scales = weights
-    if codes.dtype not in (torch.uint8, torch.int8):
-        raise Unsupported(f'{name}[0]: expected NVFP4 codes as uint8 or int8, found {codes.dtype}')
-    if scales.dtype not in (torch.uint8, torch.float8_e4m3fn):
-        raise Unsupported(f'{name}[1]: expected E4M3 scales as float8_e4m3fn or uint8, found {scales.dtype}')
-    tessera_torch.check_shape(f'{name}[0]', codes, (None, None, None))
-    tessera_torch.check_shape(f'{name}[1]', scales, (codes.shape[0], codes.shape[1], codes.shape[2] // 8))
+    tessera_torch.check_nvfp4((f'{name}[0]', f'{name}[1]'), codes, scales, 3)
     globals_ = torch.as_tensor(tensor_scales, dtype=torch.float32)
     return codes.detach().view(torch.uint8), scales.detach().view(torch.uint8), globals_
 
@@ -126,8 +123,9 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
         # One more than there are, so that every row has room for ids that no expert has.
         return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=num_experts + 1, swiglu_limit=clamp, max_tokens=max_tokens)
 
-    handle = tessera_torch.Handle(make, 0)  # the buffer says how many
-    return (TransformedWeights(handle, num_experts, hidden, inner), TransformedWeights(handle, num_experts, hidden, inner))
+    handle = tessera_torch.Handle('mega_moe', make, 0, num_experts)  # the buffer says how many tokens
+    return (TransformedWeights(handle, 'l1_weights', num_experts, hidden, inner),
+            TransformedWeights(handle, 'l2_weights', num_experts, hidden, inner))
 
 
 def _widened(x: torch.Tensor, x_sf: torch.Tensor) -> torch.Tensor:
@@ -140,9 +138,11 @@ def _widened(x: torch.Tensor, x_sf: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op('tessera::mega_moe', mutates_args=('y',))
 def mega_moe(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], topk_idx: torch.Tensor,
              topk_weights: torch.Tensor, handle: int, max_tokens: int, activation_clamp: float) -> None:
+    tessera_torch.check_shape('topk_idx', topk_idx, (None, None))
+    found = tessera_torch.handle_of(handle, 'mega_moe')
     with tessera_torch.ordered(x.device) as c:
-        moe = tessera_torch.handle_of(handle).at(c, topk_idx.shape[-1], max_tokens, activation_clamp)
-    tessera_torch.routed(moe, max_tokens, x if x_sf is None else _widened(x, x_sf), topk_idx, topk_weights, y)
+        moe = found.at(c, topk_idx.shape[-1], max_tokens, activation_clamp)
+    tessera_torch.routed(moe, found.num_experts, max_tokens, x if x_sf is None else _widened(x, x_sf), topk_idx, topk_weights, y)
 
 
 @mega_moe.register_fake
@@ -157,12 +157,25 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
     [num_experts]: the tokens that each expert got are added. activation_clamp: None for none."""
     _check_swiglu(activation)
+    for name, weights in (('l1_weights', l1_weights), ('l2_weights', l2_weights)):
+        if weights.name != name:
+            raise InvalidArgument(f'{name}: expected those of transform_weights, in its order, found {weights.name}')
     if l1_weights.handle != l2_weights.handle:
         raise InvalidArgument('l2_weights: expected what transform_weights returned with l1_weights, found those of others')
     for name in ('num_experts', 'hidden', 'intermediate_hidden'):
         if getattr(sym_buffer, name) != getattr(l1_weights, name):
             raise InvalidArgument(f'sym_buffer.{name}: expected {getattr(l1_weights, name)}, as the weights have, '
                                   f'found {getattr(sym_buffer, name)}')
+    if sym_buffer.x is None:
+        raise InvalidArgument('sym_buffer: expected one that lives, found a destroyed one')
+    clamp = 0.0 if activation_clamp is None else activation_clamp
+    if not 0 <= clamp < math.inf:
+        raise InvalidArgument(f'activation_clamp: expected None or a finite number of at least 0, found {clamp}')
+    stats = cumulative_local_expert_recv_stats
+    if stats is not None:
+        tessera_torch.check_shape('cumulative_local_expert_recv_stats', stats, (sym_buffer.num_experts,))
+        if stats.dtype != torch.int32:
+            raise InvalidArgument(f'cumulative_local_expert_recv_stats: expected torch.int32, found {stats.dtype}')
     tessera_torch.check_shape('y', y, (None, sym_buffer.hidden))
     tokens = y.shape[0]
     if tokens > sym_buffer.num_max_tokens_per_rank:
@@ -171,12 +184,10 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
     x, x_sf = sym_buffer.x[:tokens], sym_buffer.x_sf
     torch.ops.tessera.mega_moe(y, x if x_sf is None else x.view(torch.uint8), None if x_sf is None else x_sf[:tokens], topk_idx,
                                sym_buffer.topk_weights[:tokens], l1_weights.handle, sym_buffer.num_max_tokens_per_rank,
-                               0.0 if activation_clamp is None else activation_clamp)
-    if cumulative_local_expert_recv_stats is not None:
+                               clamp)
+    if stats is not None:
         experts = sym_buffer.num_experts
-        tessera_torch.check_shape('cumulative_local_expert_recv_stats', cumulative_local_expert_recv_stats, (experts,))
-        ids = topk_idx.reshape(-1)
-        ids = torch.where((ids >= 0) & (ids < experts), ids, experts)
+        ids = tessera_torch.known_ids(topk_idx.reshape(-1), experts)
         counts = torch.zeros(experts + 1, dtype=torch.int32, device=y.device)
         counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
-        cumulative_local_expert_recv_stats.add_(counts[:experts])
+        stats.add_(counts[:experts])

@@ -12,6 +12,9 @@ Weights belong to a handle, made once (kernels pack them and take scratch memory
     tessera::attention_store(rows, slots, cache, handle)     writes into the cache
     tessera::quantize_nvfp4(x, rule) -> codes, scales, globals
 
+What a handle made of a module's weights is made anew where their tensors change (load_state_dict, an assignment, a write in
+place): a graph captured before must then be captured again. Copies of a module, and pickled ones, have handles of their own.
+
 On a GPU the kernels have one stream per device, tied to PyTorch's current stream by events: a call's work begins after what
 that stream held and ends before what it gets next, in a CUDA graph too. A handle is made at the first call on a device,
 which waits and allocates: make one call before a graph is captured. tessera.mega_moe has the fused mixture in the shape of
@@ -19,16 +22,18 @@ the public mega-MoE interface. Replays and other calls with one handle share its
 stream, or of events. Tested on the CPU alone; tests/bindings/python/torch_test.py is what a GPU has to show."""
 import contextlib
 import itertools
+import threading
 import weakref
-from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Hashable, Iterable, Iterator, Optional, Sequence, Union
 
 import torch
 
 from . import ops
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, Unsupported
 
 # By device: the context, and its stream on a GPU.
 _contexts: dict[str, tuple[ops.Context, Optional[torch.cuda.Stream]]] = {}
+_contexts_lock = threading.Lock()
 # An op goes with the module that made it.
 _handles: 'weakref.WeakValueDictionary[int, Handle]' = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
@@ -40,10 +45,11 @@ def _place(device: torch.device) -> tuple[ops.Context, Optional[torch.cuda.Strea
     is_gpu = device.type == 'cuda'
     index = torch.cuda.current_device() if is_gpu and device.index is None else device.index
     name = f'cuda:{index}' if is_gpu else 'cpu'
-    if name not in _contexts:
-        stream = torch.cuda.Stream(index) if is_gpu else None
-        _contexts[name] = ops.Context(name, stream.cuda_stream if stream else 0), stream
-    return _contexts[name]
+    with _contexts_lock:
+        if name not in _contexts:
+            stream = torch.cuda.Stream(index) if is_gpu else None
+            _contexts[name] = ops.Context(name, stream.cuda_stream if stream else 0), stream
+        return _contexts[name]
 
 
 def context(device: Union[str, torch.device] = 'cpu') -> ops.Context:
@@ -69,30 +75,41 @@ def ordered(device: Union[str, torch.device]) -> Iterator[ops.Context]:
 
 
 class Handle:
-    """Something that make(context, *key) makes at its first use on a device with that key; operators know it by `number` for
-    as long as this object lives, and give it max_tokens at a time."""
+    """Something that make(context, *key) makes for `operator` at its first use on a device, and again where the key or the
+    memory or version of weights() has changed: what it made before goes then. The operator knows it by `number` for as long as
+    this object lives, and gives it max_tokens at a time."""
 
-    def __init__(self, make: Callable[..., Any], max_tokens: int):
-        self._make, self.max_tokens = make, max_tokens
-        self._made: dict[tuple[Hashable, ...], Any] = {}
+    def __init__(self, operator: str, make: Callable[..., Any], max_tokens: int, num_experts: int = 0,
+                 weights: Callable[[], Iterable[torch.Tensor]] = tuple):
+        self.operator, self.max_tokens, self.num_experts = operator, max_tokens, num_experts
+        self._make, self._weights = make, weights
+        self._made: dict[str, tuple[tuple[Hashable, ...], Any]] = {}  # by device
+        self._lock = threading.Lock()
         self.number = next(_numbers)
         _handles[self.number] = self
 
     def at(self, context: ops.Context, *key: Hashable) -> Any:
-        place = (context.device, *key)
-        if place not in self._made:
-            if context.device != 'cpu' and torch.cuda.is_current_stream_capturing():
-                raise InvalidArgument('handle: expected a call with it before the graph is captured, found its first call '
-                                      'during capture')
-            self._made[place] = self._make(context, *key)
-        return self._made[place]
+        # What was made keeps the memory that it was made of, so another tensor has another address.
+        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in self._weights())
+        with self._lock:
+            found = self._made.get(context.device)
+            if found is None or found[0] != (*key, *versions):
+                if context.device != 'cpu' and torch.cuda.is_current_stream_capturing():
+                    raise InvalidArgument('handle: expected a call with it before the graph is captured, found its first call '
+                                          'during capture')
+                found = None
+                self._made.pop(context.device, None)  # first, so that both are never there
+                found = self._made[context.device] = (*key, *versions), self._make(context, *key)
+            return found[1]
 
 
-def handle_of(number: int) -> Handle:
-    """Raises InvalidArgument for the number of one that is gone."""
+def handle_of(number: int, operator: str) -> Handle:
+    """Raises InvalidArgument for the number of one that is gone, or is another operator's."""
     handle = _handles.get(number)
     if handle is None:
         raise InvalidArgument(f'handle: expected one whose module lives, found {number}')
+    if handle.operator != operator:
+        raise InvalidArgument(f'handle: expected one for tessera::{operator}, found {number} for tessera::{handle.operator}')
     return handle
 
 
@@ -108,7 +125,23 @@ def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[Optional[int]])
         raise InvalidArgument(f'{name}: expected shape [{expected}], found {list(tensor.shape)}')
 
 
-def routed(moe: ops.Moe, max_tokens: int, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor,
+def check_nvfp4(names: Sequence[str], codes: torch.Tensor, scales: torch.Tensor, dims: int) -> None:
+    """Of a weight, or of a stack of them with dims 3."""
+    if codes.dtype not in (torch.uint8, torch.int8):
+        raise Unsupported(f'{names[0]}: expected NVFP4 codes as uint8 or int8, found {codes.dtype}')
+    if scales.dtype not in (torch.uint8, torch.float8_e4m3fn):
+        raise Unsupported(f'{names[1]}: expected E4M3 scales as float8_e4m3fn or uint8, found {scales.dtype}')
+    check_shape(names[0], codes, (None,) * dims)
+    check_shape(names[1], scales, (*codes.shape[:-1], codes.shape[-1] // 8))
+
+
+def known_ids(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """int64, with num_experts in place of every id that no expert has, as Transformers uses for "skip"."""
+    ids = ids.to(torch.int64)
+    return torch.where((ids >= 0) & (ids < num_experts), ids, num_experts)
+
+
+def routed(moe: ops.Moe, num_experts: int, max_tokens: int, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor,
            out: torch.Tensor) -> None:
     """out [tokens, hidden] = the sum over a token's experts, in ascending id whatever their order."""
     check_shape('x', x, (None, None))
@@ -116,8 +149,7 @@ def routed(moe: ops.Moe, max_tokens: int, x: torch.Tensor, experts: torch.Tensor
     check_shape('routing', routing, experts.shape)
     if experts.is_floating_point() or experts.is_complex() or experts.dtype == torch.bool:
         raise InvalidArgument(f'experts: expected integers, found {experts.dtype}')
-    # An id that no expert has, as Transformers uses for "skip", gives 0.
-    ids, order = experts.to(torch.int32).sort(dim=-1)
+    ids, order = known_ids(experts, num_experts).to(torch.int32).sort(dim=-1)
     inputs, ids, weights = plain(x), plain(ids), plain(routing.to(torch.float32).gather(-1, order))
     slots = x.new_empty((min(max_tokens, x.shape[0]), *experts.shape[1:], x.shape[1]))
     with ordered(x.device):
@@ -132,7 +164,7 @@ def routed(moe: ops.Moe, max_tokens: int, x: torch.Tensor, experts: torch.Tensor
 def linear(x: torch.Tensor, handle: int, num_outputs: int) -> torch.Tensor:
     check_shape('x', x, (None, None))
     out = x.new_empty((x.shape[0], num_outputs))
-    inputs, found = plain(x), handle_of(handle)
+    inputs, found = plain(x), handle_of(handle, 'linear')
     with ordered(x.device) as c:
         op = found.at(c)
         for i in range(0, x.shape[0], found.max_tokens):
@@ -147,11 +179,11 @@ def _(x: torch.Tensor, handle: int, num_outputs: int) -> torch.Tensor:
 
 @torch.library.custom_op('tessera::experts', mutates_args=())
 def experts(x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor, handle: int) -> torch.Tensor:
-    found = handle_of(handle)
+    found = handle_of(handle, 'experts')
     with ordered(x.device) as c:
         moe = found.at(c)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    routed(moe, found.max_tokens, x, experts, routing, out)
+    routed(moe, found.num_experts, found.max_tokens, x, experts, routing, out)
     return out
 
 
@@ -164,12 +196,10 @@ def _(x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor, handle: int
 def attention(q: torch.Tensor, positions: torch.Tensor, window_cache: torch.Tensor, sink: torch.Tensor, handle: int,
               entry_cache: Optional[torch.Tensor] = None, num_entries: Optional[torch.Tensor] = None,
               selected: Optional[torch.Tensor] = None) -> torch.Tensor:
-    if entry_cache is None and num_entries is not None:
-        raise InvalidArgument('entry_cache: expected a tensor beside num_entries, found None')
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     inputs = [None if t is None else plain(t) for t in (q, positions, window_cache, sink, entry_cache, num_entries, selected)]
     with ordered(q.device) as c:
-        handle_of(handle).at(c)(*inputs, out)
+        handle_of(handle, 'attention').at(c)(*inputs, out)
     return out
 
 
@@ -184,7 +214,7 @@ def _(q: torch.Tensor, positions: torch.Tensor, window_cache: torch.Tensor, sink
 def attention_store(rows: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, handle: int) -> None:
     inputs = plain(rows), plain(slots)
     with ordered(rows.device) as c:
-        handle_of(handle).at(c).store(*inputs, cache)
+        handle_of(handle, 'attention').at(c).store(*inputs, cache)
 
 
 @attention_store.register_fake
@@ -211,26 +241,53 @@ def _quantized(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, 
 quantize_nvfp4.register_fake(_quantized)
 
 
-class Linear(torch.nn.Module):
+class _Module(torch.nn.Module):
+    """Has a handle for its operator. Copies, and what is unpickled, have one of their own."""
+
+    def _make(self, context: ops.Context) -> Any:
+        raise NotImplementedError
+
+    def _take_handle(self, operator: str, max_tokens: int, num_experts: int = 0) -> None:
+        if max_tokens < 1:
+            raise InvalidArgument(f'max_tokens: expected at least 1, found {max_tokens}')
+        self.operator, self.max_tokens, self.num_experts = operator, max_tokens, num_experts
+        self._handle = Handle(operator, self._make, max_tokens, num_experts, lambda: self.buffers(recurse=False))
+        self.handle = self._handle.number
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ('_handle', 'handle')}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._take_handle(self.operator, self.max_tokens, self.num_experts)
+
+
+class Linear(_Module):
     """y = W x with an NVFP4 weight: codes uint8 [out, in/2], block_scales uint8 or float8_e4m3fn [out, in/16], tensor_scale.
     x bfloat16 [..., in] (float32 with input="f32"), max_tokens rows at a time (a multiple of 8). No gradients."""
 
     def __init__(self, codes: torch.Tensor, block_scales: torch.Tensor, tensor_scale: float, *, input: str = 'a16',
                  max_tokens: int = 256):
         super().__init__()
+        check_nvfp4(('codes', 'block_scales'), codes, block_scales, 2)
         self.num_outputs = codes.shape[0]
-        self.register_buffer('codes', codes)
+        self.register_buffer('codes', codes.view(torch.uint8))
         self.register_buffer('block_scales', block_scales.view(torch.uint8))
-        self._handle = Handle(lambda c: ops.Linear(ops.Weight(c, self.codes, self.block_scales, [tensor_scale]), input=input,
-                                                    max_tokens=max_tokens), max_tokens)
-        self.handle = self._handle.number
+        self.tensor_scale, self.input = float(tensor_scale), input
+        self._take_handle('linear', max_tokens)
+
+    def _make(self, context: ops.Context) -> ops.Linear:
+        weight = ops.Weight(context, self.codes, self.block_scales, [self.tensor_scale])
+        return ops.Linear(weight, input=self.input, max_tokens=self.max_tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 0:
+            raise InvalidArgument('x: expected shape [..., in], found []')
         y = torch.ops.tessera.linear(x.reshape(-1, x.shape[-1]), self.handle, self.num_outputs)
         return y.reshape(*x.shape[:-1], self.num_outputs)
 
 
-class Experts(torch.nn.Module):
+class Experts(_Module):
     """Routed experts with NVFP4 weights, each a tuple of codes uint8 [experts, rows, cols/2], block_scales
     [experts, rows, cols/16] and tensor scales float32 [experts] or one number. x [tokens, hidden], experts [tokens, top_k] of
     any integer, in any order (an id that no expert has gives 0), routing [tokens, top_k]; returns their sum
@@ -239,36 +296,39 @@ class Experts(torch.nn.Module):
     def __init__(self, w1: tuple[Any, ...], w3: tuple[Any, ...], w2: tuple[Any, ...], *, top_k: int,
                  swiglu_limit: float = 0.0, input: str = 'a16', max_tokens: int = 256):
         super().__init__()
-        scales = []
+        self.tensor_scales = []
         for name, (codes, block_scales, tensor_scales) in (('w1', w1), ('w3', w3), ('w2', w2)):
-            self.register_buffer(f'{name}_codes', codes)
+            check_nvfp4((f'{name}[0]', f'{name}[1]'), codes, block_scales, 3)
+            self.register_buffer(f'{name}_codes', codes.view(torch.uint8))
             self.register_buffer(f'{name}_scales', block_scales.view(torch.uint8))
-            scales.append(torch.as_tensor(tensor_scales, dtype=torch.float32).reshape(-1).tolist())
+            self.tensor_scales.append(torch.as_tensor(tensor_scales, dtype=torch.float32).reshape(-1).tolist())
+        self.top_k, self.swiglu_limit, self.input = top_k, swiglu_limit, input
+        self._take_handle('experts', max_tokens, w1[0].shape[0])
 
-        def make(c: ops.Context) -> ops.Moe:
-            weights = [ops.Weight(c, getattr(self, f'{name}_codes'), getattr(self, f'{name}_scales'), tensor_scales)
-                       for name, tensor_scales in zip(('w1', 'w3', 'w2'), scales)]
-            # One more than there are, so that the id that says "skip" is one of an expert that is not here.
-            return ops.Moe(*weights, top_k=top_k, num_experts=weights[0].shape[0] + 1, swiglu_limit=swiglu_limit, input=input,
-                           max_tokens=max_tokens)
-
-        self._handle = Handle(make, max_tokens)
-        self.handle = self._handle.number
+    def _make(self, context: ops.Context) -> ops.Moe:
+        weights = [ops.Weight(context, getattr(self, f'{name}_codes'), getattr(self, f'{name}_scales'), tensor_scales)
+                   for name, tensor_scales in zip(('w1', 'w3', 'w2'), self.tensor_scales)]
+        # One more than there are, so that the id that says "skip" is one of an expert that is not here.
+        return ops.Moe(*weights, top_k=self.top_k, num_experts=self.num_experts + 1, swiglu_limit=self.swiglu_limit,
+                       input=self.input, max_tokens=self.max_tokens)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
         return torch.ops.tessera.experts(x, experts, routing, self.handle)
 
 
-class Attention(torch.nn.Module):
+class Attention(_Module):
     """A step of DeepSeek-V4's attention for tokens of one sequence; heads, head_dim, window, rope_dim, scale, cache and
     max_tokens as those of tessera.ops.Attention. Write the tokens' rows with store() before the step."""
 
     def __init__(self, *, heads: int, head_dim: int, window: int, rope_dim: int = 0, scale: Optional[float] = None,
                  cache: str = 'bf16', max_tokens: int = 256):
         super().__init__()
-        self._handle = Handle(lambda c: ops.Attention(c, heads=heads, head_dim=head_dim, window=window, rope_dim=rope_dim,
-                                                      scale=scale, cache=cache, max_tokens=max_tokens), max_tokens)
-        self.handle = self._handle.number
+        self.options = {'heads': heads, 'head_dim': head_dim, 'window': window, 'rope_dim': rope_dim, 'scale': scale,
+                        'cache': cache}
+        self._take_handle('attention', max_tokens)
+
+    def _make(self, context: ops.Context) -> ops.Attention:
+        return ops.Attention(context, **self.options, max_tokens=self.max_tokens)
 
     def new_cache(self, slots: int, device: Union[str, torch.device] = 'cpu') -> torch.Tensor:
         """uint8 [slots, bytes of an entry], zero."""

@@ -15,8 +15,8 @@ from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, GenerationConf
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from . import torch as tessera_torch
-from ._checkpoint import Checkpoint
-from ._errors import InvalidArgument, NotFound, Unsupported
+from ._checkpoint import Checkpoint, first_line, read_object
+from ._errors import DataLoss, InvalidArgument, NotFound, Unsupported
 
 NAME = 'tessera'
 _MATRICES = ('gate_proj', 'up_proj', 'down_proj')  # w1, w3, w2
@@ -117,6 +117,19 @@ def _fill(model: Any, checkpoint: Checkpoint, device: torch.device, dtype: torch
                 setattr(owner, key, type(child)(model.config, device=device))
 
 
+def _read_config(folder: pathlib.Path) -> DeepseekV4Config:
+    path = folder / 'config.json'
+    if not path.exists():
+        raise NotFound(f'{folder}: expected config.json, found no such file')
+    model_type = read_object(path).get('model_type')
+    if model_type != DeepseekV4Config.model_type:
+        raise Unsupported(f'{path}: expected model_type {DeepseekV4Config.model_type!r}, found {model_type!r}')
+    try:
+        return DeepseekV4Config.from_pretrained(folder)
+    except Exception as error:  # of many kinds: what a field's value leads to in the class
+        raise DataLoss(f'{path}: expected the settings of {DeepseekV4Config.__name__}, found {first_line(error)}') from error
+
+
 def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.device] = 'cpu', *, experts: str = NAME,
          dtype: torch.dtype = torch.bfloat16, max_tokens: int = 1024) -> DeepseekV4ForCausalLM:
     """A checkpoint in Hugging Face's own class: routed experts NVFP4 and ours, all else dequantised to `dtype` (but for what
@@ -126,12 +139,14 @@ def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.dev
     experts     "tessera"; or another of transformers' implementations ("eager", "grouped_mm"), on dequantised experts
     max_tokens  longer inputs run through the experts so many at a time
 
-    Raises NotFound, DataLoss, Unsupported for what is wrong with the folder. Draft blocks (mtp.*) are left out, as the class
+    Raises InvalidArgument for other arguments, and NotFound, DataLoss, Unsupported for what is wrong with the folder. Draft blocks (mtp.*) are left out, as the class
     does."""
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise InvalidArgument(f'dtype: expected a floating-point torch.dtype of at least 16 bits, found {dtype!r}')
+    if max_tokens < 1:
+        raise InvalidArgument(f'max_tokens: expected at least 1, found {max_tokens}')
     folder = pathlib.Path(directory)
-    if not (folder / 'config.json').exists():
-        raise NotFound(f'{folder}: expected config.json, found no such file')
-    config = DeepseekV4Config.from_pretrained(folder)
+    config = _read_config(folder)
     if getattr(config, 'quantization_config', None) is not None:
         del config.quantization_config  # the tensors say what they are
     config.dtype = dtype

@@ -111,7 +111,8 @@ class TesseraConfig(QuantizationConfig):
         if self.experts_only:
             return isinstance(layer, RoutedExperts)
         parts = self._parts(prefix)
-        if any(part in prefix or fnmatch.fnmatch(p, part) for part in self.exclude_modules for p in (prefix, *parts)):
+        # Whole parts of a name, or a pattern: "model.layers.1" is not in "model.layers.10".
+        if any(f'.{part}.' in f'.{p}.' or fnmatch.fnmatch(p, part) for part in self.exclude_modules for p in (prefix, *parts)):
             return False
         if self.quantized_layers is None:
             return True

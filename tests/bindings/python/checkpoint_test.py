@@ -60,3 +60,42 @@ def test_formats_of_linear_maps(tmp_path):
     (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'x': 'c.safetensors'}}))
     with pytest.raises(tessera.NotFound, match='c.safetensors: expected by model.safetensors.index.json'):
         Checkpoint(tmp_path)
+
+
+def test_scales_of_another_shape_are_refused(tmp_path):
+    codes, scales, scale = tt.quantize_nvfp4(normal(ROWS, COLS), 'tensor')
+    save_file({
+        'layers.0.attn.wq_a.weight': codes, 'layers.0.attn.wq_a.weight_scale': scales[:, :-1].contiguous().view(torch.float8_e4m3fn),
+        'layers.0.attn.wq_a.weight_scale_2': scale[0],
+        'layers.0.attn.wkv.weight': normal(256, 256).to(torch.float8_e4m3fn), 'layers.0.attn.wkv.weight_scale_inv': torch.ones(4, 4),
+    }, tmp_path / 'a.safetensors')
+    for name, words in (('q_a_proj', r'weight_scale: expected scales \[160, 12\].*found \[160, 11\]'),
+                        ('kv_proj', r'wkv: expected scales \[2, 2\] for a weight stored as \[256, 256\], found \[4, 4\]')):
+        with pytest.raises(tessera.DataLoss, match=words):
+            Checkpoint(tmp_path).dense(f'model.layers.0.self_attn.{name}')
+
+
+def test_folders_that_are_refused(tmp_path):
+    save_file({'a': torch.ones(16)}, tmp_path / 'a.safetensors')
+    whole, file, index = (tmp_path / 'a.safetensors').read_bytes(), tmp_path / 'b.safetensors', tmp_path / 'model.safetensors.index.json'
+
+    def refused(words):
+        with pytest.raises(tessera.DataLoss, match=words) as caught:
+            Checkpoint(tmp_path)
+        assert '\n' not in str(caught.value)
+
+    for contents in (whole[:-8], b'', b'x' * 100):
+        file.write_bytes(contents)
+        refused(r'b\.safetensors: expected a safetensors file, found .')
+    file.write_bytes(whole)
+    refused(r"b\.safetensors: expected each tensor in one file, found 'a' in another")
+    for text, words in (
+        ('nonsense', 'expected a JSON object, found Expecting value'),
+        ('[]', 'expected a JSON object, found list'),
+        ('{}', 'expected weight_map, an object, found NoneType'),
+        ('{"weight_map": {"a": 5}}', r"expected weight_map\['a'\] to be a \*\.safetensors of this folder, found 5"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', r"expected .* of this folder, found '\.\./"),
+        ('{"weight_map": {"a": "../a.safetensors"}}', r"expected .* of this folder, found '\.\./"),
+    ):
+        index.write_text(text)
+        refused(rf'index\.json: {words}')

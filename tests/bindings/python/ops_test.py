@@ -104,6 +104,33 @@ def test_attention_is_numpys(cpu):
         assert np.abs(out[t] - expected).max() < 0.02
 
 
+def test_indices_outside_of_what_they_index_are_refused(cpu):
+    """Each would be read outside of its array."""
+    attention = ops.Attention(cpu, heads=2, head_dim=64, window=2, max_tokens=2)
+    cache, entries = (np.zeros((slots, attention.entry_bytes), np.uint8) for slots in (8, 4))
+    q, sink, places = np.zeros((2, 2, 64), np.uint16), np.zeros(2, np.float32), np.array([5, 6])
+
+    def step(counts, selected=None, positions=places, entries=entries):
+        counts = None if counts is None else np.array(counts, np.int32)
+        selected = None if selected is None else np.array(selected, np.int32)
+        return attention(q, np.array(positions), cache, sink, entries, counts, selected)
+
+    for call, words in (
+        (lambda: step([4, 5]), r'num_entries\[1\]: expected 0 to 4, found 5'),
+        (lambda: step([-1, 4]), r'num_entries\[0\]: expected 0 to 4, found -1'),
+        (lambda: step([2, 3], [[0, 1], [2, 3]]), r'num_entries\[1\]: expected 0 to 2, found 3'),
+        (lambda: step([2, 2], [[0, 1], [2, 4]]), r'selected\[1\]\[1\]: expected 0 to 3, found 4'),
+        (lambda: step([2, 2], [[-1, 1], [2, 3]]), r'selected\[0\]\[0\]: expected 0 to 3, found -1'),
+        (lambda: step([2, 2], positions=[0, -1]), r'positions\[1\]: expected 0 to .*, found -1'),
+        (lambda: step([2, 2], entries=None), 'entry_cache: expected an array beside num_entries and selected, found None'),
+        (lambda: step(None, [[0], [0]], entries=None), 'entry_cache: expected an array beside.*found None'),
+        (lambda: attention.store(np.zeros((1, 64), np.uint16), np.array([8]), cache), r'slots\[0\]: expected -1 to 7, found 8'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert step([4, 0]).shape == step([2, 1], [[0, 3], [1, 99]]).shape == q.shape  # past its length a list may hold anything
+
+
 def test_arrays_that_are_refused(cpu):
     weight, _ = nvfp4(cpu, 48, 64)
     linear = ops.Linear(weight, max_tokens=4)
@@ -126,6 +153,7 @@ def test_arrays_that_are_refused(cpu):
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 24), np.float32)), ValueError, 'multiples of 16'),
         (lambda: cpu.quantize_nvfp4(np.full((1, 16), np.nan, np.float32), 'tensor'), ArithmeticError, 'NaN'),
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), 'best'), ValueError, 'rule'),
+        (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), 'a\n'), ValueError, r'rule: .*found "a\\'),
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), out=(x, x)), ValueError, 'out: expected 3 arrays.*found 2'),
         (lambda: cpu.quantize_nvfp4(np.zeros((2, 16), np.float32), out=(np.zeros((2, 9), np.uint8),) * 3), ValueError,
          r'codes: expected shape \[2, 8\], found \[2, 9\]'),

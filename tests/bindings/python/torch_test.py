@@ -3,7 +3,11 @@
 a break, are captured into CUDA graphs, and compute what the dense weights do.
 
     python -m pytest -q tests/bindings/python/torch_test.py -k cuda      # what a GPU has to show"""
+import copy
 import functools
+import io
+import sys
+import threading
 
 import pytest
 
@@ -264,7 +268,9 @@ def test_arguments_that_are_refused():
     l1, l2 = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
     others = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
     buffer = mega_moe.get_symmetric_buffer(None, EXPERTS, 8, 2, HIDDEN, INNER, device='cpu')
-    y = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    y, untouched = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16), torch.full((TOKENS, HIDDEN), 7.0).bfloat16()
+    destroyed = mega_moe.get_symmetric_buffer(None, EXPERTS, 8, 2, HIDDEN, INNER, device='cpu')
+    destroyed.destroy()
 
     class TwoRanks:
         def size(self):
@@ -277,7 +283,16 @@ def test_arguments_that_are_refused():
         (lambda: experts(tokens, ids[:3], routing), r'experts: expected shape \[5, any\], found \[3, 2\]'),
         (lambda: experts(tokens, ids, routing[:, :1]), r'routing: expected shape \[5, 2\], found \[5, 1\]'),
         (lambda: experts(tokens, ids.float(), routing), 'experts: expected integers, found torch.float32'),
-        (lambda: attention(*inputs[:4], None, inputs[5]), 'entry_cache: expected a tensor beside num_entries, found None'),
+        (lambda: attention(*inputs[:4], None, inputs[5]), 'entry_cache: expected an array beside num_entries'),
+        (lambda: attention(*inputs[:5], inputs[5] + 9, inputs[6]), r'num_entries\[0\]: expected 0 to 3, found 11'),
+        (lambda: attention(*inputs[:6], inputs[6] + 4), r'selected\[0\]\[1\]: expected 0 to 5, found 8'),
+        (lambda: linear(torch.tensor(1.0)), r'x: expected shape \[..., in\], found \[\]'),
+        (lambda: torch.ops.tessera.experts(tokens, ids, routing, linear.handle), r'handle: expected one for tessera::experts.*tessera::linear'),
+        (lambda: torch.ops.tessera.linear(x, l1.handle, 48), r'handle: expected one for tessera::linear.*tessera::mega_moe'),
+        (lambda: tt.Linear(linear.codes.float(), linear.block_scales, 1.0), 'codes: expected NVFP4 codes.*found torch.float32'),
+        (lambda: tt.Linear(linear.codes, linear.block_scales[:3], 1.0), r'block_scales: expected shape \[48, 4\], found \[3, 4\]'),
+        (lambda: tt.Experts(w1, w3, (w2[0].float(), *w2[1:]), top_k=2), r'w2\[0\]: expected NVFP4 codes.*found torch.float32'),
+        (lambda: tt.Experts(w1, w3, w2, top_k=2, max_tokens=0), 'max_tokens: expected at least 1, found 0'),
         (lambda: attention(inputs[0], inputs[1].int(), *inputs[2:]), 'positions: expected int64, found int32'),
         (lambda: tt.context('meta'), 'device: expected cpu or cuda, found meta'),
         (lambda: mega_moe.get_symmetric_buffer(TwoRanks(), 4, 8, 2, 128, 32), 'group: expected one rank, found 2'),
@@ -289,6 +304,12 @@ def test_arguments_that_are_refused():
         (lambda: mega_moe.transform_weights((w1[0], w1[1].float(), 1.0), w2), r'l1_weights\[1\]: expected E4M3.*found torch.float32'),
         (lambda: mega_moe.transform_weights(w1, w2), r'l2_weights\[0\]: expected shape \[4, 128, 8\], found \[4, 128, 16\]'),
         (lambda: mega_moe.run(y, l1, others[1], buffer), 'l2_weights: expected what transform_weights returned with l1_weights'),
+        (lambda: mega_moe.run(y, l2, l1, buffer), 'l1_weights: expected those of transform_weights, in its order, found l2_weights'),
+        (lambda: mega_moe.run(y, l1, l2, destroyed), 'sym_buffer: expected one that lives, found a destroyed one'),
+        (lambda: mega_moe.run(y, l1, l2, buffer, activation_clamp=float('nan')), 'activation_clamp: expected None or.*found nan'),
+        (lambda: mega_moe.run(y, l1, l2, buffer, activation_clamp=-1.0), 'activation_clamp: expected None or.*found -1.0'),
+        (lambda: mega_moe.run(untouched, l1, l2, buffer, torch.zeros(3).int()), r'recv_stats: expected shape \[4\], found \[3\]'),
+        (lambda: mega_moe.run(untouched, l1, l2, buffer, torch.zeros(4)), r'recv_stats: expected torch.int32, found torch.float32'),
         (lambda: mega_moe.run(y[:, :64], l1, l2, buffer), r'y: expected shape \[any, 128\], found \[5, 64\]'),
         (lambda: mega_moe.run(torch.cat([y, y]), l1, l2, buffer), 'y: expected at most 8 tokens, found 10'),
         (lambda: mega_moe.run(y, l1, l2, buffer, activation='gelu'), "activation: expected 'swiglu', found 'gelu'"),
@@ -296,3 +317,82 @@ def test_arguments_that_are_refused():
         with pytest.raises(tessera.Error, match=words) as caught:
             call()
         assert '\n' not in str(caught.value)
+    assert (untouched == 7).all()
+
+
+@on_each_device
+def test_an_id_that_does_not_fit_is_no_expert(device):
+    module, (x, ids, routing), *_ = experts_case(device)
+    skipped = torch.where(ids == 0, EXPERTS, ids)
+    for far in (2**32, 2**31, -2**31 - 1, 2**63 - 1, -2**32):
+        assert torch.equal(module(x, torch.where(ids == 0, far, ids), routing), module(x, skipped, routing))
+    call, (x, ids, routing), *_ = mega_case(device)
+    assert torch.equal(call(x, torch.where(ids == 0, 2**32, ids), routing), call(x, torch.where(ids == 0, -1, ids), routing))
+
+
+@on_each_device
+def test_new_weights_are_packed_anew(device):
+    (codes, scales, globals_), _ = nvfp4(2, 48, 64)
+    old, new = (tt.Linear(codes[i].to(device, copy=True), scales[i].to(device, copy=True), float(globals_[0])) for i in range(2))
+    x = normal(3, 64, seed=5).bfloat16().to(device)
+    first, second = old(x), new(x)
+    assert not torch.equal(first, second)
+    old.load_state_dict(new.state_dict())
+    assert torch.equal(old(x), second)
+    old.codes, old.block_scales = codes[0].to(device), scales[0].to(device)
+    assert torch.equal(old(x), first)
+    old.codes.copy_(new.codes)
+    old.block_scales.copy_(new.block_scales)
+    assert torch.equal(old(x), second)
+
+
+@pytest.mark.parametrize('is_used', [False, True])
+@pytest.mark.parametrize('name', ['linear', 'experts', 'attention'])
+def test_copies_stand_alone(name, is_used):
+    module, inputs, *_ = CASES[name]('cpu')
+    y = module(*inputs) if is_used else None
+    saved = io.BytesIO()
+    torch.save(module, saved)
+    saved.seek(0)
+    copies = [copy.deepcopy(module), torch.load(saved, weights_only=False)]
+    assert len({m.handle for m in (module, *copies)}) == 3
+    y = module(*inputs) if y is None else y
+    for copied in copies:
+        assert torch.equal(copied(*inputs), y)
+    for buffer in copies[0].buffers():
+        buffer.zero_()
+    assert name == 'attention' or not copies[0](*inputs).any()
+    assert torch.equal(module(*inputs), y)
+
+
+def test_one_set_of_packed_weights_is_kept():
+    w1, w3, w2, *_ = mixture()
+    l1, l2 = mega_moe.transform_weights((torch.cat([w1[0], w3[0]], 1), torch.cat([w1[1], w3[1]], 1), 1.0), w2)
+    y = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    for tokens, clamp in ((8, None), (8, 1.0), (16, 1.0)):
+        mega_moe.run(y, l1, l2, mega_moe.get_symmetric_buffer(None, EXPERTS, tokens, 2, HIDDEN, INNER, device='cpu'),
+                     activation_clamp=clamp)
+    assert len(l1._handle._made) == 1
+
+
+def test_threads_share_what_is_made(monkeypatch):
+    monkeypatch.setattr(tt, '_contexts', {})
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    made, contexts, barrier = [], [], threading.Barrier(8)
+    handle = tt.Handle('linear', lambda context: made.append(context) or object(), 8)
+
+    def work():
+        barrier.wait()
+        contexts.append(tt.context('cpu'))
+        handle.at(contexts[-1])
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert len(contexts) == 8 and len({id(c) for c in contexts}) == 1 and len(made) == 1

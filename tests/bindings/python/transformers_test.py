@@ -125,6 +125,16 @@ def test_folders_that_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match='expected config.json'):
         ours.load(tmp_path)
     source = tessera.bundled_model()
+    for text, error, words in (('{', tessera.DataLoss, 'expected a JSON object, found '), ('[]', tessera.DataLoss, 'found list'),
+                               ('{"model_type": "llama"}', tessera.Unsupported, "expected model_type 'deepseek_v4', found 'llama'"),
+                               ('{}', tessera.Unsupported, "expected model_type 'deepseek_v4', found None")):
+        (tmp_path / 'config.json').write_text(text)
+        with pytest.raises(error, match=rf'config\.json: .*{words}'):
+            ours.load(tmp_path)
+    for options, words in (({'max_tokens': 0}, 'max_tokens: expected at least 1, found 0'),
+                           ({'dtype': torch.int8}, 'dtype: expected a floating-point .*found torch.int8')):
+        with pytest.raises(tessera.InvalidArgument, match=words):
+            ours.load(source, **options)
     shutil.copy(f'{source}/config.json', tmp_path)
     with pytest.raises(FileNotFoundError, match=r'expected \*\.safetensors, found none'):
         ours.load(tmp_path)

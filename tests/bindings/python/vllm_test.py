@@ -133,7 +133,11 @@ def test_which_layers_are_ours(plugin):
         method = made.get_quant_method(layer, prefix)
         return method if isinstance(method, str) else type(method).__name__
 
+    layer1 = {**NVFP4, 'ignore': ['model.layers.1', 'model.layers.2.*']}
     for config, layer, prefix, expected in (
+        (layer1, linear, 'model.layers.1.q_a', 'modelopt_fp4: model.layers.1.q_a'),
+        (layer1, linear, 'model.layers.2.q_a', 'modelopt_fp4: model.layers.2.q_a'),
+        (layer1, linear, 'model.layers.10.q_a', 'TesseraLinearMethod'),
         (NVFP4, linear, 'model.layers.0.q_a', 'TesseraLinearMethod'),
         (NVFP4, experts, 'model.layers.0.mlp.experts', 'TesseraMoEMethod'),
         (NVFP4, linear, 'model.layers.0.mlp.gate', 'modelopt_fp4: model.layers.0.mlp.gate'),
