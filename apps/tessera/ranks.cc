@@ -35,7 +35,8 @@ namespace {
 
 constexpr uint64_t kMaxSecretBytes = 4096;
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
-constexpr double kEndSeconds = 20;  // for others to give back what they hold
+constexpr double kEndSeconds = 20;       // for others to give back what they hold
+constexpr double kLastWordsSeconds = 5;  // for others to say why they end
 constexpr size_t kNumSamples = 256;
 constexpr uint64_t kSampleBytes = 64;
 
@@ -270,13 +271,13 @@ void Ranks::follow(model::Runner& own) {
 
 void Ranks::fail(const std::string& why) noexcept {
   if (bootstrap_ != nullptr) bootstrap_->fail(why);
-  others_.end(1);
+  others_.end(kLastWordsSeconds);
 }
 
 // On the bootstrap's thread, while another may wait for what never comes.
 void Ranks::lost(int, const std::string& message) {
   print_error(named(message));
-  others_.end(1);
+  others_.end(kLastWordsSeconds);
   _exit(kExitDevice);
 }
 

@@ -45,7 +45,8 @@ class NcclTest : public ::testing::TestWithParam<int> {
 
   std::vector<std::unique_ptr<Communicator>> make(int world, NcclOptions options = {}) {
     options.library = FAKE_NCCL;
-    const int port = port_of(listen_at("127.0.0.1", 0));
+    Socket listener = listen_at("127.0.0.1", 0);
+    const int port = port_of(listener);
     std::vector<std::unique_ptr<Communicator>> ranks(static_cast<size_t>(world));
     std::vector<std::thread> threads;
     for (int rank = 0; rank < world; ++rank) {
@@ -53,7 +54,7 @@ class NcclTest : public ::testing::TestWithParam<int> {
         BootstrapOptions joining;
         joining.place.rank = rank, joining.place.world = world, joining.place.port = port;
         joining.secret = "a secret of the ranks";
-        Bootstrap bootstrap(joining, nullptr, nullptr);
+        Bootstrap bootstrap(joining, nullptr, nullptr, rank == 0 ? std::move(listener) : Socket());
         ranks[static_cast<size_t>(rank)] = make_nccl(bootstrap, device::host_memory(), options);
         bootstrap.leave();
       });
