@@ -46,19 +46,18 @@ std::vector<Fact> unpacked(std::span<const uint8_t> bytes) {
   return facts;
 }
 
-// Where one rank has a fact that the other lacks, kernels of an op that only one of them has for example.
-const Fact kNothing{"", "nothing"};
-
 }  // namespace
 
 void agree(Bootstrap& bootstrap, std::span<const Fact> facts) {
   const std::vector<std::vector<uint8_t>> all = bootstrap.all_gather(packed(facts));
   const std::vector<Fact> expected = unpacked(all.front());
+  // Where one rank has a fact that the other lacks, kernels of an op that only one of them has for example.
+  const Fact nothing{"", "nothing"};
   for (size_t r = 1; r < all.size(); ++r) {
     const std::vector<Fact> found = unpacked(all[r]);
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
-      const Fact& first = i < expected.size() ? expected[i] : kNothing;
-      const Fact& second = i < found.size() ? found[i] : kNothing;
+      const Fact& first = i < expected.size() ? expected[i] : nothing;
+      const Fact& second = i < found.size() ? found[i] : nothing;
       if (first.name == second.name && first.value == second.value) continue;
       const bool is_same = first.name == second.name;
       const auto shown = [&](const Fact& fact) {
