@@ -3,8 +3,10 @@
 import _thread
 import json
 import math
+import signal
 import subprocess
 import threading
+import time
 
 import pytest
 import tessera
@@ -94,10 +96,16 @@ def test_threads_share_a_model(model):
 
 
 def test_ctrl_c_ends_generate(model):
-    with pytest.raises(KeyboardInterrupt):
-        threading.Timer(0.3, _thread.interrupt_main).start()
-        while True:
-            model.generate('Spell mire.', max_tokens=4000, ignore_eos=True)
+    # Where the tests were started in the background, SIGINT is ignored and Python leaves it so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Timer(0.3, _thread.interrupt_main).start()
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                model.generate('Spell mire.', max_tokens=4000, ignore_eos=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert model.generate('Compute 257-7.').text == '250'
 
 
