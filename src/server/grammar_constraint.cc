@@ -173,7 +173,9 @@ AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reas
   definition.is_in_block = may_call_freely;
   if (has_format && !must_call) add_content(request.format, definition);
   if (policy.may_call()) add_tools(request, definition);
-  if (compiling == Compiling::kKnownOnly && !grammars.knows(definition)) throw GrammarUnknown();
+  if (compiling == Compiling::kKnownOnly && !grammars.knows(definition)) {
+    throw GrammarUnknown(definition.key());
+  }
   std::shared_ptr<const text::Grammar> grammar;
   try {
     grammar = grammars.compile(definition);

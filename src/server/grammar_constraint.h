@@ -3,6 +3,8 @@
 // What a conversation asks of its answer's form -> what the engine may draw. Reasoning is free; the content, or the
 // calls, are held to a grammar.
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -16,7 +18,13 @@ namespace tessera::server {
 enum class Compiling { kKnownOnly, kAny };
 class GrammarUnknown : public Error {
  public:
-  GrammarUnknown() : Error(ErrorCode::kResourceExhausted, "a grammar that is not compiled yet") {}
+  explicit GrammarUnknown(std::string key)
+      : Error(ErrorCode::kResourceExhausted, "a grammar that is not compiled yet"), key_(std::move(key)) {}
+  // text::GrammarDefinition::key() of it.
+  const std::string& key() const { return key_; }
+
+ private:
+  std::string key_;
 };
 
 // The same for every choice, before and after reasoning.

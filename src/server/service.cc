@@ -122,7 +122,7 @@ Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options
       started_(now()),
       replay_(options_.replay_bytes),
       preparer_(serving_, replay_, ids_),
-      compilers_(1, options_.max_compiling),
+      compilers_(options_.max_compiling, options_.max_preparing),
       workers_(options_.num_workers, options_.max_preparing) {}
 
 Health Service::health() const {
@@ -248,12 +248,13 @@ void Service::prepare(Preparation& preparation) noexcept {
                                                 printable(fmt::format("{}", fmt::join(prepared.ignored, ", ")))));
     }
     exchange.start(std::move(prepared));
-  } catch (const GrammarUnknown&) {
+  } catch (const GrammarUnknown& unknown) {
     try {
-      if (!compilers_.add(std::make_unique<Preparation>(*this, route, std::move(preparation.body), preparation.caller,
+      if (!compilers_.add(unknown.key(),
+                          std::make_unique<Preparation>(*this, route, std::move(preparation.body), preparation.caller,
                                                         preparation.exchange, Compiling::kAny))) {
         exchange.refuse(full(fmt::format("new schemas, patterns and tools being compiled: expected fewer than {} "
-                                         "requests that wait, found as many",
+                                         "different ones, found as many",
                                          options_.max_compiling)),
                         kCompilingRetrySeconds);
       }

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "engine/engine.h"
 #include "engine/prefix_tier.h"
+#include "server/compiling_lane.h"
 #include "server/exchange.h"
 #include "server/figures.h"
 #include "server/ids.h"
@@ -25,7 +26,7 @@ namespace tessera::server {
 struct ServiceOptions {
   int num_workers = 2;
   size_t max_preparing = 256;              // requests that wait for a worker; more are refused with 429
-  size_t max_compiling = 8;                // that wait for a new grammar of theirs to be compiled; more too
+  size_t max_compiling = 8;                // different new grammars at a time; who asks for one more gets 429
   size_t replay_bytes = size_t{64} << 20;  // of remembered tool calls
   std::string page;                        // HTML of GET /
   // Of the prefix cache, for /metrics; they must outlive the service.
@@ -68,8 +69,8 @@ class Service {
   ReplayStore replay_;
   Figures figures_;
   const Preparer preparer_;
-  WorkerPool compilers_;  // one thread: a new grammar may take seconds, and only other new ones wait for it
-  WorkerPool workers_;    // last: its jobs use all else
+  CompilingLane compilers_;  // a new grammar may take seconds, and only other new ones wait for it
+  WorkerPool workers_;       // last: its jobs use all else
 };
 
 }  // namespace tessera::server
