@@ -63,6 +63,7 @@ model::LoadOptions load_options(const ModelFlags& flags) {
   model::LoadOptions options;
   options.precision = {*input, *cache};
   options.num_threads = flags.threads;
+  options.max_step_tokens = model::step_defaults(flags.device).max_step_tokens;
   options.allow_inexact = flags.allows_inexact;
   options.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
   options.bypass = model::parse_bypass(env_value("TESSERA_BYPASS").value_or(""));

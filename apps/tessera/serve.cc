@@ -45,7 +45,7 @@ struct Flags {
   RankFlags ranks;
   server::http::HttpOptions http;
   std::string name, key_file;
-  int64_t max_running = 16, max_model_len = 0, max_step_tokens = 64, max_waiting = 1024, max_waiting_tokens = 1 << 20;
+  int64_t max_running = 0, max_model_len = 0, max_step_tokens = 0, max_waiting = 1024, max_waiting_tokens = 1 << 20;
   int64_t port = 8000;
   double cache_gib = 0;
   std::optional<double> prefix_gib;
@@ -149,13 +149,12 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
                "Most tokens of prompt and answer together [the model's, at most 131072]")
       ->type_name("N")
       ->group("Service");
-  c.add_option("--max-running", flags_.max_running, "Most answers that are made at once")
+  c.add_option("--max-running", flags_.max_running, "Most answers that are made at once [16; with a GPU 256]")
       ->type_name("N")
-      ->capture_default_str()
       ->group("Service");
-  c.add_option("--max-step-tokens", flags_.max_step_tokens, "Most tokens of one step: answers and pieces of prompts")
+  c.add_option("--max-step-tokens", flags_.max_step_tokens,
+               "Most tokens of one step: answers and pieces of prompts [64; with a GPU 512]")
       ->type_name("N")
-      ->capture_default_str()
       ->group("Service");
   c.add_option("--cache-memory", flags_.cache_gib,
                "GiB for caches of running answers [room for --max-running whole ones, if there is so much]")
@@ -211,10 +210,11 @@ void Serve::check_flags() {
     fail_usage(fmt::format("{}: expected {} to {}, found {}", flag, least, most, value));
   };
   const auto number = [](int64_t value) { return static_cast<double>(value); };
+  const auto given = [this](const char* flag) { return command_->count(flag) > 0; };
   check("--port", number(flags_.port), 0, 65535);
   flags_.http.port = static_cast<uint16_t>(flags_.port);
-  check("--max-running", number(flags_.max_running), 1, 4096);
-  check("--max-step-tokens", number(flags_.max_step_tokens), 2, 65536);
+  if (given("--max-running")) check("--max-running", number(flags_.max_running), 1, 4096);
+  if (given("--max-step-tokens")) check("--max-step-tokens", number(flags_.max_step_tokens), 2, 65536);
   check("--max-model-len", number(flags_.max_model_len), 0, 1e9);
   check("--max-waiting", number(flags_.max_waiting), 1, 1e6);
   check("--max-waiting-tokens", number(flags_.max_waiting_tokens), 1, 1e12);
@@ -359,7 +359,8 @@ ModelFolder Serve::open(model::LoadOptions& load) {
                            flags_.max_model_len));
   }
   if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
-  load.max_step_tokens = flags_.max_step_tokens;
+  if (flags_.max_step_tokens > 0) load.max_step_tokens = flags_.max_step_tokens;
+  if (flags_.max_running == 0) flags_.max_running = model::step_defaults(flags_.model.device).max_running;
   load.sequence_tokens = 0;
   return folder;
 }

@@ -38,12 +38,12 @@ model::LoadOptions load_options(const ModelOptions& options) {
   check_name(input.has_value(), "mode", "f32, a16, a8 or a4", options.mode);
   check_name(cache.has_value(), "cache", "exact or fp8", options.cache);
   check_range("threads", options.num_threads, 0, 4096);
-  check_range("max_running", options.max_running, 1, 4096);
-  check_range("max_step_tokens", options.max_step_tokens, 2, 65536);
+  if (options.max_running) check_range("max_running", *options.max_running, 1, 4096);
+  if (options.max_step_tokens) check_range("max_step_tokens", *options.max_step_tokens, 2, 65536);
   model::LoadOptions load;
   load.precision = {*input, *cache};
   load.num_threads = options.num_threads;
-  load.max_step_tokens = options.max_step_tokens;
+  load.max_step_tokens = options.max_step_tokens.value_or(model::step_defaults(options.device).max_step_tokens);
   load.allow_inexact = options.allow_inexact;
   load.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
   load.with_draft = false;
@@ -56,6 +56,7 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
     : directory_(directory) {
   model::LoadOptions load = load_options(options);
   const device::Machine machine = device::machine_of(options.device);
+  const int64_t max_running = options.max_running.value_or(model::step_defaults(options.device).max_running);
   if (!std::filesystem::is_directory(directory)) {
     fail(ErrorCode::kNotFound,
          fmt::format("{}: no such folder; a model is a folder with config.json, tokenizer.json and *.safetensors",
@@ -74,14 +75,14 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   const auto one = static_cast<int64_t>(
       model::sequence_bytes(config, load.precision, max_model_len_, config.sliding_window + load.max_step_tokens - 1));
   const int64_t room = model::room_for_caches(directory, machine);
-  load.extra_bytes = std::max(one, std::min(one * options.max_running, room));
+  load.extra_bytes = std::max(one, std::min(one * max_running, room));
   loaded_ = model::load_model(directory, load, backends::all_backends(), machine, nullptr, progress);
   facts_ = loaded_.runner->facts();
   // One sequence of the longest length runs in any case, as its exact size is.
   const model::CacheSpec& spec = loaded_.runner->cache_spec();
   budget_ = std::make_unique<engine::ReservedBudget>(spec, std::max(load.extra_bytes, spec.bytes(max_model_len_)));
   engine::EngineOptions engine_options;
-  engine_options.steps.max_running = options.max_running;
+  engine_options.steps.max_running = max_running;
   engine_ = std::make_unique<engine::Engine>(*loaded_.runner, *budget_, engine_options);
 }
 

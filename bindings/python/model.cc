@@ -237,8 +237,8 @@ std::string detokenize(const LoadedModel& model, const std::vector<int32_t>& ids
 }
 
 ModelPtr open_model(const std::string& directory, const std::string& device, const std::string& mode,
-                    const std::string& cache, int threads, int64_t max_model_len, int64_t max_running,
-                    int64_t max_step_tokens, bool allow_inexact) {
+                    const std::string& cache, int threads, int64_t max_model_len, std::optional<int64_t> max_running,
+                    std::optional<int64_t> max_step_tokens, bool allow_inexact) {
   const nb::gil_scoped_release release;
   SignalCheck signals;
   return std::make_shared<LoadedModel>(
@@ -296,7 +296,7 @@ void add_model(nb::module_& m) {
           },
           arg("messages"), arg("tools").none(), arg("think"), arg("effort"), arg("keep_reasoning"));
   m.def("open_model", &open_model, arg("directory"), arg("device"), arg("mode"), arg("cache"), arg("threads"),
-        arg("max_model_len"), arg("max_running"), arg("max_step_tokens"), arg("allow_inexact"));
+        arg("max_model_len"), arg("max_running").none(), arg("max_step_tokens").none(), arg("allow_inexact"));
   m.def("parse_answer", &parse_answer, arg("text"), arg("starts_in_reasoning"), arg("is_cut_off"));
 }
 

@@ -60,6 +60,11 @@ void log_unused(const WeightSource& weights, LogSink& log) {
 
 }  // namespace
 
+StepDefaults step_defaults(std::string_view device) {
+  if (device == "cpu") return {.max_step_tokens = 64, .max_running = 16};
+  return {.max_step_tokens = 512, .max_running = 256};
+}
+
 int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
   const bool has_dspark = config.has_dspark || checkpoint.find("mtp.0.main_proj.weight") != nullptr;
   return !has_dspark && checkpoint.find("mtp.0.enorm.weight") != nullptr ? 1 : 0;

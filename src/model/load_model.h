@@ -19,12 +19,21 @@
 
 namespace tessera::model {
 
+// What is best where nobody says otherwise. A processor's time grows with each token of a step; a GPU reads the weights
+// once for all of them, and takes a window of `max_step_tokens` more for each answer.
+struct StepDefaults {
+  int64_t max_step_tokens;  // of answers and pieces of prompts together
+  int64_t max_running;      // answers that are made at once
+};
+// `device`: "cpu" or "cuda:N".
+StepDefaults step_defaults(std::string_view device);
+
 struct LoadOptions {
   ops::Precision precision;
-  int num_threads = 0;  // 0: one per processor
-  int64_t max_step_tokens = 64;
-  int64_t sequence_tokens = 0;  // counted into the memory that must fit, besides the weights
-  int64_t extra_bytes = 0;      // that the caller will take besides; counted too
+  int num_threads = 0;           // 0: one per processor
+  int64_t max_step_tokens = 64;  // as step_defaults("cpu")
+  int64_t sequence_tokens = 0;   // counted into the memory that must fit, besides the weights
+  int64_t extra_bytes = 0;       // that the caller will take besides; counted too
   std::vector<std::pair<std::string, std::string>> forced;  // ops::parse_forced
   Bypass bypass;
   bool allow_inexact = false;  // round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing them

@@ -153,14 +153,15 @@ class Model:
     cache          "fp8", as the model was trained, or "exact"
     threads        of the CPU; 0: one per processor. Results do not depend on it
     max_model_len  most tokens of prompt and answer together; None: the model's, at most 131072
-    max_running    most answers that are made at once; more wait
+    max_running    most answers that are made at once; more wait; None: 16, on a GPU 256
+    max_step_tokens  most tokens of one step, of answers and pieces of prompts; None: 64, on a GPU 512
     allow_inexact  round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model
 
     Raises NotFound, DataLoss, Unsupported for what is wrong with the folder, OutOfMemory where it does not fit."""
 
     def __init__(self, directory: Union[str, 'os.PathLike[str]', None] = None, device: str = 'auto', *, mode: str = 'a16',
-                 cache: str = 'fp8', threads: int = 0, max_model_len: Optional[int] = None, max_running: int = 16,
-                 max_step_tokens: int = 64, allow_inexact: bool = False):
+                 cache: str = 'fp8', threads: int = 0, max_model_len: Optional[int] = None, max_running: Optional[int] = None,
+                 max_step_tokens: Optional[int] = None, allow_inexact: bool = False):
         if device == 'auto':
             device = _program.usable_gpu() or 'cpu'
         self.device = device
