@@ -13,6 +13,8 @@ global scale is a power of two. A row has the medians of both, checked against a
             were sorted by expert before, where this PyTorch has it. Sorting and spreading are not in PyTorch's time.
             With --fp8 also three torch._scaled_grouped_mm, inputs and weights rounded to E4M3 with a scale per row:
             lossy, so its error is told and not judged. Rounding inputs is in its time.
+            With --module also tessera.torch.Experts (docs/python.md), which combines a token's experts too: what a model
+            written in PyTorch calls. Python has to find the package tessera.
             Routing is even: as many different experts as B tokens reach on average, E (1 - (1 - k/E)^B), take turns.
 
 Weights are cold: copies that together exceed --cold MiB are used in turn, so that none is still in the GPU's cache.
@@ -218,6 +220,7 @@ def compare_experts(torch, tessera, stream, options, hidden, inner, count, top_k
     dense = {name: torch.stack([w.values(torch, torch.bfloat16) for w in all_of]).transpose(1, 2)
              for name, all_of in weights.items()} if has_grouped else {}
     bytes_of_expert = sum(all_of[0].num_bytes() for all_of in weights.values())
+    module = module_of(torch, weights, top_k, limit, most) if options.module else None
     rounded = {name: rounded_experts(torch, all_of) for name, all_of in weights.items()} if options.fp8 else {}
     rows = []
     for tokens in options.tokens:
@@ -255,12 +258,27 @@ def compare_experts(torch, tessera, stream, options, hidden, inner, count, top_k
             if other == 'torch_grouped_bf16' and not other_error < 10 * BOUND:
                 fail(f'experts, {tokens} tokens: torch._grouped_mm has a relative error of {other_error}')
             others[other] = (time_calls(torch, stream, [lambda g=g: call(*g[:2]) for g in grouped], options.repeats), other_error)
+        if module is not None:
+            summed = module(x, tables[0], routing)[token]
+            module_error = relative_error(summed, expected.sum(0))
+            if not module_error < 2 * BOUND:
+                fail(f'experts, {tokens} tokens: tessera.torch.Experts has a relative error of {module_error}')
+            others['tessera_module'] = (time_calls(torch, stream, [lambda t=t: module(x, t, routing) for t in tables],
+                                                   options.repeats), module_error)
         rows.append(row_of(f'experts top {top_k} of {count} [{inner}, {hidden}], {reached} reached', tokens,
                            tessera.lib.tessera_moe_kernel(handle).decode(),
                            time_calls(torch, stream, [lambda t=t: run(t) for t in tables], options.repeats), error,
                            reached * bytes_of_expert, others))
     tessera.lib.tessera_moe_destroy(handle)
     return rows
+
+
+def module_of(torch, weights, top_k, limit, most):
+    """tessera.torch.Experts on the same weights."""
+    import tessera.torch
+    stacked = [(torch.stack([w.codes for w in all_of]), torch.stack([w.scales for w in all_of]),
+                torch.tensor([w.scale for w in all_of])) for all_of in weights.values()]
+    return tessera.torch.Experts(*stacked, top_k=top_k, swiglu_limit=limit, max_tokens=(most + 7) // 8 * 8)
 
 
 def expert_in_double(torch, weights, expert, x, limit):
@@ -308,6 +326,7 @@ def main():
     parser.add_argument('--repeats', type=parse_count, default=30)
     parser.add_argument('--cold', type=parse_count, default=512, metavar='MIB', help='weights used in turn (512)')
     parser.add_argument('--fp8', action='store_true', help='experts by torch._scaled_grouped_mm too')
+    parser.add_argument('--module', action='store_true', help='experts by tessera.torch.Experts too')
     parser.add_argument('--seed', type=parse_count, default=1)
     options = parser.parse_args()
     if not re.fullmatch(r'cuda:\d+', options.device):
