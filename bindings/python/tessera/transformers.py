@@ -13,6 +13,7 @@ from typing import Any, Iterator, Union
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, GenerationConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RMSNorm
 
 from . import torch as tessera_torch
 from ._checkpoint import Checkpoint, first_line, read_object
@@ -100,6 +101,8 @@ def _read_dense_experts(checkpoint: Checkpoint, name: str, part: Any, device: to
 def _fill(model: Any, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
     """All parameters and buffers that are on no device yet."""
     in_fp32 = set(getattr(model, '_keep_in_fp32_modules_strict', None) or ())
+    # transformers 5.17's class keeps norms' weights in float32 and leaves their outputs so, which its maps then refuse.
+    norms_round = DeepseekV4RMSNorm(1)(torch.zeros(1, 1, dtype=torch.bfloat16)).dtype == torch.bfloat16
     for owner_name, owner in model.named_modules():
         for key, old in [*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)]:
             name = f'{owner_name}.{key}' if owner_name else key
@@ -108,7 +111,8 @@ def _fill(model: Any, checkpoint: Checkpoint, device: torch.device, dtype: torch
             value = checkpoint.tensor(name)
             tessera_torch.check_shape(name, value, old.shape)
             if value.is_floating_point():
-                value = value.to(torch.float32 if in_fp32 & set(name.split('.')) else dtype)
+                keeps = in_fp32 & set(name.split('.')) and (norms_round or not isinstance(owner, DeepseekV4RMSNorm))
+                value = value.to(torch.float32 if keeps else dtype)
             value = value.to(device)
             setattr(owner, key, torch.nn.Parameter(value, requires_grad=False) if isinstance(old, torch.nn.Parameter) else value)
         # Its buffers are computed, not stored.
