@@ -26,7 +26,9 @@ constexpr double kFewInstructions = 130;
 constexpr double kStoreInstructions = 20;
 
 // A tile of `width` columns by tile_tokens, of which `tokens` are there.
+template <ops::WeightFormat kFormat>
 Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double tokens) {
+  using WidePlan = WidePlanOf<kFormat>;
   const int padded = static_cast<int>(ceil_div<int64_t>(static_cast<int64_t>(std::ceil(tokens)), 8) * 8);
   const int product_tokens = WidePlan::product_tokens(padded);
   constexpr int kProducts = WidePlan::kInputColumns / 16, kGroups = WidePlan::kTileRows / 64;
@@ -35,15 +37,28 @@ Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double
   k.tiles = tiles, k.stages = width / WidePlan::kInputColumns;
   k.product_cycles = kProducts * kGroups * product_cycles(product_tokens);
   k.issue_cycles = WidePlan::kInputColumns / 32 * kStepCycles;
-  k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 +  // B for each warpgroup
-                    nvfp4_bytes(WidePlan::kTileRows * WidePlan::kInputColumns);
-  k.copied_bytes = padded * WidePlan::kInputColumns * 2.0 + nvfp4_bytes(WidePlan::kTileRows * WidePlan::kInputColumns);
+  const double weights = weight_bytes(kFormat, WidePlan::kTileRows * WidePlan::kInputColumns);
+  k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 + weights;  // B for each warpgroup
+  k.copied_bytes = padded * WidePlan::kInputColumns * 2.0 + weights;
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = WidePlan::kInputStages;
   constexpr int kWarpsOfScheduler = WidePlan::kConsumerWarps / 4;
   k.end_cycles = product_tokens / 4.0 * kStoreInstructions * kWarpsOfScheduler + 4 * kStepCycles;
   k.tile_flops = 2.0 * static_cast<double>(tiles * width) * WidePlan::kTileRows * product_tokens;
   return k;
+}
+
+Kernel wide_kernel(ops::WeightFormat format, const std::string& name, int64_t tiles, int64_t width, double tokens) {
+  switch (format) {
+    case ops::WeightFormat::kFp8Block:
+      return wide_kernel<ops::WeightFormat::kFp8Block>(name, tiles, width, tokens);
+    case ops::WeightFormat::kBf16:
+      return wide_kernel<ops::WeightFormat::kBf16>(name, tiles, width, tokens);
+    case ops::WeightFormat::kNvfp4:
+    case ops::WeightFormat::kF32:  // has none
+      break;
+  }
+  return wide_kernel<ops::WeightFormat::kNvfp4>(name, tiles, width, tokens);
 }
 
 // Tiles of 8 slots by 64 rows, a team each.
@@ -73,9 +88,9 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
     kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
     const int64_t token_tiles = ceil_div<int64_t>(tokens, tile_tokens);
     const int64_t tiles = desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * token_tiles;
-    kernels.push_back(
-        wide_kernel("linear_wide", tiles, desc.in, static_cast<double>(tokens) / static_cast<double>(token_tiles)));
-    kernels.back().memory_bytes = nvfp4_bytes(values);
+    kernels.push_back(wide_kernel(desc.format, "linear_wide", tiles, desc.in,
+                                  static_cast<double>(tokens) / static_cast<double>(token_tiles)));
+    kernels.back().memory_bytes = weight_bytes(desc.format, values);
   }
   return kernels;
 }
@@ -99,11 +114,11 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
     case ExpertKernels::kWide: {
       const ExpertLoad load = expert_load(shape, tokens, WidePlan::kTokens);
       const auto work = static_cast<int64_t>(std::lround(load.tiles));
-      kernels = {
-          pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
-          wide_kernel("gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2), e.hidden,
-                      load.slots_of_tile),
-          wide_kernel("down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner, load.slots_of_tile)};
+      kernels = {pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
+                 wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2),
+                             e.hidden, load.slots_of_tile),
+                 wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner,
+                             load.slots_of_tile)};
       break;
     }
   }

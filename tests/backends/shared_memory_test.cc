@@ -14,17 +14,23 @@ namespace {
 // 1 KiB that swizzled operands want, are the rest.
 constexpr int kMost = 227 << 10, kMostOf12 = 99 << 10, kRest = 1152;
 
+template <ops::WeightFormat kFormat>
+constexpr int wide_bytes() {
+  using Wide = sm90::WidePlanOf<kFormat>;
+  return Wide::kInputStages * Wide::kTokens * Wide::kInputColumns * 2 +
+         Wide::kWeightStages * Wide::kSlots * Wide::Unit::kBytes;
+}
+
 TEST(SharedMemoryBudget, Hopper) {
   using cuda_common::PackedNvfp4;
-  using Wide = sm90::WidePlan;
   using Few = sm90::FewPlan;
-  constexpr int kWide = Wide::kInputStages * Wide::kTokens * Wide::kInputColumns * 2 +
-                        Wide::kWeightStages * Wide::kSlots * PackedNvfp4::kBytes;
   constexpr int kFew =
       Few::kTeams * Few::kStages * (Few::kSlots * PackedNvfp4::kBytes + Few::kTokens * PackedNvfp4::kColumns * 2);
-  EXPECT_EQ(kWide, 204800);
+  EXPECT_EQ(wide_bytes<ops::WeightFormat::kNvfp4>(), 204800);
+  EXPECT_EQ(wide_bytes<ops::WeightFormat::kFp8Block>(), 196608);
+  EXPECT_EQ(wide_bytes<ops::WeightFormat::kBf16>(), 229376);
   EXPECT_EQ(kFew, 212992);
-  EXPECT_LE(kWide + kRest, kMost);
+  EXPECT_LE(wide_bytes<ops::WeightFormat::kBf16>() + kRest, kMost);  // the most
   EXPECT_LE(kFew + kRest, kMost);
 }
 

@@ -23,17 +23,19 @@ bool available(const device::Machine& machine, std::string& why_not) {
 }
 
 template <class Desc>
-const PackedLayout* packed_layout(const Desc&) {
-  return cuda_common::packed_units(WeightFormat::kNvfp4);
+const PackedLayout* packed_layout(const Desc& desc) {
+  return cuda_common::packed_units(desc.format);
+}
+const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
+  return packed_layout(desc.maps.front());
 }
 
 constexpr Variant<Linear> kLinear[] = {
     {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>, sm90::linear_workspace, sm90::linear}};
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_supports, packed_layout<MoeExperts::Desc>,
                                                 sm90::moe_experts_workspace, sm90::moe_experts}};
-constexpr Variant<LinearGroup> kLinearGroup[] = {{"wgmma", sm90::linear_group_supports,
-                                                  packed_layout<LinearGroup::Desc>, sm90::linear_group_workspace,
-                                                  sm90::linear_group}};
+constexpr Variant<LinearGroup> kLinearGroup[] = {
+    {"wgmma", sm90::linear_group_supports, packed_layout_of_group, sm90::linear_group_workspace, sm90::linear_group}};
 constexpr Variant<Attention> kAttention[] = {
     {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
 

@@ -90,7 +90,7 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
       const Few::Stage& stage = s.stages[team][at.stage];
       cuda_common::PackedShare<ops::WeightFormat::kNvfp4> shares[kBlocks];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, warp, lane);
+      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, 0, warp, lane);
       const bool has_nan = cuda_common::any_e4m3_nan(
           {shares[0].scales[0], shares[1].scales[0], shares[2].scales[0], shares[3].scales[0]});
       cuda_common::Chains chains = {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear with packed NVFP4 weights: many tokens by wide_sums.cuh, few by the portable backend. What bounds it: the
-// tensor cores' BF16 products.
+// linear with packed weights: many tokens by wide_sums.cuh, few by the portable backend. What bounds it: the tensor
+// cores' BF16 products.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/values.cuh"
 #include "backends/sm90/kernels.h"
@@ -11,13 +11,15 @@ namespace tessera::backends::sm90 {
 namespace {
 
 using cuda_common::Values, cuda_common::wait_for_previous;
+using ops::WeightFormat;
 
-constexpr int kTileRows = Wide::kTileRows;
+constexpr int kTileRows = Wide::kTileRows;  // whatever the weights
 
 struct LinearJob {
   const uint16_t* x;  // [tokens, groups * in]
   char* arranged;     // [groups][tokens, in]
   const char* data;
+  const float* scales;  // FP8's, of blocks
   float tensor_scale;
   Values y;  // [tokens, groups * out]
   int64_t in, out, groups, num_tokens;
@@ -48,8 +50,12 @@ __global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
 }
 
 // Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
+template <WeightFormat kWeightFormat>
 class LinearTiles {
  public:
+  static constexpr WeightFormat kFormat = kWeightFormat;
+  using Layout = cuda_common::PackedUnit<kFormat>;
+  using Share = cuda_common::PackedShare<kFormat>;
   struct Place {
     int64_t group, first_row, first_token;
   };
@@ -66,23 +72,27 @@ class LinearTiles {
     return {group, int64_t{band * kBand + in_band % rows} * kTileRows, int64_t{in_band / rows} * job_.tile_tokens};
   }
   __device__ const char* unit(const Place& place, int slot) const {
-    const int64_t row = place.first_row + slot * PackedNvfp4::kRows;
+    const int64_t row = place.first_row + slot * Layout::kRows;
     if (row >= job_.out) return nullptr;
-    return job_.data + PackedNvfp4::offset(place.group * job_.out + row, 0, job_.in);
+    return job_.data + Layout::offset(place.group * job_.out + row, 0, job_.in);
+  }
+  __device__ const float* block_scales(const Place& place, int slot) const {
+    const int64_t row = min(place.first_row + slot * Layout::kRows, job_.out - 1);
+    return job_.scales + cuda_common::packed_scale_at(place.group * job_.out + row, 0, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return arranged_of(job_, place.group, place.first_token); }
   __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
-  __device__ PackedShare share(const Wide::Weights& stage, int block, int warp, int lane) const {
-    return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
-            {stage.scales_of(warp, block, lane), 0}};
+  __device__ Share share(const typename WideOf<kFormat>::Weights& stage, int block, int part, int warp,
+                         int lane) const {
+    return stage.share_of(warp, block, part, lane);
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
     const int64_t num_rows = job_.groups * job_.out;
-    const auto value = [&](int i) { return sums[i] * PackedShare::kFactor * job_.tensor_scale; };
+    const auto value = [&](int i) { return sums[i] * Share::kFactor * job_.tensor_scale; };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
-      const int64_t first_row = place.first_row + warp * PackedNvfp4::kRows + i % 4 / 2 * 8;
+      const int64_t first_row = place.first_row + warp * Layout::kRows + i % 4 / 2 * 8;
       const int64_t first_token = place.first_token + i / 4 * 8;
       if (job_.y.is_bf16) {
         const uint32_t pair = ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
@@ -111,9 +121,7 @@ class LinearTiles {
 }  // namespace
 
 bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
-  if (desc.format == ops::WeightFormat::kNvfp4) return cuda::linear_packed_supports(desc, why_not);
-  why_not = "weights are not NVFP4";
-  return false;
+  return cuda::linear_packed_supports(desc, why_not);
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
@@ -128,6 +136,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
   const LinearJob job{static_cast<const uint16_t*>(args.x.data),
                       static_cast<char*>(args.workspace),
                       static_cast<const char*>(args.weight.data),
+                      static_cast<const float*>(args.weight.block_scales),
                       args.weight.tensor_scale,
                       cuda_common::values_of(args.y),
                       desc.in,
@@ -140,7 +149,16 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
   cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);
   const int64_t tiles =
       desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
-  launch_wide<LinearTiles>("linear_wide", queue, tiles, job);
+  switch (desc.format) {
+    case WeightFormat::kNvfp4:
+      return launch_wide<LinearTiles<WeightFormat::kNvfp4>>("linear_wide", queue, tiles, job);
+    case WeightFormat::kFp8Block:
+      return launch_wide<LinearTiles<WeightFormat::kFp8Block>>("linear_wide", queue, tiles, job);
+    case WeightFormat::kBf16:
+      return launch_wide<LinearTiles<WeightFormat::kBf16>>("linear_wide", queue, tiles, job);
+    case WeightFormat::kF32:
+      break;  // declined
+  }
 }
 
 }  // namespace tessera::backends::sm90

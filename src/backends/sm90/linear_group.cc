@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_group with packed NVFP4 weights: few tokens by the portable backend's one launch, which reads the same layout
+// linear_group with packed weights: few tokens by the portable backend's one launch, which reads the same layout
 // and has the same sums; more tokens the maps one by one, by this backend's linear.
 #include <algorithm>
 

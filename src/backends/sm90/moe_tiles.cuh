@@ -12,6 +12,7 @@ namespace tessera::backends::sm90 {
 
 class WorkTiles {
  public:
+  static constexpr auto kFormat = ops::WeightFormat::kNvfp4;
   struct Place {
     const ExpertWork* work;
     int first_row;
@@ -33,7 +34,7 @@ class WorkTiles {
 
  protected:
   using Layout = cuda_common::PackedNvfp4;
-  using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
+  using Share = cuda_common::PackedShare<kFormat>;
 
   __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
@@ -61,7 +62,7 @@ class GateAndUpTiles final : public WorkTiles {
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, slot / kUnits, place.first_row + slot % kUnits * Layout::kRows);
   }
-  __device__ Share share(const typename Shape::Weights& stage, int block, int warp, int lane) const {
+  __device__ Share share(const typename Shape::Weights& stage, int block, int, int warp, int lane) const {
     const int gate = warp / 2, up = kUnits + gate, half = warp % 2;
     const uint32_t scales =
         __byte_perm(stage.scales_of(gate, block, lane), stage.scales_of(up, block, lane), half == 0 ? 0x5410 : 0x7632);
@@ -109,9 +110,8 @@ class DownTiles final : public WorkTiles {
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, 2, place.first_row + slot * Layout::kRows);
   }
-  __device__ Share share(const typename Shape::Weights& stage, int block, int warp, int lane) const {
-    return {{stage.codes_of(warp, 0, block, lane), stage.codes_of(warp, 1, block, lane)},
-            {stage.scales_of(warp, block, lane), 0}};
+  __device__ Share share(const typename Shape::Weights& stage, int block, int part, int warp, int lane) const {
+    return stage.share_of(warp, block, part, lane);
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tiles, stages and choices of Hopper's kernels for NVFP4 maps: plain numbers that wide_sums.cuh, few_sums.cuh and
+// Tiles, stages and choices of Hopper's kernels for packed weights: plain numbers that wide_sums.cuh, few_sums.cuh and
 // their launches are made of, and that predictions of their time (bench/plan) are worked out from.
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "backends/cuda_common/packed_units.h"
@@ -11,19 +12,26 @@
 
 namespace tessera::backends::sm90 {
 
-struct WidePlan {
-  static constexpr int kTokens = 128, kSlots = 8;  // a slot is a unit of 16 rows
-  static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
+template <ops::WeightFormat kFormat>
+struct WidePlanOf {
+  using Unit = cuda_common::PackedUnit<kFormat>;
+  static constexpr bool kIsNvfp4 = Unit::kIsNvfp4;
+  // FP8 has a fourth set of sums: of 128 columns, before their scale.
+  static constexpr int kTokens = kFormat == ops::WeightFormat::kFp8Block ? 96 : 128;
+  static constexpr int kSlots = 8;  // a slot is a unit of 16 rows
+  static constexpr int kTileRows = kSlots * Unit::kRows;
   static constexpr int kConsumerWarps = kSlots, kThreads = (kConsumerWarps + 4) * 32;
-  // A stage of inputs is 128 columns, one of weights 512. Every bulk copy costs its issuer some 100 cycles, so there
-  // are few: one for a stage of inputs, eight for weights.
-  static constexpr int kInputColumns = 128, kWeightColumns = cuda_common::PackedNvfp4::kColumns;
-  static constexpr int kInputStages = kWeightColumns / kInputColumns, kWeightStages = 2;
+  // A stage of inputs is 128 columns, one of weights a unit's. Every bulk copy costs its issuer some 100 cycles, so
+  // there are few: one for a stage of inputs, eight for weights, which two warps issue where units have few columns.
+  static constexpr int kInputColumns = 128, kWeightColumns = Unit::kColumns;
+  static constexpr int kInputStages = cuda_common::PackedNvfp4::kColumns / kInputColumns;
+  static constexpr int kWeightStages = kIsNvfp4 ? 2 : 3, kWeightProducers = kIsNvfp4 ? 1 : 2;
   // Tokens of the products of a tile of so many.
   TESSERA_HOST_DEVICE static constexpr int product_tokens(int tokens) {
     return tokens > 64 ? kTokens : tokens > 32 ? 64 : 32;
   }
 };
+using WidePlan = WidePlanOf<ops::WeightFormat::kNvfp4>;
 
 struct FewPlan {
   static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
@@ -34,21 +42,34 @@ struct FewPlan {
 // Up to here the portable kernels are as fast.
 constexpr int64_t kFewMapTokens = 24;
 
+// Tokens of a tile, and its time for 128 columns where every multiprocessor has one.
+struct WideTile {
+  int32_t tokens;
+  double block_us;
+};
+inline std::array<WideTile, 3> wide_tiles(ops::WeightFormat format) {
+  switch (format) {
+    case ops::WeightFormat::kFp8Block:
+      return {{{32, 0.70}, {64, 0.80}, {96, 1.1}}};
+    case ops::WeightFormat::kBf16:
+      return {{{32, 0.70}, {64, 0.75}, {128, 0.98}}};
+    case ops::WeightFormat::kNvfp4:
+    case ops::WeightFormat::kF32:  // declined
+      break;
+  }
+  return {{{32, 0.50}, {64, 0.52}, {128, 0.75}}};
+}
+
 // Tokens of a tile that take the least time, by what was measured on an H200; 0: the portable kernels do.
 inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   using cuda_common::PackedNvfp4;
-  if (num_tokens <= kFewMapTokens || desc.in % WidePlan::kWeightColumns != 0 || desc.out % PackedNvfp4::kRows != 0)
+  if (num_tokens <= kFewMapTokens || desc.in % PackedNvfp4::kColumns != 0 || desc.out % PackedNvfp4::kRows != 0)
     return 0;
-  struct Tile {
-    int32_t tokens;
-    double block_us;  // 128 columns
-  };
-  constexpr Tile kTiles[] = {{32, 0.50}, {64, 0.52}, {128, 0.75}};
   constexpr double kPortableFlopsPerUs = 0.53e6, kPortableLeast = 5, kBegin = 6;  // the first of a multiprocessor
   const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
   double least = kPortableLeast + flops / (kPortableFlopsPerUs * static_cast<double>(multiprocessors));
   int32_t best = 0;
-  for (const Tile& tile : kTiles) {
+  for (const WideTile& tile : wide_tiles(desc.format)) {
     const int64_t tiles =
         desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
     const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);

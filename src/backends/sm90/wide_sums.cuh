@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sums of linear maps of many tokens with packed NVFP4 weights: wgmma, weights decoded in registers as the A operand,
-// so that each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
-// products at a time, chains of even and odd steps, chunks of 512 columns in ascending order.
-//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens; a thread block takes tile after tile
-//   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows of 128 columns while products before them run
-//   producers  a warp for inputs, 128 columns at a time, and one for weights, 512; by bulk copies, ahead over tiles too
+// Sums of linear maps of many tokens with packed weights: wgmma, weights decoded in registers as the A operand, so that
+// each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
+// products at a time, chains of even and odd steps, chunks of 512 columns in ascending order; FP8's chains end with
+// each 128 columns, whose scale they are then multiplied by.
+//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, FP8: 96; a thread block takes tile after tile
+//   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows while products before them run
+//   producers  a warp for inputs, 128 columns at a time, and one or two for weights, a unit's; by bulk copies, ahead
+//              over tiles too
 // What the tiles of a launch are, a class Tiles says:
+//   kFormat              of the weights
 //   width(), count()     columns, a multiple of 512; tiles
 //   place(tile)          what all else about a tile is worked out from
 //   unit(place, slot)    column 0 of the packed unit for slot 0 to 7 of a stage; null: none, anything may lie there
+//   block_scales(place, slot)   FP8: the scales of its rows, of column 0 on
 //   inputs(place)        the tile's inputs, arranged (arranged_inputs.cuh)
-//   tokens(place)        1 to 128
-//   share(weights, block, warp, lane)
-//                        of a stage: a lane's codes of block 0 to 3, and its scales' codes in scales[0]
+//   tokens(place)        1 to kTokens
+//   share(weights, block, part, warp, lane)
+//                        of a stage: a lane's codes of a block of 128 columns of the unit, of these a part: NVFP4 all,
+//                        FP8 a half, BF16 a quarter (unit_stage.cuh)
 //   store<kTokens>(place, warp, lane, sums)
 //                        takes a lane's sums; sums[4 j + i] as ptx/wgmma.cuh says
 #include <cstdint>
@@ -32,30 +37,33 @@ namespace tessera::backends::sm90 {
 
 namespace ptx = cuda_common::ptx;
 using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
-using cuda_common::PackedNvfp4, cuda_common::RingPlace;
-using PackedShare = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
+using cuda_common::RingPlace;
 
-struct Wide : WidePlan {
-  // 240 hold two chains and the sums, 64 each, and two steps' weights.
+template <ops::WeightFormat kFormat>
+struct WideOf : WidePlanOf<kFormat> {
+  using Plan = WidePlanOf<kFormat>;
+  // 240 hold two chains and the sums, 64 each, and two steps' weights; or FP8's four sets of 48.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   using Inputs = ProductInputs;
-  using Weights = UnitStage<kSlots>;  // 512 columns
+  using Weights = UnitStageOf<kFormat, Plan::kSlots>;
 
-  static_assert(kWeightColumns == kChunk && kInputColumns == kShareBlock);
+  static_assert(kChunk % Plan::kWeightColumns == 0 && Plan::kInputColumns == kShareBlock &&
+                Plan::kInputStages * kShareBlock == kChunk);
   struct Shared {
-    char inputs[kInputStages][kTokens / ArrangedInputs::kRows][ArrangedInputs::kBytes];  // 128 columns
-    Weights weights[kWeightStages];
-    ptx::SharedBarrier inputs_full[kInputStages], inputs_free[kInputStages];
-    ptx::SharedBarrier weights_full[kWeightStages], weights_free[kWeightStages];
+    char inputs[Plan::kInputStages][Plan::kTokens / ArrangedInputs::kRows][ArrangedInputs::kBytes];  // 128 columns
+    Weights weights[Plan::kWeightStages];
+    ptx::SharedBarrier inputs_full[Plan::kInputStages], inputs_free[Plan::kInputStages];
+    ptx::SharedBarrier weights_full[Plan::kWeightStages], weights_free[Plan::kWeightStages];
   };
 };
+using Wide = WideOf<ops::WeightFormat::kNvfp4>;
 
 // A warp that brings inputs, one of its lanes.
 template <class Tiles>
-__device__ void produce_inputs(const Tiles& tiles, Wide::Shared& s) {
+__device__ void produce_inputs(const Tiles& tiles, typename WideOf<Tiles::kFormat>::Shared& s) {
   if (threadIdx.x % kWarp != 0) return;
   const int num_blocks = tiles.width() / kShareBlock;
-  RingPlace<Wide::kInputStages> at;
+  RingPlace<WideOf<Tiles::kFormat>::kInputStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const auto place = tiles.place(tile);
     const char* from = tiles.inputs(place);
@@ -69,21 +77,24 @@ __device__ void produce_inputs(const Tiles& tiles, Wide::Shared& s) {
   }
 }
 
-// A warp that brings weights, a lane each unit.
+// A warp that brings weights, a lane each unit; number `producer` of kWeightProducers.
 template <class Tiles>
-__device__ void produce_weights(const Tiles& tiles, Wide::Shared& s) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, num_chunks = tiles.width() / kChunk;
+__device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kFormat>::Shared& s, int producer) {
+  using Wide = WideOf<Tiles::kFormat>;
+  constexpr int kBytes = Wide::Unit::kBytes, kUnits = Wide::kSlots / Wide::kWeightProducers;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = producer * kUnits + lane;
+  const int num_units = tiles.width() / Wide::kWeightColumns;
   RingPlace<Wide::kWeightStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
-    const char* from = lane < Wide::kSlots ? tiles.unit(tiles.place(tile), lane) : nullptr;
-    const int bytes = __popc(__ballot_sync(~0u, from != nullptr)) * PackedNvfp4::kBytes;
-    for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+    const char* from = lane < kUnits ? tiles.unit(tiles.place(tile), slot) : nullptr;
+    const int bytes = __popc(__ballot_sync(~0u, from != nullptr)) * kBytes;
+    for (int unit = 0; unit < num_units; ++unit, at.advance()) {
       ptx::SharedBarrier& full = s.weights_full[at.stage];
       s.weights_free[at.stage].wait(at.parity ^ 1);
       if (lane == 0) full.arrive_and_expect(bytes);
       __syncwarp();
       if (from == nullptr) continue;
-      ptx::copy_bulk(s.weights[at.stage].units[lane], from + chunk * PackedNvfp4::kBytes, PackedNvfp4::kBytes, full);
+      ptx::copy_bulk(s.weights[at.stage].units[slot], from + unit * kBytes, kBytes, full);
     }
   }
 }
@@ -92,11 +103,12 @@ __device__ void produce_weights(const Tiles& tiles, Wide::Shared& s) {
 template <class Tiles>
 class WideConsumer {
  public:
-  __device__ WideConsumer(const Tiles& tiles, Wide::Shared& s) : tiles_(tiles), s_(s) {}
+  using Wide = WideOf<Tiles::kFormat>;
+  __device__ WideConsumer(const Tiles& tiles, typename Wide::Shared& s) : tiles_(tiles), s_(s) {}
 
   __device__ void run() {
     int tile = static_cast<int>(blockIdx.x);
-    if (tile < tiles_.count()) load(0);
+    if (tile < tiles_.count()) load(0, 0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
       const int tokens = tiles_.tokens(tiles_.place(tile));
       const int product_tokens = Wide::product_tokens(tokens);
@@ -111,16 +123,28 @@ class WideConsumer {
   }
 
  private:
+  using Unit = typename Wide::Unit;
+  using Share = cuda_common::PackedShare<Tiles::kFormat>;
   static constexpr int kBlocks = kChunk / kShareBlock, kSteps = kShareBlock / 32;
+  static constexpr int kParts = Unit::kBlockPieces / 2, kPartSteps = kSteps / kParts;
+  // Of a part the step whose products run while the next part is loaded: the last but one, if a part has so many.
+  static constexpr int kLoadStep = kPartSteps > 2 ? kPartSteps - 2 : kPartSteps - 1;
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarp; }
 
-  // The share of block 0 to 3 of a chunk, the chunk_-th of all tiles.
-  __device__ void load(int block) {
-    const int stage = chunk_ % Wide::kWeightStages;
-    if (block == 0) s_.weights_full[stage].wait(chunk_ / Wide::kWeightStages % 2);
-    next_ = tiles_.share(s_.weights[stage], block, warp(), lane());
+  // The part behind the last that was loaded; block 4 is the next chunk's first.
+  __device__ void load_next(int block, int part, bool has_next) {
+    if (part == 0 && block % Unit::kBlocks == 0) {
+      s_.weights_free[weights_.stage].arrive();  // each lane has its last share of the stage
+      weights_.advance();
+    }
+    if (has_next) load(block % kBlocks, part);
+  }
+  // A part of block 0 to 3 of a chunk.
+  __device__ void load(int block, int part) {
+    if (block % Unit::kBlocks == 0 && part == 0) s_.weights_full[weights_.stage].wait(weights_.parity);
+    next_ = tiles_.share(s_.weights[weights_.stage], block % Unit::kBlocks, part, warp(), lane());
   }
 
   // This warp's products need the stage no more; a warp waits for them as one.
@@ -131,51 +155,76 @@ class WideConsumer {
   template <int kTokens>
   __device__ void run_tile(int tile) {
     constexpr int kSums = kTokens / 2;
+    constexpr bool kIsScaled = Share::kScaledSum;
     float sums[kSums] = {}, chains[2][kSums];
-    uint32_t operands[2][2][4];  // of two steps, two products each
+    float scaled[kIsScaled ? kSums : 1];  // of blocks, a chunk's
+    uint32_t operands[2][2][4];           // of two steps, two products each
+    uint32_t nans[2] = {};                // Share's carries
+    const float* scales = nullptr;
+    if constexpr (kIsScaled) scales = tiles_.block_scales(tiles_.place(tile), warp());
     for (int chunks_left = tiles_.width() / kChunk; chunks_left > 0; --chunks_left) {
-      const int parity = chunk_ % 2;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        PackedShare share = next_;
-        share.prepare(next_.scales[0], cuda_common::has_e4m3_nan(next_.scales[0]));
-        s_.inputs_full[b].wait(parity);
+        float scale = 1;
+        if constexpr (kIsScaled) scale = __ldg(scales++);
+        s_.inputs_full[b].wait(inputs_parity_);
         const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ArrangedInputs::kBytes);
+        Share share;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
+          const bool ends_part = step % kPartSteps == kPartSteps - 1, ends_block = step == kSteps - 1;
+          if (step % kPartSteps == 0) share = prepared(nans);
           auto& a = operands[step % 2];
-          decode(share, step, a);
+          decode(share, step % kPartSteps, a);
+          if constexpr (Share::kFindsNan) {
+            if (ends_part) nans[0] = share.carries[0], nans[1] = share.carries[1];
+          }
           ptx::begin_products();
           const auto columns = inputs + (step / 2 * ProductInputs::kHalfBytes + step % 2 * 64);
-          ptx::wgmma_bf16<kTokens>(chains[step % 2], a[0], columns, b > 0 || step > 1);
+          ptx::wgmma_bf16<kTokens>(chains[step % 2], a[0], columns, (!kIsScaled && b > 0) || step > 1);
           ptx::wgmma_bf16<kTokens>(chains[step % 2], a[1], columns + 32, true);
           ptx::commit_products();
-          if (step == kSteps - 2) {
-            if (b == kBlocks - 1) {
-              s_.weights_free[chunk_ % Wide::kWeightStages].arrive();  // each lane has its last share of the stage
-              ++chunk_;
-            }
-            if (b < kBlocks - 1 || chunks_left > 1 || tile + static_cast<int>(gridDim.x) < tiles_.count()) {
-              load((b + 1) % kBlocks);
-            }
-          }
-          if (b == kBlocks - 1 && step == kSteps - 1) {
+          const bool loads = step % kPartSteps == kLoadStep, ends_chunk = ends_block && b == kBlocks - 1;
+          const int next_part = (step / kPartSteps + 1) % kParts, next_block = b + (next_part == 0 ? 1 : 0);
+          const bool has_next =
+              next_block < kBlocks || chunks_left > 1 || tile + static_cast<int>(gridDim.x) < tiles_.count();
+          if (loads && !ends_chunk) load_next(next_block, next_part, has_next);
+          if (ends_block && (kIsScaled || b == kBlocks - 1)) {
             ptx::wait_for_products<0>();
+            release_inputs(s_.inputs_free[b]);
           } else {
             ptx::wait_for_products<1>();
           }
-          if (step == 0 && b > 0) release_inputs(s_.inputs_free[b - 1]);
+          // Behind the wait: what crosses the loop's edge ptxas moves into registers that products under way still
+          // read.
+          if (loads && ends_chunk) load_next(next_block, next_part, has_next);
+          if (!kIsScaled && step == 0 && b > 0) release_inputs(s_.inputs_free[b - 1]);
+        }
+        if constexpr (kIsScaled) {
+#pragma unroll
+          for (int i = 0; i < kSums; ++i) {
+            scaled[i] = (b == 0 ? 0.0f : scaled[i]) + (chains[0][i] + chains[1][i]) * scale;
+          }
         }
       }
-      release_inputs(s_.inputs_free[kBlocks - 1]);
+      inputs_parity_ ^= 1;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] += chains[0][i] + chains[1][i];
+      for (int i = 0; i < kSums; ++i) sums[i] += kIsScaled ? scaled[i] : chains[0][i] + chains[1][i];
     }
+    if constexpr (Share::kFindsNan) add_nans(nans, sums);
     tiles_.template store<kTokens>(tiles_.place(tile), warp(), lane(), sums);  // nothing of it is held meanwhile
   }
 
+  // What was loaded last.
+  __device__ Share prepared(const uint32_t (&nans)[2]) const {
+    Share share = next_;
+    if constexpr (Unit::kIsNvfp4) share.prepare(next_.scales[0], cuda_common::has_e4m3_nan(next_.scales[0]));
+    if constexpr (Share::kFindsNan) share.carries[0] = nans[0], share.carries[1] = nans[1];
+    return share;
+  }
+
   // Two products' A operands.
-  __device__ static void decode(const PackedShare& share, int step, uint32_t (&a)[2][4]) {
+  __device__ static void decode(Share& share, int step, uint32_t (&a)[2][4]) {
     uint32_t w[2][4];
     share.decode(0, step, w[0]);
     share.decode(1, step, w[1]);
@@ -183,26 +232,49 @@ class WideConsumer {
     for (int i = 0; i < 4; ++i) a[0][i] = w[i % 2][i / 2], a[1][i] = w[i % 2][2 + i / 2];
   }
 
+  // Rows with a NaN among their weights are NaN, whatever the token. What is NaN stays so: once for a tile is enough.
+  template <int kSums>
+  __device__ static void add_nans(const uint32_t (&nans)[2], float (&sums)[kSums]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t of_row = nans[r] | __shfl_xor_sync(~0u, nans[r], 1);
+      of_row |= __shfl_xor_sync(~0u, of_row, 2);
+      if (!Share::has_nan(of_row)) continue;
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (i % 4 / 2 == r) sums[i] = __uint_as_float(0x7FFFFFFF);
+      }
+    }
+  }
+
   const Tiles& tiles_;
-  Wide::Shared& s_;
-  int chunk_ = 0;
-  PackedShare next_;
+  typename Wide::Shared& s_;
+  RingPlace<Wide::kWeightStages> weights_;  // where next_ is from
+  int inputs_parity_ = 0;
+  Share next_;
 };
 
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
-  Wide::Shared& s = *cuda_common::swizzled_shared<Wide::Shared>();
+  using Wide = WideOf<Tiles::kFormat>;
+  typename Wide::Shared& s = *cuda_common::swizzled_shared<typename Wide::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   if (thread < Wide::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Wide::kConsumerWarps);
-  if (thread < Wide::kWeightStages)
-    s.weights_full[thread].init(1), s.weights_free[thread].init(Wide::kConsumerWarps * kWarp);
+  if (thread < Wide::kWeightStages) {
+    s.weights_full[thread].init(Wide::kWeightProducers);
+    s.weights_free[thread].init(Wide::kConsumerWarps * kWarp);
+  }
   __syncthreads();
   cuda_common::wait_for_previous();
   const Tiles tiles(job);
   if (warp >= Wide::kConsumerWarps) {
     ptx::give_registers_back<Wide::kProducerRegisters>();
-    if (warp == Wide::kConsumerWarps) produce_inputs(tiles, s);
-    if (warp == Wide::kConsumerWarps + 1) produce_weights(tiles, s);
+    const int producer = warp - Wide::kConsumerWarps - 1;
+    if (producer < 0) {
+      produce_inputs(tiles, s);
+    } else if (producer < Wide::kWeightProducers) {
+      produce_weights(tiles, s, producer);
+    }
   } else {
     ptx::take_registers<Wide::kConsumerRegisters>();
     WideConsumer<Tiles>(tiles, s).run();
@@ -212,8 +284,9 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
 // On as many thread blocks as the GPU holds at once, at most.
 template <class Tiles, class Job>
 void launch_wide(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job) {
+  using Shared = typename WideOf<Tiles::kFormat>::Shared;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most_tiles, cuda_common::multiprocessors()));
-  cuda_common::launch(name, queue, wide_sums<Tiles, Job>, dim3(blocks), Wide::kThreads, sizeof(Wide::Shared), job);
+  cuda_common::launch(name, queue, wide_sums<Tiles, Job>, dim3(blocks), Wide::kThreads, sizeof(Shared), job);
 }
 
 }  // namespace tessera::backends::sm90
