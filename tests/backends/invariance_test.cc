@@ -70,20 +70,25 @@ TEST_F(LinearInvarianceTest, RealWidths) {
 
 class MoeInvarianceTest : public testing::RandomTest {
  protected:
-  void check(InputMode mode, int64_t hidden, int64_t inner, bool is_skewed);
+  static constexpr int64_t kExperts = 5;
+  // A rank has experts [first_expert, first_expert + num_local).
+  void check(InputMode mode, int64_t hidden, int64_t inner, bool is_skewed, int64_t first_expert = 0,
+             int64_t num_local = kExperts);
 };
 
-void MoeInvarianceTest::check(InputMode mode, int64_t hidden, int64_t inner, bool is_skewed) {
-  constexpr int64_t kExperts = 5, kTopK = 2;
+void MoeInvarianceTest::check(InputMode mode, int64_t hidden, int64_t inner, bool is_skewed, int64_t first_expert,
+                              int64_t num_local) {
+  constexpr int64_t kTopK = 2;
   const ops::MoeExperts::Desc desc{.hidden = hidden,
                                    .inner = inner,
-                                   .num_local = kExperts,
+                                   .first_expert = first_expert,
+                                   .num_local = num_local,
                                    .top_k = kTopK,
                                    .format = WeightFormat::kNvfp4,
                                    .input = mode,
                                    .swiglu_limit = 10};
   std::vector<testing::RandomWeight> weights;
-  for (int64_t e = 0; e < kExperts; ++e) {
+  for (int64_t e = 0; e < num_local; ++e) {
     weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, inner, hidden));
     weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, inner, hidden));
     weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, hidden, inner));
@@ -121,7 +126,9 @@ void MoeInvarianceTest::check(InputMode mode, int64_t hidden, int64_t inner, boo
       views[i % 3].push_back(packed.back().view);
     }
     const bool is_emulated = testing::is_emulated(variant);
-    const int64_t most = is_emulated ? kEmulatedMost : kMost;
+    // More where it costs little: then there are more slots than are called few.
+    const int64_t most_emulated = hidden * inner <= 1 << 16 ? 2 * kEmulatedMost : kEmulatedMost;
+    const int64_t most = is_emulated ? most_emulated : kMost;
     const std::vector<float> all = run(variant, views, 0, most, 2);
     // A rounding of h that falls the other way moves an output by one step of its format.
     EXPECT_TRUE(testing::is_close(std::span(all).first(reference.size()), reference,
@@ -144,6 +151,13 @@ TEST_F(MoeInvarianceTest, RealWidths) {
   check(InputMode::kA16, 7168, 32, true);
   check(InputMode::kA8, 1024, 96, false);
   check(InputMode::kA4, 96, 3072, true);
+}
+
+// Widths that tensor cores take: slots of few tokens are grouped otherwise than those of many, and other ranks' are
+// zero.
+TEST_F(MoeInvarianceTest, SlotsOfARank) {
+  check(InputMode::kA16, 512, 128, true, 1, 3);
+  check(InputMode::kA16, 128, 256, false);
 }
 
 }  // namespace

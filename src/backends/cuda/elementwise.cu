@@ -52,8 +52,13 @@ __global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
   if (i >= count) return;
   const int64_t t = i / write.hidden, c = i % write.hidden;
   const auto in = write.load<kWide, kSlotsAtOnce>(t, c);
+  // No load waits for a store.
+  Pack<kWide> written[ops::kHcStreams];
+#pragma unroll
+  for (int k = 0; k < ops::kHcStreams; ++k) written[k] = write.stream(t, k, in);
+#pragma unroll
   for (int k = 0; k < ops::kHcStreams; ++k) {
-    store_pack(write.out, (t * ops::kHcStreams + k) * write.hidden + c, write.stream(t, k, in));
+    store_pack(write.out, (t * ops::kHcStreams + k) * write.hidden + c, written[k]);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/packed_ring.cuh"
+#include "backends/cuda_common/ptx/prefetch.cuh"
 #include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
@@ -80,6 +81,7 @@ struct Job {
   int64_t hidden, inner, first_expert, num_local, top_k, num_slots;
   float limit;
   bool is_bf16, wants_work;
+  bool lists_itself;     // the kernels group the slots, each for itself
   FastDivisor token_of;  // of a slot
 };
 
@@ -95,16 +97,20 @@ struct Matrices {
   ops::WeightView views[3];
 };
 
-// Slots [begin, min(begin + kTokenTile, end)) of Scratch::slots, of one expert.
-__device__ void describe(const Job& job, const Matrices& matrices, int32_t begin, int32_t end, Work& work) {
-  work.count = min(end - begin, kTokenTile);
-#pragma unroll
-  for (int i = 0; i < kTokenTile; ++i) work.slots[i] = job.scratch.slots[begin + min(i, work.count - 1)];
+__device__ void fill_matrices(const Matrices& matrices, Work& work) {
 #pragma unroll
   for (int i = 0; i < 3; ++i) {
     const ops::WeightView& view = matrices.views[i];
     work.data[i] = view.data, work.scales[i] = view.block_scales, work.tensor_scales[i] = view.tensor_scale;
   }
+}
+
+// Slots [begin, min(begin + kTokenTile, end)) of Scratch::slots, of one expert.
+__device__ void describe(const Job& job, const Matrices& matrices, int32_t begin, int32_t end, Work& work) {
+  work.count = min(end - begin, kTokenTile);
+#pragma unroll
+  for (int i = 0; i < kTokenTile; ++i) work.slots[i] = job.scratch.slots[begin + min(i, work.count - 1)];
+  fill_matrices(matrices, work);
 }
 
 // In the first thread block a thread counts, then lists, the slots of an expert: whole numbers in a fixed order. The
@@ -216,6 +222,59 @@ __global__ void down(Job job) {
 // BF16, in the memory of Scratch::h.
 static_assert(kTokenTile == kTileTokens);
 
+// So many slots a warp groups by itself, in every thread block anew: that takes less time than a launch.
+constexpr int64_t kFewSlots = 32;
+
+// Where experts' matrices lie, into the L2 cache, by a few blocks: which experts' is not known yet.
+__device__ void prefetch_matrices(const Job& job) {
+  if (blockIdx.x >= 3) return;
+  const ops::WeightView* views = blockIdx.x == 0 ? job.w1 : blockIdx.x == 1 ? job.w3 : job.w2;
+  for (int64_t e = threadIdx.x; e < job.num_local; e += blockDim.x) ptx::prefetch(views + e);
+}
+
+// The entries that tiles are made of.
+struct WorkList {
+  const Work* entries;
+  int count;
+};
+struct alignas(16) OwnList {
+  Work entries[kFewSlots];
+  int count;
+};
+
+// By the first warp, of at most kFewSlots slots.
+__device__ void list_few_slots(const Job& job, OwnList& s_list) {
+  const int lane = static_cast<int>(threadIdx.x), num_slots = static_cast<int>(job.num_slots);
+  const int64_t expert = lane < num_slots ? job.experts[lane] - job.first_expert : -1;
+  const bool is_local = expert >= 0 && expert < job.num_local;
+  unsigned alike = 0;  // slots of the same expert
+  for (int slot = 0; slot < num_slots; ++slot) {
+    if (__shfl_sync(~0u, static_cast<int>(expert), slot) == static_cast<int>(expert)) alike |= 1u << slot;
+  }
+  const unsigned before = (1u << lane) - 1;
+  const int rank = __popc(alike & before);
+  const bool is_first = is_local && rank % kTokenTile == 0;
+  const unsigned firsts = __ballot_sync(~0u, is_first);
+  if (lane == 0) s_list.count = __popc(firsts);
+  if (!is_first) return;
+  Work& work = s_list.entries[__popc(firsts & before)];
+  fill_matrices({{job.w1[expert], job.w3[expert], job.w2[expert]}}, work);
+  work.count = min(__popc(alike & ~before), kTokenTile);
+  int last = lane, found = 0;
+  for (int slot = lane; found < work.count; ++slot) {
+    if ((alike >> slot & 1) != 0) work.slots[found++] = last = slot;
+  }
+  for (; found < kTokenTile; ++found) work.slots[found] = last;
+}
+
+// All threads of the block.
+__device__ WorkList work_of(const Job& job, OwnList& s_list) {
+  if (!job.lists_itself) return {job.scratch.work, job.scratch.tile_begins[job.num_local]};
+  if (threadIdx.x < kWarp) list_few_slots(job, s_list);
+  __syncthreads();
+  return {s_list.entries, s_list.count};
+}
+
 // What both have in common: a tile is up to 8 slots of an expert by 16 of its `rows` rows.
 class WorkTiles {
  public:
@@ -223,15 +282,13 @@ class WorkTiles {
     const Work* work;
     int32_t first_row;
   };
-  __device__ WorkTiles(const Job& job, int64_t rows, FastDivisor row_tiles)
-      : job_(job), rows_(static_cast<int32_t>(rows)), row_tiles_(row_tiles) {}
+  __device__ WorkTiles(const Job& job, const WorkList& list, int64_t rows, FastDivisor row_tiles)
+      : job_(job), list_(list), rows_(static_cast<int32_t>(rows)), row_tiles_(row_tiles) {}
 
-  __device__ int count() const {
-    return job_.scratch.tile_begins[job_.num_local] * static_cast<int>(row_tiles_.divisor());
-  }
+  __device__ int count() const { return list_.count * static_cast<int>(row_tiles_.divisor()); }
   __device__ Place place(int tile) const {
     const uint32_t at = static_cast<uint32_t>(tile), entry = row_tiles_.quotient(at);
-    return {job_.scratch.work + entry, static_cast<int32_t>((at - entry * row_tiles_.divisor()) * kTileRows)};
+    return {list_.entries + entry, static_cast<int32_t>((at - entry * row_tiles_.divisor()) * kTileRows)};
   }
 
  protected:
@@ -248,6 +305,7 @@ class WorkTiles {
   const Job& job_;
 
  private:
+  const WorkList list_;
   const int32_t rows_;
   const FastDivisor row_tiles_;
 };
@@ -256,7 +314,9 @@ template <class Share>
 class GateAndUpTiles final : public WorkTiles {
  public:
   static constexpr int kPasses = 2;
-  __device__ GateAndUpTiles(const Job& job, FastDivisor row_tiles) : WorkTiles(job, job.inner, row_tiles) {}
+  static constexpr bool kIsFirst = true;
+  __device__ GateAndUpTiles(const Job& job, const WorkList& list, FastDivisor row_tiles)
+      : WorkTiles(job, list, job.inner, row_tiles) {}
 
   __device__ TileWeights weights(const Place& place, int pass) const { return weights_of(place, pass); }
   __device__ const uint16_t* inputs(const Place& place) const {
@@ -286,7 +346,9 @@ template <class Share>
 class DownTiles final : public WorkTiles {
  public:
   static constexpr int kPasses = 1;
-  __device__ DownTiles(const Job& job, FastDivisor row_tiles) : WorkTiles(job, job.hidden, row_tiles) {}
+  static constexpr bool kIsFirst = false;
+  __device__ DownTiles(const Job& job, const WorkList& list, FastDivisor row_tiles)
+      : WorkTiles(job, list, job.hidden, row_tiles) {}
 
   __device__ TileWeights weights(const Place& place, int) const { return weights_of(place, 2); }
   __device__ const uint16_t* inputs(const Place& place) const {
@@ -307,17 +369,29 @@ class DownTiles final : public WorkTiles {
   }
 };
 
+// Of down's blocks those that find room begin before gate and up have ended, but not before all of gate and up's have
+// waited (launch.cuh): so they may look up which weights they will want, and copy them, before they wait themselves.
 template <class Ring, class Tiles>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, StreamShape shape, FastDivisor row_tiles) {
-  wait_for_previous();
-  const Tiles tiles(job, row_tiles);
+  OwnList& s_list = *dynamic_shared<OwnList>();  // then sums, then the rings
+  if constexpr (Tiles::kIsFirst) {
+    if (job.lists_itself) prefetch_matrices(job);
+    wait_for_previous();
+    for (int64_t slot = blockIdx.x; job.lists_itself && slot < job.num_slots; slot += gridDim.x) {
+      zero_if_foreign(job, slot);
+    }
+  }
+  const WorkList list = work_of(job, s_list);
+  const Tiles tiles(job, list, row_tiles);
   const int num_tiles = tiles.count();
-  float* s_sums = dynamic_shared<float>();  // then the rings
+  float* s_sums = reinterpret_cast<float*>(&s_list + 1);
   Ring ring(shape, num_tiles, tiles, reinterpret_cast<char*>(s_sums + 2 * shape.round_sums(Tiles::kPasses)));
+  if constexpr (!Tiles::kIsFirst) wait_for_previous();
   stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
-// Fills `job`, groups the slots and zeroes those of other ranks; the number of tiles to launch for.
+// Fills `job` and, unless the kernels do, groups the slots and zeroes those of other ranks; the number of tiles to
+// launch for.
 unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, bool wants_work,
                device::Queue& queue, Job& job) {
   const int64_t num_slots = args.num_tokens * desc.top_k;
@@ -332,7 +406,11 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.limit = desc.swiglu_limit;
   job.is_bf16 = desc.activation == DType::kBF16, job.wants_work = wants_work;
   job.token_of = FastDivisor(static_cast<uint32_t>(desc.top_k));
-  launch("group_by_expert", queue, group_by_expert, dim3(static_cast<unsigned>(1 + num_slots)), kGroupThreads, 0, job);
+  job.lists_itself = wants_work && num_slots <= kFewSlots;
+  if (!job.lists_itself) {
+    const dim3 grid(static_cast<unsigned>(1 + num_slots));
+    launch("group_by_expert", queue, group_by_expert, grid, kGroupThreads, 0, job);
+  }
   return static_cast<unsigned>(max_tiles(desc, num_slots));
 }
 
@@ -407,7 +485,8 @@ void run_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
     const int64_t num_tiles = tiles * row_tiles.divisor();
     StreamShape shape = stream_shape(width, num_tiles, Tiles::kPasses);
     const auto bytes = [&](int stages) {
-      return shape.shared_bytes(stages, Ring<2, Tiles>::kBytes, Tiles::kPasses);  // a stage's, whatever their number
+      // A stage's, whatever their number.
+      return sizeof(OwnList) + shape.shared_bytes(stages, Ring<2, Tiles>::kBytes, Tiles::kPasses);
     };
     const auto start_with = [&](auto stages) {
       launch(name, queue, experts_mma<Ring<stages.value, Tiles>, Tiles>, dim3(shape.blocks(num_tiles)), shape.threads(),

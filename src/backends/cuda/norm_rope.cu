@@ -49,15 +49,24 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
                 [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
   };
   if (set.has_norm) load_weights(0);
+  const int turn = thread - kWarp;  // this thread's first
+  float frequency = turn >= 0 && turn < 2 * pairs ? set.frequencies[turn % pairs] : 0;
 
   wait_for_previous();
   const int64_t row = vector / set.vectors, base = vector * width;
   const bool is_bf16 = set.x.is_bf16;
-  if (set.slots != nullptr && set.slots[row] < 0) return;  // nobody's
   constexpr int64_t kBatch = int64_t{kPerThread} * kBlock;
-  for (int64_t begin = 0; begin < width; begin += kBatch) {
-    float values[kPerThread];
+  // All loads are on their way before one is waited for.
+  const int64_t position = set.positions[row], slot = set.slots == nullptr ? 0 : set.slots[row];
+  float values[kPerThread];
+  const auto load_values = [&](int64_t begin) {
     for_columns(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
+  };
+  load_values(0);
+  if (slot < 0) return;  // nobody's
+  uint8_t* entry = set.slots == nullptr ? nullptr : set.cache.of_row(row).at(slot, set.entries.bytes);
+  for (int64_t begin = 0; begin < width; begin += kBatch) {
+    if (begin > 0) load_values(begin);
     for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
@@ -67,8 +76,9 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
       if (thread == 0) s_factor = factor;
     }
   } else {
-    for (int i = thread - kWarp; i < 2 * pairs; i += kBlock - kWarp) {
-      const double angle = rotary_angle(set.positions[row], set.frequencies[i % pairs]);
+    for (int i = turn; i < 2 * pairs; i += kBlock - kWarp) {
+      if (i != turn) frequency = set.frequencies[i % pairs];
+      const double angle = rotary_angle(position, frequency);
       s_turns[i] = i < pairs ? rotary_cosine(angle) : rotary_sine(angle, set.is_inverse);
     }
   }

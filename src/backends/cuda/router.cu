@@ -58,13 +58,16 @@ __global__ void __launch_bounds__(kBlock) router_kernel(Job job) {
   uint32_t* s_keys = reinterpret_cast<uint32_t*>(s_raw + job.num_experts);  // [num_experts] what is compared, 0: taken
   float* s_weights = s_raw + 2 * job.num_experts;                           // [top_k]
   int32_t* s_chosen = reinterpret_cast<int32_t*>(s_weights + job.top_k);    // [top_k]
+  const int32_t i = static_cast<int32_t>(threadIdx.x);
+  const auto bias_of = [&](int32_t e) { return job.table == nullptr && e < job.num_experts ? job.bias[e] : 0; };
+  float bias = bias_of(i);
   wait_for_previous();
   const int64_t t = blockIdx.x;
   const float* logits = job.logits + t * job.num_experts;
-  const int32_t i = static_cast<int32_t>(threadIdx.x);
   for (int32_t e = i; e < job.num_experts; e += kBlock) {
+    if (e > i) bias = bias_of(e);
     s_raw[e] = sqrt_softplus(logits[e]);
-    if (job.table == nullptr) s_keys[e] = ordered_bits(s_raw[e] + job.bias[e]) + 1;
+    if (job.table == nullptr) s_keys[e] = ordered_bits(s_raw[e] + bias) + 1;
   }
   if (job.table != nullptr) {
     const int32_t* row = job.table + static_cast<int64_t>(job.token_ids[t]) * job.top_k;
