@@ -194,7 +194,20 @@ std::vector<Spec<ops::LinearGroup>> specs_of(ops::LinearGroup, bool is_quick) {
     add_small<ops::LinearGroup>(specs, group(format, 1152, {33, 64}, false));
     for (const int64_t in : {48, 1152}) add_small<ops::LinearGroup>(specs, gated(format, in, 37));
   }
+  // NVFP4 inputs, which are rounded once for all maps; behind a norm too.
+  const auto of_nvfp4 = [](ops::LinearGroup::Desc desc, bool has_norm) {
+    for (ops::Linear::Desc& map : desc.maps) map.input = InputMode::kA4;
+    if (has_norm) desc.norm = {.width = desc.maps[0].in};
+    return desc;
+  };
+  for (const bool has_norm : {false, true}) {
+    add_small<ops::LinearGroup>(specs, of_nvfp4(group(WeightFormat::kNvfp4, 1152, {33, 300}, true), has_norm));
+    add_small<ops::LinearGroup>(specs, of_nvfp4(group(WeightFormat::kNvfp4, 208, {130}, false), has_norm));
+    add_small<ops::LinearGroup>(specs, of_nvfp4(gated(WeightFormat::kNvfp4, 80, 37), has_norm));
+  }
   if (is_quick) return specs;
+  add_published<ops::LinearGroup>(specs, of_nvfp4(group(WeightFormat::kNvfp4, 1024, {32768, 8192}, false), true),
+                                  "Flash q_norm, wq_b, indexer wq_b");
   for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
     add_published<ops::LinearGroup>(specs, group(format, 4096, {1024, 512}, false), "Flash wq_a, wkv");
     add_published<ops::LinearGroup>(specs, group(format, 1024, {32768, 8192}, false), "Flash wq_b, indexer wq_b");
@@ -210,6 +223,7 @@ Case<ops::LinearGroup> make_case(Rng& rng, const Spec<ops::LinearGroup>& spec) {
   const int64_t tokens = spec.num_tokens, in = desc.maps[0].in;
   Case<ops::LinearGroup> one;
   one.args.x = one.arrays.tensor(filled(rng, spec.fill, tokens, in), desc.maps[0].activation, {tokens, in});
+  if (desc.norm) one.args.norm_weight = one.arrays.tensor(filled(rng, Fill::kNormal, 1, in), DType::kBF16, {in});
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     const ops::Linear::Desc& map = desc.maps[i];
     one.args.weights[i] = one.arrays.weight(rng, map.format, map.out, in);

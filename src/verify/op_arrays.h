@@ -219,6 +219,7 @@ inline void add_arrays(Stage& stage, const ops::MhcPostPre::Desc& desc, ops::Mhc
 
 inline void add_arrays(Stage& stage, const ops::LinearGroup::Desc& desc, ops::LinearGroup::Args& args) {
   stage.add(args.x, Access::kInput);
+  if (desc.norm) stage.add(args.norm_weight, Access::kInput);
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     stage.add(args.weights[i]);
     stage.add(args.y[i], Access::kOutput);

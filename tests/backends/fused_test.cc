@@ -9,6 +9,10 @@
 #include "testing/op_harness.h"
 #include "verify/cases.h"
 
+#ifdef TESSERA_CUDA_EMULATED
+#include "device/cuda/emulated/capability.h"
+#endif
+
 namespace tessera {
 namespace {
 
@@ -17,10 +21,11 @@ using ops::Bound;
 class FusedTest : public testing::RandomTest {
  protected:
   // Calls test(planner of the backend and of the one that it extends) for each backend that has the op and can run
-  // here.
+  // here, or for the one of that name.
   template <class Op, class Test>
-  void for_each_backend(const Test& test) {
+  void for_each_backend(const Test& test, const std::string& name = "") {
     for (const ops::Backend* backend : backends::all_backends()) {
+      if (!name.empty() && backend->name != name) continue;
       std::string why_not;
       device::Machine machine = device::probe_machine();
       if (backend->is_on_gpu) machine.gpu = testing::find_test_gpu(why_not);
@@ -93,6 +98,8 @@ class FusedTest : public testing::RandomTest {
     run(op, args);
   }
 
+  void compare_linear_groups(const std::string& name = "");
+
   const ops::Backend* backend_ = nullptr;  // whose fused ops are compared
   device::Queue queue_{2};
 };
@@ -148,12 +155,21 @@ TEST_F(FusedTest, MhcPostPre) {
   });
 }
 
-TEST_F(FusedTest, LinearGroup) {
-  for_each_backend<ops::LinearGroup>([&](ops::Planner& planner) {
+void FusedTest::compare_linear_groups(const std::string& name) {
+  const auto compare_on = [&](ops::Planner& planner) {
     std::deque<verify::VariantWeight> packed;
     compare<ops::LinearGroup>(
         planner,
-        [&](const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, std::vector<ops::Chosen>& parts) {
+        [&](const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& given, std::vector<ops::Chosen>& parts) {
+          ops::LinearGroup::Args args = given;
+          device::Buffer normed;
+          std::vector<ops::Chosen> norm;
+          if (desc.norm) {
+            normed = device::Buffer(static_cast<size_t>(args.num_tokens * desc.norm->width) * 4);
+            args.workspace = normed.data();
+            part<ops::RmsNorm>(planner, *desc.norm, ops::norm_of_group(desc, args), norm);
+            args.x = ops::norm_of_group(desc, args).out;
+          }
           for (size_t i = 0; i < desc.maps.size(); ++i) {
             const Bound<ops::Linear> op = planner.bind<ops::Linear>("part", desc.maps[i]);
             parts.push_back(op.chosen());
@@ -162,6 +178,7 @@ TEST_F(FusedTest, LinearGroup) {
             run(op, map);
           }
           if (desc.swiglu) part<ops::SwiGlu>(planner, *desc.swiglu, ops::swiglu_of_group(args), parts);
+          parts.insert(parts.end(), norm.begin(), norm.end());
         },
         [&](const Bound<ops::LinearGroup>& fused, ops::LinearGroup::Args& args) {
           for (size_t i = 0; i < fused.desc.maps.size(); ++i) {
@@ -169,8 +186,24 @@ TEST_F(FusedTest, LinearGroup) {
                 packed.emplace_back(testing::weight_for(*fused.variant, fused.desc, args.weights[i])).view;
           }
         });
-  });
+  };
+  for_each_backend<ops::LinearGroup>(compare_on, name);
 }
+
+TEST_F(FusedTest, LinearGroup) {
+  compare_linear_groups();
+}
+
+#ifdef TESSERA_CUDA_EMULATED
+// Maps of NVFP4 inputs, behind a norm too.
+TEST_F(FusedTest, LinearGroupOnBlackwell) {
+  device::emulated::set_compute_capability(10, 0);
+  compare_linear_groups("sm100");
+  device::emulated::set_compute_capability(12, 0);
+  compare_linear_groups("sm120");
+  device::emulated::set_compute_capability(9, 0);
+}
+#endif
 
 }  // namespace
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "backends/cuda_common/ptx/emulated/block_scaled_sums.h"
+#include "backends/gpu_instructions.h"
 #include "backends/layout_round_trip.h"
 #include "backends/scaled_experts.h"
 #include "ops/linear/linear.h"
@@ -19,10 +20,6 @@
 #include "testing/op_harness.h"
 
 #ifdef TESSERA_CUDA_EMULATED
-#include <cuda_runtime.h>
-
-#include "backends/cuda_common/ptx/block_scaled_mma.cuh"
-#include "backends/cuda_common/ptx/emulated/block_scaled_shuffles.cuh"
 #include "device/cuda/emulated/capability.h"
 #endif
 
@@ -186,37 +183,11 @@ TEST_F(BlockScaledTest, PackingMovesBytes) {
   EXPECT_EQ(std::memcmp(found.data(), expected.data.data(), found.size()), 0);
 }
 
-#ifdef TESSERA_CUDA_EMULATED
-// One product of a warp, of registers that the test fills.
-struct Registers {
-  uint32_t a[32][4], b[32][2], a_scales[32], b_scales[32];
-  float sums[32][4];
-};
-template <int kAThread, int kBThread>
-struct OneProduct final : device::emulated::ThreadCode {
-  Registers& registers;
-  bool by_shuffles;
-  OneProduct(Registers& all, bool shuffles) : registers(all), by_shuffles(shuffles) {}
-  void run() const override {
-    const int lane = device::emulated::current.lane();
-    if (by_shuffles) {
-      backends::cuda_common::ptx::emulated::mma_nvfp4_by_shuffles(registers.sums[lane], registers.a[lane],
-                                                                  registers.b[lane], registers.a_scales[lane],
-                                                                  registers.b_scales[lane], kAThread, kBThread);
-      return;
-    }
-    const uint32_t(&a)[4] = registers.a[lane];
-    backends::cuda_common::ptx::mma_nvfp4<kAThread, kBThread>(registers.sums[lane], uint4{a[0], a[1], a[2], a[3]},
-                                                              registers.b[lane][0], registers.b[lane][1],
-                                                              registers.a_scales[lane], registers.b_scales[lane]);
-  }
-};
-
 class LaneTest : public BlockScaledTest {
  protected:
   template <int kAThread, int kBThread>
   void check() {
-    Registers r;
+    testing::ProductRegisters r;
     uint32_t row_codes[16][8], column_codes[8][8], row_scales[16], column_scales[8];
     float expected[16][8];
     for (auto& row : row_codes) {
@@ -253,9 +224,14 @@ class LaneTest : public BlockScaledTest {
         expected[row][column] = plain_step(dots, row_scales[row], column_scales[column], expected[row][column]);
       }
     }
-    for (const bool by_shuffles : {false, true}) {
-      Registers made = r;
-      ASSERT_TRUE(device::emulated::run_grid(OneProduct<kAThread, kBThread>(made, by_shuffles), dim3(1), dim3(32), 0));
+    device::Executor& gpu = testing::gpu_stage_memory().executor();
+    const device::Buffer there(sizeof(r), gpu.memory());
+    for (const bool by_shuffles : {true, false}) {
+      if (!by_shuffles && !testing::kGpuIsEmulated) break;
+      testing::ProductRegisters made;
+      gpu.memory().upload(there.data(), &r, sizeof(r));
+      testing::run_product(kAThread, kBThread, by_shuffles, gpu.queue(), there.as<testing::ProductRegisters>());
+      gpu.memory().download(&made, there.data(), sizeof(made));
       for (int lane = 0; lane < 32; ++lane) {
         for (int i = 0; i < 4; ++i) {
           EXPECT_EQ(made.sums[lane][i], expected[lane / 4 + 8 * (i >> 1)][2 * (lane % 4) + (i & 1)])
@@ -266,13 +242,15 @@ class LaneTest : public BlockScaledTest {
   }
 };
 
+// On every GPU by shuffles, on the emulated one the instruction too.
 TEST_F(LaneTest, ProductsReadTheRegistersOfTheTables) {
+  std::string why_not;
+  if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
   for (int run = 0; run < 5; ++run) {
     check<0, 0>(), check<0, 1>(), check<0, 2>(), check<0, 3>();
     check<1, 0>(), check<1, 1>(), check<1, 2>(), check<1, 3>();
   }
 }
-#endif
 
 // Plain loops ------------------------------------------------------------------------------------------------------
 
@@ -380,6 +358,25 @@ TEST_F(BlockScaledOpsTest, NansStayWhereTheyAre) {
       x.as<uint16_t>()[1 * 320 + 3] = 0x7FC0;
       x.as<uint16_t>()[2 * 320 + 300] = 0xFF80;
     });
+  }
+}
+
+// Widths of Flash's and Pro's maps, their rows cut. Plain loops take seconds, the emulated GPU minutes.
+class SlowBlockScaledTest : public BlockScaledOpsTest {
+ protected:
+  void SetUp() override {
+    if (testing::kGpuIsEmulated) GTEST_SKIP() << "for a GPU";
+  }
+};
+
+TEST_F(SlowBlockScaledTest, MapsOfFlashAndProHaveTheBitsOfPlainLoops) {
+  for (const int64_t in : {1024, 1536, 2048, 3072, 4096, 7168, 16384}) {
+    for (const int64_t tokens : {1, 8, 20, 150}) {
+      const int64_t out = std::min<int64_t>(512, (int64_t{1} << 26) / (in * tokens) / 16 * 16 + 16);
+      check_linear(
+          {.in = in, .out = out, .format = WeightFormat::kNvfp4, .input = InputMode::kA4, .output = DType::kBF16},
+          tokens);
+    }
   }
 }
 

@@ -153,6 +153,10 @@ bool stream_maps(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Arg
 
 bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
   if (!ops::linear_group_reference_supports(desc, why_not)) return false;
+  if (desc.norm) {
+    why_not = "the norm is a kernel of its own";
+    return false;
+  }
   for (const ops::Linear::Desc& map : desc.maps) {
     if (!linear_packed_supports(map, why_not)) return false;
   }

@@ -31,6 +31,27 @@ __device__ inline float norm_factor(const float* s_row, int64_t width, float eps
   return 1 / sqrtf(mean + eps);
 }
 
+// s_row[0, width), in shared memory, = rms_norm of x from x[begin] on, rounded as x is. All threads; other threads'
+// values are there after the next barrier.
+__device__ inline void norm_row(float* s_row, const Values& x, int64_t begin, const Values& weight, int64_t width,
+                                float eps) {
+  __shared__ float s_factor;
+  for (int64_t from = 0; from < width; from += kPerThread * static_cast<int64_t>(blockDim.x)) {
+    float values[kPerThread];
+    for_columns(from, width, [&](int i, int64_t c) { values[i] = x[begin + c]; });
+    for_columns(from, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const float factor = norm_factor(s_row, width, eps);
+    if (threadIdx.x == 0) s_factor = factor;
+  }
+  __syncthreads();
+  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
+    s_row[c] = round_to(x.is_bf16, s_row[c] * s_factor * (weight.data != nullptr ? weight[c] : 1.0f));
+  }
+}
+
 // Sine and cosine in FP64, rounded once.
 __device__ inline double rotary_angle(int64_t position, float frequency) {
   return static_cast<double>(static_cast<float>(position) * frequency);

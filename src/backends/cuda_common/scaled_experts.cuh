@@ -7,11 +7,42 @@
 
 #include "backends/cuda_common/expert_slots.cuh"
 #include "backends/cuda_common/fast_division.cuh"
+#include "backends/cuda_common/ptx/conversions.cuh"
+#include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "numeric/bf16.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::backends::cuda_common {
+
+// values[j] = silu(gate) * up * weights[j] with the clamp of `limit` (0: none), of gates and ups as BF16, a gate in the
+// lower half: swiglu_value() with an exp in FP32, which is enough since BF16 follows, and without its divisions, which
+// have branches, so that none begins before the last has ended.
+template <int kCount>
+__device__ inline void swiglu_values(const uint32_t (&both)[kCount], const float (&weights)[kCount], float limit,
+                                     float (&values)[kCount]) {
+  constexpr float kLeast = -80, kMost = 0x1p60f;  // of gates whose division is as usual
+  const float bound = limit > 0 ? limit : __uint_as_float(0x7F800000);
+  float gates[kCount], sums[kCount];
+  bool is_usual = true;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const float gate = __uint_as_float(both[j] << 16);
+    gates[j] = gate > bound ? bound : gate;
+    sums[j] = 1 + expf(-gates[j]);
+    is_usual = is_usual && gates[j] > kLeast && gates[j] < kMost;
+    values[j] = ptx::divide_usual(gates[j], sums[j]);
+  }
+  if (!is_usual) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) values[j] = gates[j] / sums[j];
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const float up = __uint_as_float(both[j] & 0xFFFF0000);
+    values[j] = values[j] * (up > bound ? bound : up < -bound ? -bound : up) * weights[j];
+  }
+}
 
 struct ScaledExperts : SlotJob {
   SlotGroups groups;
@@ -37,14 +68,18 @@ struct ScaledExperts : SlotJob {
   __device__ float bound_of(const ExpertWork& work, int token) const {
     return limit > 0 ? numeric::nvfp4_bounded_activation_scale(routing[slot_of(work, token)], limit) : 0;
   }
-  // A value of h, from sums of gate and up.
-  __device__ uint16_t h_value(const ExpertWork& work, int token, float gate_sum, float up_sum) const {
-    const float g = x_factors[work.first + token];
-    const float gate = round_to(true, gate_sum * (g * work.tensor_scales[0]));
-    const float up = round_to(true, up_sum * (g * work.tensor_scales[1]));
-    // BF16 follows: FP32 is enough for exp.
-    const float value = swiglu_value(gate, up, limit, [](float a) { return expf(a); });
-    return numeric::bf16_from_float(value * routing[slot_of(work, token)]);
+  // Values of h of one row, not yet BF16, from sums of gate and up; `factors` are g of x, `weights` the routing's.
+  template <int kCount>
+  __device__ void h_values(const ExpertWork& work, const float (&gates)[kCount], const float (&ups)[kCount],
+                           const float (&factors)[kCount], const float (&weights)[kCount],
+                           float (&values)[kCount]) const {
+    uint32_t both[kCount];
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      both[j] = ptx::round_to_bf16x2(gates[j] * (factors[j] * work.tensor_scales[0]),
+                                     ups[j] * (factors[j] * work.tensor_scales[1]));
+    }
+    swiglu_values(both, weights, limit, values);
   }
   // A row of a token's output, from its sum.
   __device__ void store_out(const ExpertWork& work, int token, int64_t row, float sum) const {

@@ -8,6 +8,8 @@
 
 namespace tessera::backends {
 
+extern const ops::Backend cuda_backend;
+
 namespace {
 
 using namespace tessera::ops;
@@ -29,6 +31,9 @@ constexpr Variant<Linear> kLinear[] = {
     {"tcgen05", sm100::linear_supports, packed_layout<Linear::Desc>, sm100::linear_workspace, sm100::linear}};
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"tcgen05", sm100::moe_experts_supports, packed_layout<MoeExperts::Desc>,
                                                 sm100::moe_experts_workspace, sm100::moe_experts}};
+constexpr Variant<LinearGroup> kLinearGroup[] = {{"tcgen05", sm100::linear_group_supports,
+                                                  packed_layout<LinearGroup::Desc>, sm100::linear_group_workspace,
+                                                  sm100::linear_group}};
 
 }  // namespace
 
@@ -36,8 +41,9 @@ extern constinit const Backend sm100_backend = {
     .name = "sm100",
     .available = available,
     .verification = Verification::kEmulated,
-    .variants = make_variants(kLinear, kMoeExperts),
+    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup),
     .is_on_gpu = true,
+    .extends = &cuda_backend,
 };
 
 }  // namespace tessera::backends

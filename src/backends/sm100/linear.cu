@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear with NVFP4 weights and inputs: a kernel quantises the inputs into tiles, another multiplies them
-// (block_scaled_sums.cuh).
+// linear and linear_group with NVFP4 weights and inputs: a kernel quantises the inputs into tiles, after their norm
+// where one is before the maps, and for each map another multiplies them (block_scaled_sums.cuh).
+#include <algorithm>
+
+#include "backends/cuda/kernels.h"
 #include "backends/cuda_common/ptx/mma.cuh"
+#include "backends/cuda_common/row_parts.cuh"
 #include "backends/sm100/block_scaled_sums.cuh"
 #include "backends/sm100/kernels.h"
 
@@ -33,15 +37,31 @@ __device__ char* tile_of(const LinearJob& job, int64_t group, int64_t first_toke
          InputTile::bytes(first_token, tile * atoms, job.in);
 }
 
-// Grid: tokens, up to a multiple of the job's group, by groups.
-__global__ void __launch_bounds__(kQuantizeThreads) quantize_inputs(LinearJob job) {
-  cuda_common::wait_for_previous();
-  const int64_t token = blockIdx.x, group = blockIdx.y, first_token = token / job.tile_tokens * job.tile_tokens;
+// By all threads of a block: values from x[begin] on become the inputs of a token of a group, which there may not be.
+__device__ void quantize_token(const LinearJob& job, int64_t group, int64_t token, const Values& x, int64_t begin) {
+  const int64_t first_token = token / job.tile_tokens * job.tile_tokens;
   const InputRow to(tile_of(job, group, first_token), round_up<int>(tile_tokens_of(job, first_token), job.token_group),
                     static_cast<int>(token - first_token));
   const bool is_there = token < job.num_tokens;
-  const float g = quantize_into(to, job.x, (token * job.groups + group) * job.in, job.in, is_there);
+  const float g = quantize_into(to, x, begin, job.in, is_there);
   if (is_there && threadIdx.x == 0) job.factors[group * job.num_tokens + token] = g;
+}
+
+// Grid: tokens, up to a multiple of the job's group, by groups.
+__global__ void __launch_bounds__(kQuantizeThreads) quantize_inputs(LinearJob job) {
+  cuda_common::wait_for_previous();
+  const int64_t token = blockIdx.x, group = blockIdx.y;
+  quantize_token(job, group, token, job.x, (token * job.groups + group) * job.in);
+}
+
+// The same of one group, whose rows go through rms_norm before.
+__global__ void __launch_bounds__(kQuantizeThreads) norm_and_quantize_inputs(LinearJob job, Values weight, float eps) {
+  float* s_row = cuda_common::dynamic_shared<float>();  // [in]
+  cuda_common::wait_for_previous();
+  const int64_t token = blockIdx.x;
+  if (token < job.num_tokens) cuda_common::norm_row(s_row, job.x, token * job.in, weight, job.in, eps);
+  __syncthreads();
+  quantize_token(job, 0, token, {s_row, false}, 0);
 }
 
 // Row tiles of a token tile of a group are neighbours, so that blocks at work share inputs.
@@ -121,6 +141,40 @@ int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
                                         ceil_div<int64_t>(num_tokens, kFewTileTokens), desc.in);
 }
 
+// All of a map but the tiles' places.
+LinearJob job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args, int32_t tile_tokens) {
+  char* workspace = static_cast<char*>(args.workspace);
+  return {cuda_common::values_of(args.x),
+          workspace,
+          reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
+          static_cast<const char*>(args.weight.data),
+          args.weight.tensor_scale,
+          cuda_common::values_of(args.y),
+          desc.in,
+          desc.out,
+          desc.groups,
+          args.num_tokens,
+          tile_tokens,
+          tile_tokens == kPairTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
+}
+
+dim3 input_rows(const LinearJob& job) {
+  return dim3(static_cast<unsigned>(round_up<int64_t>(job.num_tokens, job.token_group)),
+              static_cast<unsigned>(job.groups));
+}
+
+// Inputs are in their tiles.
+void multiply(const ops::Linear::Desc& desc, const LinearJob& job, device::Queue& queue) {
+  const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens);
+  if (job.tile_tokens == kPairTileTokens) {
+    launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+  } else if (job.tile_tokens == kFewTileTokens) {
+    launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
+  } else {
+    launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job);
+  }
+}
+
 }  // namespace
 
 bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
@@ -142,31 +196,41 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  char* workspace = static_cast<char*>(args.workspace);
-  const int32_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
-  const LinearJob job{cuda_common::values_of(args.x),
-                      workspace,
-                      reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
-                      static_cast<const char*>(args.weight.data),
-                      args.weight.tensor_scale,
-                      cuda_common::values_of(args.y),
-                      desc.in,
-                      desc.out,
-                      desc.groups,
-                      args.num_tokens,
-                      tile_tokens,
-                      tile_tokens == kPairTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
-  const dim3 rows(static_cast<unsigned>(round_up<int64_t>(args.num_tokens, job.token_group)),
-                  static_cast<unsigned>(desc.groups));
-  cuda_common::launch("quantize_inputs", queue, quantize_inputs, rows, kQuantizeThreads, 0, job);
-  const int64_t tiles = linear_tiles(desc, args.num_tokens, job.tile_tokens);
-  if (tile_tokens == kPairTileTokens) {
-    launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
-  } else if (tile_tokens == kFewTileTokens) {
-    launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
-  } else {
-    launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job);
+  const LinearJob job = job_of(desc, args, linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors()));
+  cuda_common::launch("quantize_inputs", queue, quantize_inputs, input_rows(job), kQuantizeThreads, 0, job);
+  multiply(desc, job, queue);
+}
+
+bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
+  if (!ops::linear_group_reference_supports(desc, why_not)) return false;
+  if (desc.norm && !cuda::rms_norm_supports(*desc.norm, why_not)) return false;
+  return std::all_of(desc.maps.begin(), desc.maps.end(),
+                     [&](const ops::Linear::Desc& map) { return linear_supports(map, why_not); });
+}
+
+int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
+  return linear_workspace(desc.maps.front(), max_tokens);  // of their one input
+}
+
+void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  // The map with the fewest rows says how many tokens leave no multiprocessor without a tile.
+  int32_t tile_tokens = kPairTileTokens;
+  for (const ops::Linear::Desc& map : desc.maps) {
+    tile_tokens = std::min(tile_tokens, linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors()));
   }
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    const LinearJob job = job_of(desc.maps[i], ops::linear_of_group(args, i), tile_tokens);
+    if (i == 0 && desc.norm) {
+      cuda_common::launch("norm_and_quantize_inputs", queue, norm_and_quantize_inputs, input_rows(job),
+                          kQuantizeThreads, static_cast<size_t>(job.in) * sizeof(float), job,
+                          cuda_common::values_of(args.norm_weight), desc.norm->eps);
+    } else if (i == 0) {
+      cuda_common::launch("quantize_inputs", queue, quantize_inputs, input_rows(job), kQuantizeThreads, 0, job);
+    }
+    multiply(desc.maps[i], job, queue);
+  }
+  if (desc.swiglu) cuda::swiglu(*desc.swiglu, ops::swiglu_of_group(args), queue);
 }
 
 }  // namespace tessera::backends::sm100

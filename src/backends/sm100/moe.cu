@@ -97,16 +97,10 @@ class GateAndUpTiles : public ExpertTiles {
   template <int kCount>
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[2][kCount]) const {
     float factors[kCount], weights[kCount], values[kCount];
-    uint32_t both[kCount];
     load_positions(factors, job_.x_factors + place.work.first + first_token);
     load_positions(weights, job_.weights + place.work.first + first_token);
     // Rows and tokens that only fill a tile have sums of zero, and such tokens have weight 0.
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) {
-      both[j] = cuda_common::ptx::round_to_bf16x2(sums[0][j] * (factors[j] * place.work.tensor_scales[0]),
-                                                  sums[1][j] * (factors[j] * place.work.tensor_scales[1]));
-    }
-    swiglu_values(both, weights, job_.limit, values);
+    job_.h_values(place.work, sums[0], sums[1], factors, weights, values);
     uint32_t pairs[TokenBlock::kPairs];
 #pragma unroll
     for (int j = 0; j < TokenBlock::kPairs; ++j) {

@@ -8,6 +8,8 @@
 
 namespace tessera::backends {
 
+extern const ops::Backend cuda_backend;
+
 namespace {
 
 using namespace tessera::ops;
@@ -34,6 +36,9 @@ constexpr Variant<Linear> kLinear[] = {
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"block_scaled", sm120::moe_experts_supports,
                                                 packed_layout<MoeExperts::Desc>, sm120::moe_experts_workspace,
                                                 sm120::moe_experts}};
+constexpr Variant<LinearGroup> kLinearGroup[] = {{"block_scaled", sm120::linear_group_supports,
+                                                  packed_layout<LinearGroup::Desc>, sm120::linear_group_workspace,
+                                                  sm120::linear_group}};
 
 }  // namespace
 
@@ -41,8 +46,9 @@ extern constinit const Backend sm120_backend = {
     .name = "sm120",
     .available = available,
     .verification = Verification::kEmulated,
-    .variants = make_variants(kLinear, kMoeExperts),
+    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup),
     .is_on_gpu = true,
+    .extends = &cuda_backend,
 };
 
 }  // namespace tessera::backends

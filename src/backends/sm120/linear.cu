@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear in a4: inputs are rounded to NVFP4 and arranged by a kernel of their own, then multiplied (scaled_sums.cuh).
+// linear and linear_group in a4: inputs are rounded to NVFP4 and arranged by a kernel of their own, after their norm
+// where one is before the maps, then multiplied by each map (scaled_sums.cuh).
+#include <algorithm>
+
+#include "backends/cuda/kernels.h"
+#include "backends/cuda_common/row_parts.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/workspace.h"
 #include "backends/sm120/kernels.h"
@@ -55,6 +60,24 @@ struct LinearMap {
   }
 };
 
+// A map of one group whose inputs go through rms_norm before they are arranged, in shared memory.
+struct NormedMap : LinearMap {
+  Values norm_weight;
+  float eps;
+
+  static int64_t shared_bytes(int64_t in) { return in * static_cast<int64_t>(sizeof(float) + sizeof(uint16_t)); }
+  __device__ InputSource source(const Work& work, int token) const {
+    float* s_row = cuda_common::dynamic_shared<float>();
+    auto* s_values = reinterpret_cast<uint16_t*>(s_row + in);
+    const Values values{const_cast<uint16_t*>(x), true};
+    cuda_common::norm_row(s_row, values, (work.first_token + token) * in, norm_weight, in, eps);
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < in; c += kInputThreads) s_values[c] = numeric::bf16_from_float(s_row[c]);
+    __syncthreads();
+    return {s_values, 0};
+  }
+};
+
 // Fills what lies in the workspace; its bytes.
 int64_t take_workspace(const ops::Linear::Desc& desc, int64_t num_tokens, void* base, LinearMap& map) {
   cuda_common::Workspace workspace(base);
@@ -62,6 +85,38 @@ int64_t take_workspace(const ops::Linear::Desc& desc, int64_t num_tokens, void* 
   map.scaled_inputs = workspace.take<char>(InputUnit::bytes(positions, desc.in));
   map.factors = workspace.take<float>(positions);
   return workspace.used();
+}
+
+LinearMap map_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args, int64_t tile_tokens) {
+  LinearMap map{};
+  take_workspace(desc, args.num_tokens, args.workspace, map);
+  map.x = static_cast<const uint16_t*>(args.x.data), map.y = cuda_common::values_of(args.y);
+  map.units = static_cast<const char*>(args.weight.data), map.tensor_scale = args.weight.tensor_scale;
+  map.in = desc.in, map.out = desc.out, map.groups = desc.groups, map.num_tokens = args.num_tokens;
+  map.tile_tokens = static_cast<int>(tile_tokens);
+  map.num_tiles = static_cast<int>(ceil_div<int64_t>(args.num_tokens, tile_tokens));
+  return map;
+}
+
+int64_t work_of(const LinearMap& map) {
+  return map.groups * map.num_tiles;
+}
+
+template <class Map>
+void arrange(const Map& map, device::Queue& queue, int64_t shared_bytes = 0) {
+  launch_arrange("arrange_inputs", queue, work_of(map), std::min<int64_t>(map.tile_tokens, map.num_tokens), map,
+                 shared_bytes);
+}
+
+// Inputs are arranged.
+void multiply(const LinearMap& map, device::Queue& queue) {
+  if (map.tile_tokens == Wide::kTokens) {
+    launch_wide("linear_wide", queue, work_of(map), map.out, map);
+  } else if (map.tile_tokens == Few::kMostTokens) {
+    launch_few<Few::kMostTiles>("linear_few", queue, work_of(map), map.out, map);
+  } else {
+    launch_few<1>("linear_few", queue, work_of(map), map.out, map);
+  }
 }
 
 }  // namespace
@@ -84,25 +139,40 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  LinearMap map{};
-  take_workspace(desc, args.num_tokens, args.workspace, map);
-  map.x = static_cast<const uint16_t*>(args.x.data), map.y = cuda_common::values_of(args.y);
-  map.units = static_cast<const char*>(args.weight.data), map.tensor_scale = args.weight.tensor_scale;
-  map.in = desc.in, map.out = desc.out, map.groups = desc.groups, map.num_tokens = args.num_tokens;
+  const LinearMap map = map_of(desc, args, linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors()));
+  arrange(map, queue);
+  multiply(map, queue);
+}
 
-  const auto most_work = [&](int64_t tokens) { return desc.groups * ceil_div<int64_t>(args.num_tokens, tokens); };
-  const int64_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
-  map.tile_tokens = static_cast<int>(tile_tokens);
-  const int64_t work = most_work(tile_tokens);
-  map.num_tiles = static_cast<int>(work / desc.groups);
-  launch_arrange("arrange_inputs", queue, work, std::min(tile_tokens, args.num_tokens), map);
-  if (tile_tokens == Wide::kTokens) {
-    launch_wide("linear_wide", queue, work, desc.out, map);
-  } else if (tile_tokens == Few::kMostTokens) {
-    launch_few<Few::kMostTiles>("linear_few", queue, work, desc.out, map);
-  } else {
-    launch_few<1>("linear_few", queue, work, desc.out, map);
+bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
+  if (!ops::linear_group_reference_supports(desc, why_not)) return false;
+  if (desc.norm && !cuda::rms_norm_supports(*desc.norm, why_not)) return false;
+  return std::all_of(desc.maps.begin(), desc.maps.end(),
+                     [&](const ops::Linear::Desc& map) { return linear_supports(map, why_not); });
+}
+
+int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
+  return linear_workspace(desc.maps.front(), max_tokens);  // of their one input
+}
+
+void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  // The map with the fewest rows says how many tokens leave no multiprocessor without a tile.
+  int64_t tile_tokens = Wide::kTokens;
+  for (const ops::Linear::Desc& map : desc.maps) {
+    tile_tokens = std::min(tile_tokens, linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors()));
   }
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    const LinearMap map = map_of(desc.maps[i], ops::linear_of_group(args, i), tile_tokens);
+    if (i == 0 && desc.norm) {
+      arrange(NormedMap{map, cuda_common::values_of(args.norm_weight), desc.norm->eps}, queue,
+              NormedMap::shared_bytes(map.in));
+    } else if (i == 0) {
+      arrange(map, queue);
+    }
+    multiply(map, queue);
+  }
+  if (desc.swiglu) cuda::swiglu(*desc.swiglu, ops::swiglu_of_group(args), queue);
 }
 
 }  // namespace tessera::backends::sm120

@@ -39,7 +39,9 @@ struct GateAndUpMap : ExpertMap {
   __device__ InputSource source(const ExpertWork& work, int token) const { return {job.x_of(work, token), 0}; }
   __device__ float* factor(const ExpertWork& work, int token) const { return job.x_factors + work.first + token; }
   __device__ void store(const ExpertWork& work, int row, int token, const float (&sums)[2]) const {
-    job.h_of(work, token)[row] = job.h_value(work, token, sums[0], sums[1]);
+    float value[1];
+    job.h_values<1>(work, {sums[0]}, {sums[1]}, {*factor(work, token)}, {job.routing[job.slot_of(work, token)]}, value);
+    job.h_of(work, token)[row] = numeric::bf16_from_float(value[0]);
   }
 };
 

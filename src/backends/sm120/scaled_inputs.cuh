@@ -2,7 +2,8 @@
 #pragma once
 // NVFP4 activations (docs/contracts/numerics.md, section 3) from BF16 rows, in the order in which they are multiplied
 // (scaled_units.h). What bounds it: the divisions, which are IEEE's. Which rows, a class Map says (scaled_sums.cuh):
-//   source(work, token)  the row's values, and where its scale g is given by a bound that (0: it is measured)
+//   source(work, token)  the row's values, and where its scale g is given by a bound that (0: it is measured); called
+//                        by all threads of a block
 //   factor(work, token)  takes g
 #include <cstdint>
 
@@ -74,13 +75,13 @@ __global__ void __launch_bounds__(kInputThreads) arrange_inputs(Map map) {
   }
 }
 
-// For at most `most_work` tiles of at most `tile_tokens`.
+// For at most `most_work` tiles of at most `tile_tokens`; source() has so much dynamic shared memory.
 template <class Map>
 void launch_arrange(const char* name, const device::Queue& queue, int64_t most_work, int64_t tile_tokens,
-                    const Map& map) {
+                    const Map& map, int64_t shared_bytes = 0) {
   const dim3 rows(static_cast<unsigned>(most_work),
                   static_cast<unsigned>(round_up<int64_t>(tile_tokens, InputUnit::kRows)));
-  cuda_common::launch(name, queue, arrange_inputs<Map>, rows, kInputThreads, 0, map);
+  cuda_common::launch(name, queue, arrange_inputs<Map>, rows, kInputThreads, static_cast<size_t>(shared_bytes), map);
 }
 
 }  // namespace tessera::backends::sm120

@@ -55,16 +55,16 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
     maps_of_x_ = LinearGroupLayer(
         builder, prefix + "maps_of_x",
         {&wq_a_, &wkv_, &main.wkv(), &main.wgate(), &index.wkv(), &index.wgate(), &indexer_.weights_proj()});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_, &indexer_.wq_b()});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_, &indexer_.wq_b()}, &q_norm_);
     vectors_ = VectorGroup(builder, prefix + "vectors",
                            {&query_steps_, &window_steps_, &main.steps(), &index.steps(), &indexer_.steps()});
   } else if (ratio != 0) {
     maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_, &main.wkv(), &main.wgate()});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_}, &q_norm_);
     vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_, &main.steps()});
   } else {
     maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_});
+    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_}, &q_norm_);
     vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_});
   }
 }
@@ -86,7 +86,6 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
 
 AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, const TensorView& x) const {
   using Call = LinearGroupLayer::Call;
-  const int64_t n = context.num_tokens();
   const auto output_of = [&](const LinearLayer& map) { return map.take_output(context); };
   Mapped mapped;
   mapped.qr = output_of(wq_a_), mapped.kv = output_of(wkv_), mapped.q = output_of(wq_b_);
@@ -107,8 +106,7 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, cons
     of_qr[num_of_qr++] = {&indexer_.wq_b(), mapped.index_queries};
   }
   maps_of_x_.run(context, x, std::span(of_x).first(num_of_x));
-  q_norm_.run(context, mapped.qr, mapped.qr, n);
-  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr));
+  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), &q_norm_);
   return mapped;
 }
 

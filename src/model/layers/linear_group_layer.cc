@@ -6,7 +6,7 @@
 namespace tessera::model {
 
 LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& where,
-                                   std::initializer_list<const LinearLayer*> maps) {
+                                   std::initializer_list<const LinearLayer*> maps, const NormLayer* norm) {
   const std::vector<const LinearLayer*> all(maps);
   std::vector<bool> is_taken(all.size());
   for (size_t first = 0; first < all.size(); ++first) {
@@ -23,8 +23,14 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
       group.members.push_back(i);
       desc.maps.push_back(all[i]->op().desc);
     }
-    if (desc.maps.size() > 1) {
-      const std::string name = groups_.empty() ? where : fmt::format("{}.{}", where, groups_.size() + 1);
+    const std::string name = groups_.empty() ? where : fmt::format("{}.{}", where, groups_.size() + 1);
+    if (norm != nullptr && desc.maps.size() == all.size()) {
+      ops::LinearGroup::Desc with_norm = desc;
+      with_norm.norm = norm->op().desc;
+      group.op =
+          builder.bind_fused<ops::LinearGroup>(name, with_norm, {all[first]->op().chosen(), norm->op().chosen()});
+    }
+    if (!group.op.is_bound() && desc.maps.size() > 1) {
       group.op = builder.bind_fused<ops::LinearGroup>(name, desc, {all[first]->op().chosen()});
     }
     if (!group.op.is_bound()) {
@@ -36,14 +42,22 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
   }
 }
 
-void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls) const {
+void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
+                           const NormLayer* norm) const {
   const int64_t n = context.num_tokens();
+  const bool has_norm = !groups_.empty() && groups_.front().op.desc.norm.has_value();
+  if (norm != nullptr && (context.tracer != nullptr || !has_norm)) norm->run(context, x, x, n);
   if (context.tracer != nullptr) {
     for (const Call& call : calls) call.map->run_into(context, x, call.y, n);
     return;
   }
   for (const Group& group : groups_) {
-    ops::LinearGroup::Args args{.x = x, .weights = {}, .y = {}, .num_tokens = n, .workspace = context.workspace};
+    ops::LinearGroup::Args args{.x = x,
+                                .norm_weight = has_norm ? norm->weight() : TensorView{},
+                                .weights = {},
+                                .y = {},
+                                .num_tokens = n,
+                                .workspace = context.workspace};
     for (size_t i = 0; i < group.members.size(); ++i) {
       const Call& call = calls[group.members[i]];
       args.weights[i] = call.map->weight(), args.y[i] = call.y;

@@ -18,11 +18,15 @@ class LinearGroupLayer {
   };
 
   LinearGroupLayer() = default;
-  // `where` names the group in plans. Maps that one call can't compute together stay alone.
-  LinearGroupLayer(LayerBuilder& builder, const std::string& where, std::initializer_list<const LinearLayer*> maps);
+  // `where` names the group in plans. Maps that one call can't compute together stay alone, and so does `norm`, which
+  // may be null, where that isn't all of them.
+  LinearGroupLayer(LayerBuilder& builder, const std::string& where, std::initializer_list<const LinearLayer*> maps,
+                   const NormLayer* norm = nullptr);
 
-  // Each y = map x, of the maps given to the constructor, in that order. A traced step runs them one by one.
-  void run(const StepContext& context, const TensorView& x, std::span<const Call> calls) const;
+  // Each y = map x, of the maps given to the constructor, in that order; where a norm was given each y = map norm(x),
+  // and afterwards x is norm(x) or what it was. A traced step runs them one by one.
+  void run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
+           const NormLayer* norm = nullptr) const;
 
  private:
   struct Group {

@@ -5,18 +5,32 @@
 
 #include <algorithm>
 
+#include "base/integer_math.h"
+
 namespace tessera::ops {
+
+namespace {
+
+// Of a norm's result.
+int64_t normed_bytes(const LinearGroup::Desc& desc, int64_t num_tokens) {
+  if (!desc.norm) return 0;
+  constexpr int64_t kAlignment = 256;
+  return round_up(num_tokens * desc.norm->width * dtype_bits(desc.norm->activation) / 8, kAlignment);
+}
+
+}  // namespace
 
 std::string LinearGroup::Desc::to_string() const {
   std::string text;
   for (const Linear::Desc& map : maps) text += (text.empty() ? "" : "; ") + map.to_string();
+  if (norm) text = "norm " + norm->to_string() + "; " + text;
   return text + (swiglu ? "; swiglu " + swiglu->to_string() : "");
 }
 
 int64_t linear_group_reference_workspace(const LinearGroup::Desc& desc, int64_t max_tokens) {
   int64_t most = 0;
   for (const Linear::Desc& map : desc.maps) most = std::max(most, linear_reference_workspace(map, max_tokens));
-  return most;
+  return normed_bytes(desc, max_tokens) + most;
 }
 
 bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string& why_not) {
@@ -38,7 +52,25 @@ bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string&
     why_not = "swiglu follows two maps of its width";
     return false;
   }
+  if (desc.norm && (desc.norm->width != first.in || desc.norm->activation != first.activation)) {
+    why_not = "a norm is of the maps' input";
+    return false;
+  }
   return true;
+}
+
+RmsNorm::Args norm_of_group(const LinearGroup::Desc& desc, const LinearGroup::Args& args) {
+  return {.x = args.x,
+          .weight = args.norm_weight,
+          .out = {args.workspace, desc.norm->activation, {args.num_tokens, desc.norm->width}},
+          .num_rows = args.num_tokens};
+}
+
+LinearGroup::Args behind_norm(const LinearGroup::Desc& desc, const LinearGroup::Args& args) {
+  LinearGroup::Args rest = args;
+  rest.x = norm_of_group(desc, args).out;
+  rest.workspace = static_cast<char*>(args.workspace) + normed_bytes(desc, args.num_tokens);
+  return rest;
 }
 
 Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i) {
@@ -61,7 +93,9 @@ void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, dev
 }
 
 void linear_group_reference(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue) {
-  run_parts(desc, args, queue, linear_reference, swiglu_reference);
+  if (!desc.norm) return run_parts(desc, args, queue, linear_reference, swiglu_reference);
+  rms_norm_reference(*desc.norm, norm_of_group(desc, args), queue);
+  run_parts(desc, behind_norm(desc, args), queue, linear_reference, swiglu_reference);
 }
 
 }  // namespace tessera::ops

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole model with NVFP4 inputs (a4) on an emulated GPU that says it is a B200, and on one that says it is an RTX
-// PRO 6000: maps and experts on its tensor cores, the rest on the portable backend.
+// PRO 6000: maps and experts on its tensor cores, the rest on the portable backend. Built with TESSERA_SM120_EMULATED
+// the same on a Hopper GPU, where the latter's products are in software.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
 
-#include "device/cuda/emulated/capability.h"
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/goldens.h"
+#include "testing/gpu_stage.h"
+
+#ifdef TESSERA_CUDA_EMULATED
+#include "device/cuda/emulated/capability.h"
+#endif
 
 namespace tessera {
 namespace {
@@ -23,8 +28,18 @@ struct Blackwell {
 
 class EmulatedBlackwell : public ::testing::TestWithParam<Blackwell> {
  protected:
-  EmulatedBlackwell() { device::emulated::set_compute_capability(GetParam().compute_major, 0); }
-  ~EmulatedBlackwell() override { device::emulated::set_compute_capability(9, 0); }
+#ifdef TESSERA_CUDA_EMULATED
+  EmulatedBlackwell() {
+    device::emulated::set_compute_capability(GetParam().compute_major, 0);
+  }
+  ~EmulatedBlackwell() override {
+    device::emulated::set_compute_capability(9, 0);
+  }
+#endif
+  void SetUp() override {
+    std::string why_not;
+    if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
+  }
 
   static model::LoadedModel load_on(const char* device) {
     setenv("TESSERA_DEVICE", device, 1);
@@ -112,13 +127,16 @@ TEST_P(SlowEmulatedBlackwell, EightSequencesAnswerAsTheReferenceDoesAndAsAlone) 
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, SlowEmulatedBlackwell,
-                         ::testing::Values(Blackwell{10, "sm100.tcgen05"}, Blackwell{12, "sm120.block_scaled"}),
-                         [](const auto& test) { return "Compute" + std::to_string(test.param.compute_major) + "0"; });
+std::vector<Blackwell> targets() {
+  if (!testing::kGpuIsEmulated) return {{12, "sm120.block_scaled"}};
+  return {{10, "sm100.tcgen05"}, {12, "sm120.block_scaled"}};
+}
+std::string name_of(const ::testing::TestParamInfo<Blackwell>& test) {
+  return "Compute" + std::to_string(test.param.compute_major) + "0";
+}
 
-INSTANTIATE_TEST_SUITE_P(Targets, EmulatedBlackwell,
-                         ::testing::Values(Blackwell{10, "sm100.tcgen05"}, Blackwell{12, "sm120.block_scaled"}),
-                         [](const auto& test) { return "Compute" + std::to_string(test.param.compute_major) + "0"; });
+INSTANTIATE_TEST_SUITE_P(Targets, SlowEmulatedBlackwell, ::testing::ValuesIn(targets()), name_of);
+INSTANTIATE_TEST_SUITE_P(Targets, EmulatedBlackwell, ::testing::ValuesIn(targets()), name_of);
 
 }  // namespace
 }  // namespace tessera

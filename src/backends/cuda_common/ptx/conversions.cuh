@@ -38,17 +38,28 @@ __device__ inline uint8_t e4m3_code(float value) {
 #endif
 }
 
-// a / b by IEEE's rules, without a branch: for b from 1 to 2^120 and |a| up to 2^60. What nvcc makes of a division,
-// less the way for numbers beyond.
+// 1 / b within one in the last place; subnormal numbers are zero.
+__device__ inline float reciprocal_estimate(float b) {
+#ifdef TESSERA_CUDA_EMULATED
+  return 1 / b;
+#else
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(b));
+  return estimate;
+#endif
+}
+
+// a / b by IEEE's rules, without a branch: for b from 1 to 2^120 and |a| up to 2^60, where the quotient is zero or no
+// smaller than 2^-120. What nvcc makes of a division, less the way for numbers beyond.
 __device__ inline float divide_usual(float a, float b) {
 #ifdef TESSERA_CUDA_EMULATED
   return a / b;
 #else
-  float estimate;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(b));
+  const float estimate = reciprocal_estimate(b);
   const float inverse = __fmaf_rn(estimate, __fmaf_rn(-b, estimate, 1), estimate);
   const float quotient = __fmul_rn(a, inverse);
-  return __fmaf_rn(inverse, __fmaf_rn(-b, quotient, a), quotient);
+  const float nearest = __fmaf_rn(inverse, __fmaf_rn(-b, quotient, a), quotient);
+  return __uint_as_float(__float_as_uint(nearest) | (__float_as_uint(a) & 0x80000000));  // a zero's sign is lost
 #endif
 }
 
