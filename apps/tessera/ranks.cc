@@ -37,6 +37,7 @@ constexpr uint64_t kMaxSecretBytes = 4096;
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr double kEndSeconds = 20;       // for others to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
+constexpr double kStepTimeouts = 2;      // a rank that comes to no step is wedged after so many times its silence
 constexpr size_t kNumSamples = 256;
 constexpr uint64_t kSampleBytes = 64;
 
@@ -218,9 +219,11 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   comm::agree(*bootstrap_, facts_of(flags_.split, folder, model, load));
   if (flags_.gpus != 0) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
-    comm_ = comm::make_nccl(*bootstrap_, executor_->memory());
+    comm::NcclOptions nccl;
+    nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
+    comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
   } else {
-    comm_ = comm::make_tcp(*bootstrap_);
+    comm_ = comm::make_tcp(*bootstrap_, kStepTimeouts * flags_.timeout_seconds);
   }
   load.comm = comm_.get();
   load.shard = shard_of(flags_.split, place_);
@@ -274,7 +277,8 @@ void Ranks::fail(const std::string& why) noexcept {
   others_.end(kLastWordsSeconds);
 }
 
-// On the bootstrap's thread, while another may wait for what never comes.
+// On the bootstrap's thread, while another may wait for what never comes, or on one that goes on whatever its step
+// threw.
 void Ranks::lost(int, const std::string& message) {
   print_error(named(message));
   others_.end(kLastWordsSeconds);

@@ -106,6 +106,13 @@ class Bootstrap::Member {
     join();
   }
 
+  // The thread has ended: it tells no more. It keeps silent where this rank left before it came to that.
+  void tell_sink() {
+    if (sink_ == nullptr || is_told_ || lost_.empty()) return;
+    is_told_ = true;
+    sink_->lost(lost_rank_, lost_);
+  }
+
   void leave() {
     {
       const std::lock_guard lock(lock_);
@@ -199,6 +206,7 @@ class Bootstrap::Member {
     if (lost_.empty() || is_leaving_ || sink_ == nullptr) return;
     const int rank = lost_rank_;
     const std::string message = lost_;
+    is_told_ = true;
     lock.unlock();
     sink_->lost(rank, message);
   }
@@ -329,7 +337,7 @@ class Bootstrap::Member {
   Clock::time_point last_beat_, leaving_deadline_;
   std::string lost_;
   int lost_rank_ = -1;
-  bool is_leaving_ = false;
+  bool is_leaving_ = false, is_told_ = false;
   std::thread thread_;
 };
 
@@ -374,6 +382,11 @@ void Bootstrap::fail(const std::string& why) noexcept {
   } catch (const std::exception&) {
     // The others see the connection close.
   }
+}
+
+void Bootstrap::end_group(const std::string& why) noexcept {
+  fail(why);
+  member_->tell_sink();
 }
 
 void Bootstrap::leave() {

@@ -14,8 +14,8 @@
 
 namespace tessera::comm {
 
-// Told once, from the bootstrap's thread, that a rank is lost or has failed. A program says so and ends: collectives
-// that wait for that rank never return by themselves.
+// Told once that a rank is lost or has failed, from the bootstrap's thread, or from the one that calls end_group(). A
+// program says so and ends: collectives that wait for that rank never return by themselves.
 class LossSink {
  public:
   virtual ~LossSink() = default;
@@ -70,6 +70,9 @@ class Bootstrap {
   void check();
   // This rank can't go on: every other learns why ("rank 1 of 2 failed: WHY"), and ends. Returns when that is sent.
   void fail(const std::string& why) noexcept;
+  // The same for a part of the program that can't end it: this rank's sink learns it too, or what ended the group
+  // before.
+  void end_group(const std::string& why) noexcept;
   // Ends as it should: nobody counts this rank as lost. Returns when its farewell is sent.
   void leave();
 

@@ -80,7 +80,7 @@ class MirroredRunner::Orders {
     } catch (const std::exception&) {
     }
   }
-  void fail(const std::string& why) noexcept { bootstrap_.fail(why); }
+  void end_group(const std::string& why) noexcept { bootstrap_.end_group(why); }
 
   // A thing of rank 0 that the others have too, until it is destroyed.
   class Name {
@@ -216,11 +216,11 @@ TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_dr
         orders_->send(Writer(Order::kFault).put(error.code()));
         break;
       default:
-        orders_->fail(error.what());
+        orders_->end_group(error.what());
     }
     throw;
   } catch (const std::exception& error) {
-    orders_->fail(error.what());
+    orders_->end_group(error.what());
     throw;
   }
 }

@@ -4,12 +4,15 @@
 
     ranks_test.py PROGRAM MODEL_FOLDER
 """
+import ctypes
+import http.client
 import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 import unittest
 import urllib.request
@@ -48,6 +51,26 @@ def is_running(pid):
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except OSError:
         return False
+
+
+def wedge(pid):
+    """Halts the process's main thread, but not those that send its heartbeats. False: it may not be done here."""
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes, ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
+    seize, interrupt = 0x4206, 0x4207
+    return ptrace(seize, pid, 0, 0) == 0 and ptrace(interrupt, pid, 0, 0) == 0
+
+
+def end_of(process, wedged, seconds):
+    """Its exit code, or None. Who has halted a process must also see it end before its parent can."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            os.waitpid(wedged, os.WNOHANG | 0x40000000)  # __WALL
+        except ChildProcessError:
+            pass
+        time.sleep(0.05)
+    return process.returncode
 
 
 class Server:
@@ -125,6 +148,23 @@ class Ranks(ProgramTest):
 
     def test_a_stopped_rank_ends_all(self):
         self.expect_all_end(2, signal.SIGSTOP, 'lost rank 2 of 4')
+
+    def ask_in_vain(self, server):
+        try:
+            server.ask(QUESTION)
+        except (OSError, http.client.HTTPException):
+            pass
+
+    def test_a_rank_that_comes_to_no_step_ends_the_server(self):
+        with Server('--ranks', '2') as server:
+            if not wedge(server.followers[0]):
+                self.skipTest('ptrace is not allowed here')
+            asking = threading.Thread(target=self.ask_in_vain, args=(server,))
+            asking.start()
+            self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
+            asking.join()
+            said = server.process.stderr.read()
+            self.assertRegex(said, r'tessera: rank 0 of 2 failed: .*: rank 1 of 2 stalls: nothing came from it within 20 s\n')
 
     def launched(self, *flags_of_ranks, world=2):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
