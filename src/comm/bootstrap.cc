@@ -80,11 +80,19 @@ class Bootstrap::Member {
       if (links_[r] == nullptr) refuse_left(r);
       send(r, MessageKind::kOrder, bytes);
     }
+    ++num_orders_;
   }
 
   std::vector<uint8_t> take_order(double limit_seconds) {
     std::unique_lock lock(lock_);
-    return take(lock, orders_, 0, limit_seconds);
+    std::vector<uint8_t> order = take(lock, orders_, 0, limit_seconds);
+    ++num_orders_;
+    return order;
+  }
+
+  uint64_t num_orders() {
+    const std::lock_guard lock(lock_);
+    return num_orders_;
   }
 
   void check() {
@@ -332,6 +340,7 @@ class Bootstrap::Member {
   Links links_;                                          // null: oneself, or one that has left
   std::vector<std::deque<std::vector<uint8_t>>> inbox_;  // kData by sender
   std::deque<std::vector<uint8_t>> orders_;              // of rank 0
+  uint64_t num_orders_ = 0;                              // sent or taken
   std::vector<bool> has_left_;
   Socket wake_;
   Clock::time_point last_beat_, leaving_deadline_;
@@ -370,6 +379,10 @@ void Bootstrap::send_order(std::span<const uint8_t> bytes) {
 
 std::vector<uint8_t> Bootstrap::take_order(double limit_seconds) {
   return member_->take_order(limit_seconds);
+}
+
+uint64_t Bootstrap::num_orders() const {
+  return member_->num_orders();
 }
 
 void Bootstrap::check() {

@@ -66,6 +66,8 @@ class Bootstrap {
   void send_order(std::span<const uint8_t> bytes);
   // Every other rank: the next ones, whenever they come (`limit_seconds` 0) or in time. Throws as all_gather.
   std::vector<uint8_t> take_order(double limit_seconds = 0);
+  // How many orders rank 0 has sent, or this rank has taken: the same on all that are at the same one. Any thread.
+  uint64_t num_orders() const;
   // Throws kDeviceError where a rank is lost or has failed. From any thread.
   void check();
   // This rank can't go on: every other learns why ("rank 1 of 2 failed: WHY"), and ends. Returns when that is sent.

@@ -207,10 +207,10 @@ TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_dr
   try {
     return is_draft ? runner_.draft(own_) : runner_.step(own_);
   } catch (const Error& error) {
-    // What follows from request and weights comes to every rank alike, and is taken back there.
+    // What follows from request and weights comes to every rank alike, and is taken back there. Memory may end here
+    // alone: the others then wait in a sum of this step.
     switch (error.code()) {
       case ErrorCode::kInvalidArgument:
-      case ErrorCode::kResourceExhausted:
       case ErrorCode::kUnsupported:
       case ErrorCode::kNotFinite:
         orders_->send(Writer(Order::kFault).put(error.code()));

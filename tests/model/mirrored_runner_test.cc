@@ -193,6 +193,20 @@ TEST(MirroredRunner, AFaultOfRank0AloneIsToldToItsProgram) {
   EXPECT_THAT(end.errors, ElementsAre(why, "rank 0 of 2 failed: " + why));
 }
 
+// The others wait in a sum of that step, where the next one would meet them.
+TEST(MirroredRunner, MemoryThatEndsOnRank0EndsTheGroup) {
+  const auto step = [](comm::Bootstrap& bootstrap, comm::Communicator& comm) {
+    if (bootstrap.rank() == 0) fail(ErrorCode::kResourceExhausted, "no page left");
+    device::Queue queue(1);
+    float sum = 1;
+    const TensorView view{&sum, DType::kF32, {1}};
+    comm.all_reduce(view, view, queue);
+  };
+  const End end = step_until_the_end(step, 2);
+  EXPECT_THAT(end.told, ElementsAre("rank 0 of 2 failed: no page left"));
+  EXPECT_EQ(end.errors[0], "rank 0 of 2 failed: no page left");
+}
+
 // Also while the bootstrap still waits for the last words of others.
 TEST(MirroredRunner, ALossThatEndsAStepIsToldToRank0sProgram) {
   const End end = step_until_the_end([](comm::Bootstrap& bootstrap, comm::Communicator&) {
