@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "model/draw_check.h"
 
 namespace tessera::model {
 
@@ -194,6 +195,7 @@ std::unique_ptr<StateSnapshot> MirroredRunner::restore_snapshot(std::span<const 
 }
 
 TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_draft) {
+  check_draws(slices, facts().vocab_size);  // the others have no masks, and would go on
   Writer order(is_draft ? Order::kDraft : Order::kStep);
   order.put(static_cast<uint32_t>(slices.size()));
   own_.assign(slices.begin(), slices.end());

@@ -96,7 +96,7 @@ TEST(MirroredRunner, GivesTheBitsOfOneRank) {
 // A runner without a model, whose steps are a function.
 class Fake final : public Runner {
  public:
-  explicit Fake(std::function<void()> work) : work_(std::move(work)) {}
+  explicit Fake(std::function<void()> work) : work_(std::move(work)) { facts_.vocab_size = 64; }
   const ModelFacts& facts() const override { return facts_; }
   const CacheSpec& cache_spec() const override { return spec_; }
   int64_t max_step_tokens() const override { return 8; }
@@ -191,6 +191,32 @@ TEST(MirroredRunner, AFaultOfRank0AloneIsToldToItsProgram) {
   const std::string why = "all_reduce of 1 F32 into F32: rank 1 of 2 stalls: nothing came from it within 1 s";
   EXPECT_THAT(end.told, ElementsAre("rank 0 of 2 failed: " + why));
   EXPECT_THAT(end.errors, ElementsAre(why, "rank 0 of 2 failed: " + why));
+}
+
+// Masks stay on rank 0: nobody else finds the fault.
+TEST(MirroredRunner, ABadMaskFailsItsStepAlone) {
+  int steps[2] = {};
+  Told told;
+  const auto errors = run_joined(
+      2,
+      [&](comm::Bootstrap& bootstrap) {
+        Fake fake([&] { ++steps[bootstrap.rank()]; });
+        if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+        MirroredRunner mirrored(fake, bootstrap);
+        const auto state = mirrored.new_sequence(8);
+        const std::vector<int32_t> ids = {1};
+        const std::vector<uint32_t> mask = {1, 2, 3};
+        Draw draw;
+        const SequenceSlice slice{state.get(), ids, LogitRows::kLast, &draw};
+        draw.mask = mask;
+        EXPECT_THROW(mirrored.step({&slice, 1}), Error);
+        draw.mask = std::span(mask).first(2);
+        mirrored.step({&slice, 1});
+      },
+      &told);
+  EXPECT_THAT(errors, Each(""));
+  EXPECT_THAT(steps, Each(1));
+  EXPECT_THAT(told.said(), ElementsAre());
 }
 
 // The others wait in a sum of that step, where the next one would meet them.
