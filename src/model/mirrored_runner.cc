@@ -314,10 +314,10 @@ class Follower {
         marks_[id] = state(order.take<uint64_t>()).mark();
         break;
       case Order::kRollback:
-        state(id).rollback(*marks_.at(order.take<uint64_t>()));
+        state(id).rollback(known(marks_, "mark", order.take<uint64_t>()));
         break;
       case Order::kResume: {
-        const StateSnapshot& snapshot = *snapshots_.at(order.take<uint64_t>());
+        const StateSnapshot& snapshot = known(snapshots_, "snapshot", order.take<uint64_t>());
         states_[id] = runner_.resume(snapshot, order.take<int64_t>());
         break;
       }
@@ -326,7 +326,16 @@ class Follower {
     }
   }
 
-  SequenceState& state(uint64_t id) { return *states_.at(id); }
+  SequenceState& state(uint64_t id) { return known(states_, "sequence", id); }
+
+  template <class Things>
+  static typename Things::mapped_type::element_type& known(const Things& things, const char* what, uint64_t id) {
+    const auto found = things.find(id);
+    if (found == things.end()) {
+      fail(ErrorCode::kInternal, fmt::format("an order speaks of {} {}, which is not here", what, id));
+    }
+    return *found->second;
+  }
 
   Runner& runner_;
   comm::Bootstrap& bootstrap_;

@@ -219,6 +219,18 @@ TEST(MirroredRunner, ABadMaskFailsItsStepAlone) {
   EXPECT_THAT(told.said(), ElementsAre());
 }
 
+TEST(MirroredRunner, OrdersOfUnknownStatesAreRefused) {
+  const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+    Fake fake([] {});
+    if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+    std::vector<uint8_t> fork(1 + 2 * sizeof(uint64_t));  // kind, number of the copy, and of what is copied: 7
+    fork[0] = 1, fork[1 + sizeof(uint64_t)] = 7;
+    bootstrap.send_order(fork);
+    bootstrap.all_gather({}, 120);
+  });
+  EXPECT_EQ(errors[1], "an order speaks of sequence 7, which is not here");
+}
+
 // The others wait in a sum of that step, where the next one would meet them.
 TEST(MirroredRunner, MemoryThatEndsOnRank0EndsTheGroup) {
   const auto step = [](comm::Bootstrap& bootstrap, comm::Communicator& comm) {
