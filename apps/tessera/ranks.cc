@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/env.h"
@@ -198,7 +199,8 @@ std::string Ranks::named(const std::string& message) const {
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
   if (is_alone()) return;
   comm::BootstrapOptions options;
-  options.secret = starts_others_ ? new_secret() : read_secret(flags_.secret_file);
+  const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
+  options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
   comm::Socket listener;
   if (starts_others_) {
     listener = comm::listen_at("127.0.0.1", 0);
@@ -212,6 +214,7 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   options.lost_seconds = flags_.timeout_seconds;
   options.heartbeat_seconds = flags_.timeout_seconds / 15;
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
+  if (inherited) outlive_rank_0();
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);

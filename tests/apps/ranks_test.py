@@ -149,6 +149,28 @@ class Ranks(ProgramTest):
     def test_a_stopped_rank_ends_all(self):
         self.expect_all_end(2, signal.SIGSTOP, 'lost rank 2 of 4')
 
+    def test_ranks_that_have_not_joined_end_with_rank_0(self):
+        process = subprocess.Popen([PROGRAM, 'generate', QUESTION, '--model', str(MODEL), '--ranks', '3', '--quiet'],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+        followers = []
+        while not followers and process.poll() is None:
+            followers = children_of(process.pid)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while any(is_running(pid) for pid in followers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [pid for pid in followers if is_running(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        self.assertEqual(left, [])
+
+    def test_ranks_inherit_no_open_files(self):
+        with Server('--ranks', '2') as server:
+            links = [os.readlink(path) for path in pathlib.Path(f'/proc/{server.followers[0]}/fd').iterdir()]
+            self.assertEqual([link for link in links if 'rank-secret' in link], [])
+            self.assertEqual(links.count('/dev/null'), 2, links)  # its stdin and stdout
+
     def ask_in_vain(self, server):
         try:
             server.ask(QUESTION)
