@@ -36,7 +36,7 @@ namespace {
 
 constexpr uint64_t kMaxSecretBytes = 4096;
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
-constexpr double kEndSeconds = 20;       // for others to give back what they hold
+constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
 constexpr double kStepTimeouts = 2;      // a rank that comes to no step is wedged after so many times its silence
 constexpr size_t kNumSamples = 256;
@@ -266,7 +266,7 @@ void Ranks::end() {
   if (bootstrap_ == nullptr) return;
   mirrored_.reset();
   // All have done all that was asked before any of them takes its connections down.
-  bootstrap_->all_gather({});
+  bootstrap_->all_gather({}, kEndSeconds);
   bootstrap_->leave();
   others_.end(kEndSeconds);
 }

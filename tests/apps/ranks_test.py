@@ -188,6 +188,15 @@ class Ranks(ProgramTest):
             said = server.process.stderr.read()
             self.assertRegex(said, r'tessera: rank 0 of 2 failed: .*: rank 1 of 2 stalls: nothing came from it within 20 s\n')
 
+    def test_a_rank_that_does_not_end_is_ended(self):
+        with Server('--ranks', '2') as server:
+            if not wedge(server.followers[0]):
+                self.skipTest('ptrace is not allowed here')
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
+            self.assertIn('rank 1 of 2 stalls: nothing came from it within 20 s', server.process.stderr.read())
+            self.assertFalse(is_running(server.followers[0]))
+
     def launched(self, *flags_of_ranks, world=2):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
