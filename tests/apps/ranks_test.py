@@ -197,6 +197,14 @@ class Ranks(ProgramTest):
             self.assertIn('rank 1 of 2 stalls: nothing came from it within 20 s', server.process.stderr.read())
             self.assertFalse(is_running(server.followers[0]))
 
+    def test_caches_that_do_not_fit_are_refused(self):
+        for flags in (('--cache-memory', '900000'), ('--cache-memory', '0.1', '--prefix-cache-memory', '900000')):
+            with self.subTest(flags=flags):
+                result = run('serve', '--ranks', '2', '--model', str(MODEL), '--port', '0', '--quiet', '--max-model-len', '512', *flags)
+                said = result.stderr.decode()
+                self.assertEqual((result.returncode, result.stdout), (4, b''), said)
+                self.assertRegex(said, r'tessera: caches: expected at most the .* that the weights leave .*, found .* for answers and .* for prefixes')
+
     def launched(self, *flags_of_ranks, world=2):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
