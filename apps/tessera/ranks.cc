@@ -112,6 +112,7 @@ std::vector<comm::Fact> facts_of(const std::string& split, const ModelFolder& fo
 }  // namespace
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
+  flags.command = &command;
   command.add_option("--gpus", flags.gpus, "Share the model over N GPUs, cuda:0 on, a process each")
       ->type_name("N")
       ->group("Ranks");
@@ -149,15 +150,19 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
 }
 
 Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
-  if (flags.ranks == 0 && flags.gpus == 0) {
+  const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
+  on_gpus_ = is_given("--gpus");
+  if (on_gpus_ && is_given("--ranks")) fail_usage("give --gpus or --ranks, not both");
+  if (!on_gpus_ && !is_given("--ranks")) {
+    for (const char* name : {"--rank-split", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+      if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
+    }
     return;
   }
-  if (flags.ranks != 0 && flags.gpus != 0) fail_usage("give --gpus or --ranks, not both");
-  const char* flag = flags.gpus != 0 ? "--gpus" : "--ranks";
-  const int64_t asked = std::max(flags.gpus, flags.ranks) > 0 ? std::max(flags.gpus, flags.ranks) : 0;
+  const char* flag = flag_name();
+  const int64_t asked = on_gpus_ ? flags.gpus : flags.ranks;
   if (asked < 1 || asked > comm::kMaxWorld) {
-    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld,
-                           flags.gpus != 0 ? flags.gpus : flags.ranks));
+    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld, asked));
   }
   if (flags.split != "experts" && flags.split != "heads" && flags.split != "width") {
     fail_usage(fmt::format("--rank-split: expected experts, heads or width, found \"{}\"", printable(flags.split, 40)));
@@ -180,12 +185,12 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
   }
-  if (flags.gpus != 0) model.device = fmt::format("cuda:{}", place_.local_rank);
+  if (on_gpus_) model.device = fmt::format("cuda:{}", place_.local_rank);
   if (is_alone()) return;
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
-  if (flags.gpus == 0 && model.threads == 0 && place_.address == "127.0.0.1") {
+  if (!on_gpus_ && model.threads == 0 && place_.address == "127.0.0.1") {
     model.threads = std::max(1, device::usable_cores() / place_.world);
   }
 }
@@ -220,7 +225,7 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
   comm::agree(*bootstrap_, facts_of(flags_.split, folder, model, load));
-  if (flags_.gpus != 0) {
+  if (on_gpus_) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
     comm::NcclOptions nccl;
     nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;

@@ -248,6 +248,11 @@ class Ranks(ProgramTest):
 
     def test_wrong_flags_are_refused(self):
         for flags, part in ((('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
+                            (('--ranks', '0'), '--ranks: expected 1 to 1024, found 0'),
+                            (('--gpus', '0'), '--gpus: expected 1 to 1024, found 0'),
+                            (('--gpus', '0', '--ranks', '2'), 'give --gpus or --ranks, not both'),
+                            (('--rank-split', 'heads'), '--rank-split: expected --gpus or --ranks besides'),
+                            (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
                             (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
                             (('--ranks', '2', '--device', 'cuda:1'), '--device cpu'),
