@@ -187,6 +187,9 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   }
   if (on_gpus_) model.device = fmt::format("cuda:{}", place_.local_rank);
   if (is_alone()) return;
+  if (starts_others_ && is_given("--rank-secret-file")) {
+    fail_usage("--rank-secret-file: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none");
+  }
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
