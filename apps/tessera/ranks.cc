@@ -204,8 +204,20 @@ std::string Ranks::named(const std::string& message) const {
   return is_follower() ? fmt::format("rank {} of {}: {}", place_.rank, place_.world, message) : message;
 }
 
+// Before anybody is started or waited for.
+void Ranks::check_cut(const model::Config& config, const model::Shard& shard) const {
+  try {
+    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) model::slice_of(row, config, shard);
+  } catch (const Error& error) {
+    fail_usage(fmt::format("{}: expected a number that divides what --rank-split {} cuts, found {}: {}", flag_name(),
+                           flags_.split, place_.world, error.what()));
+  }
+}
+
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
   if (is_alone()) return;
+  load.shard = shard_of(flags_.split, place_);
+  check_cut(folder.config, load.shard);
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
@@ -237,7 +249,6 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
     comm_ = comm::make_tcp(*bootstrap_, kStepTimeouts * flags_.timeout_seconds);
   }
   load.comm = comm_.get();
-  load.shard = shard_of(flags_.split, place_);
 }
 
 void Ranks::agree_on(const model::LoadedModel& loaded) {

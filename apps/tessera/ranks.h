@@ -67,6 +67,7 @@ class Ranks final : public comm::LossSink {
   void lost(int rank, const std::string& message) override;
 
  private:
+  void check_cut(const model::Config& config, const model::Shard& shard) const;
   void end();
   void fail(const std::string& why) noexcept;
   std::string named(const std::string& message) const;

@@ -253,6 +253,7 @@ class Ranks(ProgramTest):
                             (('--gpus', '0', '--ranks', '2'), 'give --gpus or --ranks, not both'),
                             (('--rank-split', 'heads'), '--rank-split: expected --gpus or --ranks besides'),
                             (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
+                            (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
                             (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
                             (('--ranks', '2', '--device', 'cuda:1'), '--device cpu'),
