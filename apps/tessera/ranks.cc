@@ -173,9 +173,11 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   };
   check("--rank-wait", flags.wait_seconds, 0.1);
   check("--rank-timeout", flags.timeout_seconds, 0.5);
+  if (on_gpus_ && is_given("--device")) {
+    fail_usage(fmt::format("--gpus takes cuda:0 on: expected no --device, found {}", printable(model.device, 40)));
+  }
   if (model.device != "cpu") {
-    fail_usage(fmt::format("{}: expected --device cpu (--gpus takes cuda:0 on, --ranks processors), found {}", flag,
-                           printable(model.device, 40)));
+    fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
   if (place_.world == 1) {

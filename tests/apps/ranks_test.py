@@ -256,7 +256,8 @@ class Ranks(ProgramTest):
                             (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
                             (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
-                            (('--ranks', '2', '--device', 'cuda:1'), '--device cpu'),
+                            (('--ranks', '2', '--device', 'cuda:1'), '--ranks takes processors: expected --device cpu, found cuda:1'),
+                            (('--gpus', '2', '--device', 'cpu'), '--gpus takes cuda:0 on: expected no --device, found cpu'),
                             (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0')):
             with self.subTest(flags=flags):
                 self.check_error(generate(*flags), 2, part)
