@@ -89,7 +89,8 @@ Examples:
   tessera generate "Compute 257-7."
   echo "Spell mire." | tessera generate - --temperature 0.7 --seed 1 --json
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 7 not finite or bypassed, 130 stopped.)");
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 5 device or a lost rank,
+7 not finite or bypassed, 130 stopped.)");
   c.add_option("PROMPT", flags_.prompt,
                "The question, one user turn of a chat; - reads it from stdin, less a last newline");
   c.add_flag("--raw", flags_.is_raw,

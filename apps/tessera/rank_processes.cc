@@ -4,19 +4,23 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <thread>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 
 extern char** environ;
@@ -24,6 +28,10 @@ extern char** environ;
 namespace tessera::app {
 
 namespace {
+
+constexpr const char* kSecretName = "rank-secret";
+constexpr std::string_view kDescriptors = "/dev/fd/";
+constexpr uint64_t kMaxSecretBytes = 4096;
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
@@ -67,10 +75,12 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
 void RankProcesses::start(const std::string& verb, int world, int port, const std::string& secret) {
   world_ = world;
   // In memory, where nobody else's command line or environment shows it.
-  const comm::Socket secret_file(memfd_create("rank-secret", 0));
+  const comm::Socket secret_file(memfd_create(kSecretName, 0));
   if (!secret_file.is_open() || write(secret_file.descriptor(), secret.data(), secret.size()) < 0) fail_start("memfd");
-  std::vector<std::string> arguments = arguments_with(verb, fmt::format("/dev/fd/{}", secret_file.descriptor()));
+  std::vector<std::string> arguments =
+      arguments_with(verb, fmt::format("{}{}", kDescriptors, secret_file.descriptor()));
   const std::vector<char*> argument_list = pointers_to(arguments);
+  const pid_t parent = getpid();
   for (int rank = 1; rank < world; ++rank) {
     std::vector<std::string> environment = environment_with({{"RANK", std::to_string(rank)},
                                                              {"WORLD_SIZE", std::to_string(world)},
@@ -84,9 +94,13 @@ void RankProcesses::start(const std::string& verb, int world, int port, const st
       processes_.push_back({rank, id});
       continue;
     }
+    // Until it has joined nothing else tells it that rank 0 has ended.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(0);
     // Results and input are rank 0's.
     const int nothing = open("/dev/null", O_RDWR);
     dup2(nothing, STDIN_FILENO), dup2(nothing, STDOUT_FILENO);
+    if (nothing > STDERR_FILENO) close(nothing);
     execve("/proc/self/exe", argument_list.data(), environment_list.data());
     _exit(127);
   }
@@ -122,6 +136,24 @@ void RankProcesses::end(double seconds) noexcept {
     waitpid(process.id, &process.status, 0);
     process.id = 0;
   }
+}
+
+std::optional<std::string> inherited_secret(const std::string& file) {
+  if (!file.starts_with(kDescriptors)) return std::nullopt;
+  int descriptor = -1;
+  const char* const end = file.data() + file.size();
+  const auto [rest, error] = std::from_chars(file.data() + kDescriptors.size(), end, descriptor);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  std::error_code is_missing;
+  const std::filesystem::path behind = std::filesystem::read_symlink(file, is_missing);
+  if (!behind.string().starts_with(fmt::format("/memfd:{}", kSecretName))) return std::nullopt;
+  std::string secret = read_file(file, kMaxSecretBytes);
+  close(descriptor);
+  return secret;
+}
+
+void outlive_rank_0() {
+  prctl(PR_SET_PDEATHSIG, 0);
 }
 
 }  // namespace tessera::app

@@ -3,6 +3,7 @@
 // The further ranks of a program that starts its own: processes of the same program with the same arguments.
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ class RankProcesses final : public comm::JoinWatch {
   RankProcesses& operator=(const RankProcesses&) = delete;
 
   // Starts ranks 1 to world - 1 of this machine, which find rank 0 at 127.0.0.1 and `port`, and know `secret`. Throws
-  // kResourceExhausted. Before this process has threads.
+  // kResourceExhausted. From the main thread, before this process has others: they end with it until they call
+  // outlive_rank_0().
   void start(const std::string& verb, int world, int port, const std::string& secret);
   std::string fault() override;
   // Waits until all have ended, at most so long; then ends those that are left.
@@ -34,5 +36,11 @@ class RankProcesses final : public comm::JoinWatch {
   std::vector<Process> processes_;
   int world_ = 0;
 };
+
+// In a rank that RankProcesses started: its secret, out of `file`, whose descriptor is closed. Nothing where `file` is
+// another's.
+std::optional<std::string> inherited_secret(const std::string& file);
+// In the same: from now on it ends by itself where rank 0 does, and says why.
+void outlive_rank_0();
 
 }  // namespace tessera::app

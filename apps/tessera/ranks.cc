@@ -12,6 +12,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/env.h"
@@ -35,8 +36,9 @@ namespace {
 
 constexpr uint64_t kMaxSecretBytes = 4096;
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
-constexpr double kEndSeconds = 20;       // for others to give back what they hold
+constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
+constexpr double kStepTimeouts = 2;      // a rank that comes to no step is wedged after so many times its silence
 constexpr size_t kNumSamples = 256;
 constexpr uint64_t kSampleBytes = 64;
 
@@ -110,6 +112,7 @@ std::vector<comm::Fact> facts_of(const std::string& split, const ModelFolder& fo
 }  // namespace
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
+  flags.command = &command;
   command.add_option("--gpus", flags.gpus, "Share the model over N GPUs, cuda:0 on, a process each")
       ->type_name("N")
       ->group("Ranks");
@@ -147,15 +150,19 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
 }
 
 Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
-  if (flags.ranks == 0 && flags.gpus == 0) {
+  const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
+  on_gpus_ = is_given("--gpus");
+  if (on_gpus_ && is_given("--ranks")) fail_usage("give --gpus or --ranks, not both");
+  if (!on_gpus_ && !is_given("--ranks")) {
+    for (const char* name : {"--rank-split", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+      if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
+    }
     return;
   }
-  if (flags.ranks != 0 && flags.gpus != 0) fail_usage("give --gpus or --ranks, not both");
-  const char* flag = flags.gpus != 0 ? "--gpus" : "--ranks";
-  const int64_t asked = std::max(flags.gpus, flags.ranks) > 0 ? std::max(flags.gpus, flags.ranks) : 0;
+  const char* flag = flag_name();
+  const int64_t asked = on_gpus_ ? flags.gpus : flags.ranks;
   if (asked < 1 || asked > comm::kMaxWorld) {
-    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld,
-                           flags.gpus != 0 ? flags.gpus : flags.ranks));
+    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld, asked));
   }
   if (flags.split != "experts" && flags.split != "heads" && flags.split != "width") {
     fail_usage(fmt::format("--rank-split: expected experts, heads or width, found \"{}\"", printable(flags.split, 40)));
@@ -166,9 +173,11 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   };
   check("--rank-wait", flags.wait_seconds, 0.1);
   check("--rank-timeout", flags.timeout_seconds, 0.5);
+  if (on_gpus_ && is_given("--device")) {
+    fail_usage(fmt::format("--gpus takes cuda:0 on: expected no --device, found {}", printable(model.device, 40)));
+  }
   if (model.device != "cpu") {
-    fail_usage(fmt::format("{}: expected --device cpu (--gpus takes cuda:0 on, --ranks processors), found {}", flag,
-                           printable(model.device, 40)));
+    fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
   if (place_.world == 1) {
@@ -178,12 +187,15 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
   }
-  if (flags.gpus != 0) model.device = fmt::format("cuda:{}", place_.local_rank);
+  if (on_gpus_) model.device = fmt::format("cuda:{}", place_.local_rank);
   if (is_alone()) return;
+  if (starts_others_ && is_given("--rank-secret-file")) {
+    fail_usage("--rank-secret-file: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none");
+  }
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
-  if (flags.gpus == 0 && model.threads == 0 && place_.address == "127.0.0.1") {
+  if (!on_gpus_ && model.threads == 0 && place_.address == "127.0.0.1") {
     model.threads = std::max(1, device::usable_cores() / place_.world);
   }
 }
@@ -194,10 +206,23 @@ std::string Ranks::named(const std::string& message) const {
   return is_follower() ? fmt::format("rank {} of {}: {}", place_.rank, place_.world, message) : message;
 }
 
+// Before anybody is started or waited for.
+void Ranks::check_cut(const model::Config& config, const model::Shard& shard) const {
+  try {
+    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) model::slice_of(row, config, shard);
+  } catch (const Error& error) {
+    fail_usage(fmt::format("{}: expected a number that divides what --rank-split {} cuts, found {}: {}", flag_name(),
+                           flags_.split, place_.world, error.what()));
+  }
+}
+
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
   if (is_alone()) return;
+  load.shard = shard_of(flags_.split, place_);
+  check_cut(folder.config, load.shard);
   comm::BootstrapOptions options;
-  options.secret = starts_others_ ? new_secret() : read_secret(flags_.secret_file);
+  const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
+  options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
   comm::Socket listener;
   if (starts_others_) {
     listener = comm::listen_at("127.0.0.1", 0);
@@ -211,19 +236,21 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   options.lost_seconds = flags_.timeout_seconds;
   options.heartbeat_seconds = flags_.timeout_seconds / 15;
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
+  if (inherited) outlive_rank_0();
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
   comm::agree(*bootstrap_, facts_of(flags_.split, folder, model, load));
-  if (flags_.gpus != 0) {
+  if (on_gpus_) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
-    comm_ = comm::make_nccl(*bootstrap_, executor_->memory());
+    comm::NcclOptions nccl;
+    nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
+    comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
   } else {
-    comm_ = comm::make_tcp(*bootstrap_);
+    comm_ = comm::make_tcp(*bootstrap_, kStepTimeouts * flags_.timeout_seconds);
   }
   load.comm = comm_.get();
-  load.shard = shard_of(flags_.split, place_);
 }
 
 void Ranks::agree_on(const model::LoadedModel& loaded) {
@@ -260,7 +287,7 @@ void Ranks::end() {
   if (bootstrap_ == nullptr) return;
   mirrored_.reset();
   // All have done all that was asked before any of them takes its connections down.
-  bootstrap_->all_gather({});
+  bootstrap_->all_gather({}, kEndSeconds);
   bootstrap_->leave();
   others_.end(kEndSeconds);
 }
@@ -274,7 +301,8 @@ void Ranks::fail(const std::string& why) noexcept {
   others_.end(kLastWordsSeconds);
 }
 
-// On the bootstrap's thread, while another may wait for what never comes.
+// On the bootstrap's thread, while another may wait for what never comes, or on one that goes on whatever its step
+// threw.
 void Ranks::lost(int, const std::string& message) {
   print_error(named(message));
   others_.end(kLastWordsSeconds);

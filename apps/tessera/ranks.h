@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
+#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
@@ -14,7 +15,8 @@
 namespace tessera::app {
 
 struct RankFlags {
-  int64_t ranks = 0, gpus = 0;  // 0: not given
+  const CLI::App* command = nullptr;  // of which they are
+  int64_t ranks = 0, gpus = 0;
   std::string split = "experts", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
 };
@@ -65,12 +67,14 @@ class Ranks final : public comm::LossSink {
   void lost(int rank, const std::string& message) override;
 
  private:
+  void check_cut(const model::Config& config, const model::Shard& shard) const;
   void end();
   void fail(const std::string& why) noexcept;
   std::string named(const std::string& message) const;
   const RankFlags flags_;
   comm::RankPlace place_;
-  bool starts_others_ = false;
+  const char* flag_name() const { return on_gpus_ ? "--gpus" : "--ranks"; }
+  bool on_gpus_ = false, starts_others_ = false;
   ConsoleLog log_{true};
   RankProcesses others_;
   std::unique_ptr<comm::Bootstrap> bootstrap_;

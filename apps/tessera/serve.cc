@@ -318,7 +318,7 @@ void Serve::print_address(uint16_t port, const std::string& name) const {
 }
 
 // Of ranks, what each has left when its share of the weights is there; caches have one size on all of them. Ranks of
-// one machine's processors share its memory.
+// one machine's processors share its memory. Throws kResourceExhausted on rank 0 where they do not fit on all.
 CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const {
   const device::Machine machine = device::machine_of(flags_.model.device);
   const auto left = static_cast<int64_t>(machine.memory_available_bytes / (machine.gpu ? 1 : ranks.world()));
@@ -326,6 +326,15 @@ CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOpt
   CacheMemory agreed;
   agreed.running = ranks.least(own.running);
   agreed.prefixes = ranks.least(own.prefixes);
+  const int64_t least_left = ranks.least(left);
+  // Rank 0 says so for all: whoever else did would race it to the exit code.
+  if (!ranks.is_follower() && (agreed.running > least_left || agreed.prefixes > least_left - agreed.running)) {
+    const auto bytes = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
+    fail(ErrorCode::kResourceExhausted,
+         fmt::format("caches: expected at most the {} that the weights leave on the rank with the least, found {} for "
+                     "answers and {} for prefixes; lower --cache-memory, --prefix-cache-memory or --max-model-len",
+                     bytes(least_left), bytes(agreed.running), bytes(agreed.prefixes)));
+  }
   return agreed;
 }
 

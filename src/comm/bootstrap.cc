@@ -80,11 +80,19 @@ class Bootstrap::Member {
       if (links_[r] == nullptr) refuse_left(r);
       send(r, MessageKind::kOrder, bytes);
     }
+    ++num_orders_;
   }
 
   std::vector<uint8_t> take_order(double limit_seconds) {
     std::unique_lock lock(lock_);
-    return take(lock, orders_, 0, limit_seconds);
+    std::vector<uint8_t> order = take(lock, orders_, 0, limit_seconds);
+    ++num_orders_;
+    return order;
+  }
+
+  uint64_t num_orders() {
+    const std::lock_guard lock(lock_);
+    return num_orders_;
   }
 
   void check() {
@@ -104,6 +112,13 @@ class Bootstrap::Member {
       leave_locked();
     }
     join();
+  }
+
+  // The thread has ended: it tells no more. It keeps silent where this rank left before it came to that.
+  void tell_sink() {
+    if (sink_ == nullptr || is_told_ || lost_.empty()) return;
+    is_told_ = true;
+    sink_->lost(lost_rank_, lost_);
   }
 
   void leave() {
@@ -199,6 +214,7 @@ class Bootstrap::Member {
     if (lost_.empty() || is_leaving_ || sink_ == nullptr) return;
     const int rank = lost_rank_;
     const std::string message = lost_;
+    is_told_ = true;
     lock.unlock();
     sink_->lost(rank, message);
   }
@@ -324,12 +340,13 @@ class Bootstrap::Member {
   Links links_;                                          // null: oneself, or one that has left
   std::vector<std::deque<std::vector<uint8_t>>> inbox_;  // kData by sender
   std::deque<std::vector<uint8_t>> orders_;              // of rank 0
+  uint64_t num_orders_ = 0;                              // sent or taken
   std::vector<bool> has_left_;
   Socket wake_;
   Clock::time_point last_beat_, leaving_deadline_;
   std::string lost_;
   int lost_rank_ = -1;
-  bool is_leaving_ = false;
+  bool is_leaving_ = false, is_told_ = false;
   std::thread thread_;
 };
 
@@ -364,6 +381,10 @@ std::vector<uint8_t> Bootstrap::take_order(double limit_seconds) {
   return member_->take_order(limit_seconds);
 }
 
+uint64_t Bootstrap::num_orders() const {
+  return member_->num_orders();
+}
+
 void Bootstrap::check() {
   member_->check();
 }
@@ -374,6 +395,11 @@ void Bootstrap::fail(const std::string& why) noexcept {
   } catch (const std::exception&) {
     // The others see the connection close.
   }
+}
+
+void Bootstrap::end_group(const std::string& why) noexcept {
+  fail(why);
+  member_->tell_sink();
 }
 
 void Bootstrap::leave() {

@@ -14,8 +14,8 @@
 
 namespace tessera::comm {
 
-// Told once, from the bootstrap's thread, that a rank is lost or has failed. A program says so and ends: collectives
-// that wait for that rank never return by themselves.
+// Told once that a rank is lost or has failed, from the bootstrap's thread, or from the one that calls end_group(). A
+// program says so and ends: collectives that wait for that rank never return by themselves.
 class LossSink {
  public:
   virtual ~LossSink() = default;
@@ -66,10 +66,15 @@ class Bootstrap {
   void send_order(std::span<const uint8_t> bytes);
   // Every other rank: the next ones, whenever they come (`limit_seconds` 0) or in time. Throws as all_gather.
   std::vector<uint8_t> take_order(double limit_seconds = 0);
+  // How many orders rank 0 has sent, or this rank has taken: the same on all that are at the same one. Any thread.
+  uint64_t num_orders() const;
   // Throws kDeviceError where a rank is lost or has failed. From any thread.
   void check();
   // This rank can't go on: every other learns why ("rank 1 of 2 failed: WHY"), and ends. Returns when that is sent.
   void fail(const std::string& why) noexcept;
+  // The same for a part of the program that can't end it: this rank's sink learns it too, or what ended the group
+  // before.
+  void end_group(const std::string& why) noexcept;
   // Ends as it should: nobody counts this rank as lost. Returns when its farewell is sent.
   void leave();
 

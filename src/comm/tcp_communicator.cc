@@ -123,20 +123,21 @@ class Tcp final : public Communicator {
     return (static_cast<int64_t>(kMaxPayloadBytes) / world() - kMostCallBytes - 16) / 16 * 16;
   }
 
-  // `bytes` of every rank, which is in the same collective: what is sent ends with its words.
+  // `bytes` of every rank, which is in the same collective of the same order: what is sent ends with its words.
   Parts gather(const std::string& call, const uint8_t* data, int64_t bytes) {
     std::vector<uint8_t> own;
     own.reserve(static_cast<size_t>(bytes + kMostCallBytes));
     if (bytes > 0) own.assign(data, data + bytes);
-    own.insert(own.end(), call.begin(), call.end());
-    append_u32(own, static_cast<uint32_t>(call.size()));
+    const std::string words = fmt::format("{} of order {}", call, bootstrap_.num_orders());
+    own.insert(own.end(), words.begin(), words.end());
+    append_u32(own, static_cast<uint32_t>(words.size()));
     Parts parts = gather_or_name(call, own);
     for (size_t r = 0; r < parts.size(); ++r) {
       std::vector<uint8_t>& part = parts[r];
       const std::string theirs = words_of(part);
-      if (theirs != call) {
+      if (theirs != words) {
         fail(ErrorCode::kDeviceError,
-             fmt::format("rank {} calls {}, rank {} calls {}", r, printable(theirs, 160), rank(), call));
+             fmt::format("rank {} calls {}, rank {} calls {}", r, printable(theirs, 160), rank(), words));
       }
       part.resize(part.size() - theirs.size() - sizeof(uint32_t));
     }

@@ -11,7 +11,8 @@
 namespace tessera::comm {
 
 // A communicator of all ranks of the bootstrap, which outlives it. A rank that does not come to a collective within
-// `limit_seconds` is named by the exception; abort() is the bootstrap's fail().
+// `limit_seconds` is named by the exception; abort() is the bootstrap's fail(). Who comes with another collective than
+// this rank's, or with one of another order (Bootstrap::num_orders), is refused on both sides.
 std::unique_ptr<Communicator> make_tcp(Bootstrap& bootstrap, double limit_seconds = 30);
 
 }  // namespace tessera::comm

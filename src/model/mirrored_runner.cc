@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "model/draw_check.h"
 
 namespace tessera::model {
 
@@ -80,7 +81,7 @@ class MirroredRunner::Orders {
     } catch (const std::exception&) {
     }
   }
-  void fail(const std::string& why) noexcept { bootstrap_.fail(why); }
+  void end_group(const std::string& why) noexcept { bootstrap_.end_group(why); }
 
   // A thing of rank 0 that the others have too, until it is destroyed.
   class Name {
@@ -194,6 +195,7 @@ std::unique_ptr<StateSnapshot> MirroredRunner::restore_snapshot(std::span<const 
 }
 
 TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_draft) {
+  check_draws(slices, facts().vocab_size);  // the others have no masks, and would go on
   Writer order(is_draft ? Order::kDraft : Order::kStep);
   order.put(static_cast<uint32_t>(slices.size()));
   own_.assign(slices.begin(), slices.end());
@@ -207,20 +209,20 @@ TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_dr
   try {
     return is_draft ? runner_.draft(own_) : runner_.step(own_);
   } catch (const Error& error) {
-    // What follows from request and weights comes to every rank alike, and is taken back there.
+    // What follows from request and weights comes to every rank alike, and is taken back there. Memory may end here
+    // alone: the others then wait in a sum of this step.
     switch (error.code()) {
       case ErrorCode::kInvalidArgument:
-      case ErrorCode::kResourceExhausted:
       case ErrorCode::kUnsupported:
       case ErrorCode::kNotFinite:
         orders_->send(Writer(Order::kFault).put(error.code()));
         break;
       default:
-        orders_->fail(error.what());
+        orders_->end_group(error.what());
     }
     throw;
   } catch (const std::exception& error) {
-    orders_->fail(error.what());
+    orders_->end_group(error.what());
     throw;
   }
 }
@@ -312,10 +314,10 @@ class Follower {
         marks_[id] = state(order.take<uint64_t>()).mark();
         break;
       case Order::kRollback:
-        state(id).rollback(*marks_.at(order.take<uint64_t>()));
+        state(id).rollback(known(marks_, "mark", order.take<uint64_t>()));
         break;
       case Order::kResume: {
-        const StateSnapshot& snapshot = *snapshots_.at(order.take<uint64_t>());
+        const StateSnapshot& snapshot = known(snapshots_, "snapshot", order.take<uint64_t>());
         states_[id] = runner_.resume(snapshot, order.take<int64_t>());
         break;
       }
@@ -324,7 +326,16 @@ class Follower {
     }
   }
 
-  SequenceState& state(uint64_t id) { return *states_.at(id); }
+  SequenceState& state(uint64_t id) { return known(states_, "sequence", id); }
+
+  template <class Things>
+  static typename Things::mapped_type::element_type& known(const Things& things, const char* what, uint64_t id) {
+    const auto found = things.find(id);
+    if (found == things.end()) {
+      fail(ErrorCode::kInternal, fmt::format("an order speaks of {} {}, which is not here", what, id));
+    }
+    return *found->second;
+  }
 
   Runner& runner_;
   comm::Bootstrap& bootstrap_;

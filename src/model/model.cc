@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "model/draw_check.h"
 #include "model/placed_weights.h"
 #include "model/sequence_snapshot.h"
 
@@ -198,6 +199,7 @@ void Model::reserve_scores(int64_t capacity) {
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
   slices_.rows.clear(), slices_.states.clear(), slices_.token_ids.clear(), slices_.logit_rows.clear();
   slices_.draws.clear(), slices_.drawn.clear(), slices_.masks.clear();
+  check_draws(slices, facts_.vocab_size);
   for (const SequenceSlice& slice : slices) {
     SequenceCaches* state = dynamic_cast<SequenceCaches*>(slice.state);
     TESSERA_CHECK(state != nullptr && &state->pool() == pool_.get(), "a state belongs to the runner that made it");
@@ -224,18 +226,13 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
       }
     }
     if (slice.draw == nullptr) continue;
-    TESSERA_CHECK(count > 0, "a token is drawn after another");
     const bool is_wanted = slice.logits != LogitRows::kNone;
     slices_.drawn.push_back(slice.draw);
     const bool has_mask = !slice.draw->mask.empty();
     slices_.draws.push_back({slice.draw->params, slice.draw->position,
                              is_wanted ? static_cast<int32_t>(slices_.logit_rows.size()) - 1 : kNotWanted,
                              has_mask ? static_cast<int32_t>(slices_.masks.size()) : -1});
-    if (!has_mask) continue;
-    TESSERA_CHECK(static_cast<int64_t>(slice.draw->mask.size()) == ops::mask_words(config_.vocab_size) &&
-                      static_cast<int64_t>(slices_.masks.size()) < kMaxMasksPerStep,
-                  "a mask has a bit for each token, and a step at most kMaxMasksPerStep masks");
-    slices_.masks.push_back(slice.draw->mask);
+    if (has_mask) slices_.masks.push_back(slice.draw->mask);
   }
   slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
   size_t next = 0;  // draw

@@ -4,12 +4,15 @@
 
     ranks_test.py PROGRAM MODEL_FOLDER
 """
+import ctypes
+import http.client
 import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 import unittest
 import urllib.request
@@ -48,6 +51,26 @@ def is_running(pid):
         return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
     except OSError:
         return False
+
+
+def wedge(pid):
+    """Halts the process's main thread, but not those that send its heartbeats. False: it may not be done here."""
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes, ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
+    seize, interrupt = 0x4206, 0x4207
+    return ptrace(seize, pid, 0, 0) == 0 and ptrace(interrupt, pid, 0, 0) == 0
+
+
+def end_of(process, wedged, seconds):
+    """Its exit code, or None. Who has halted a process must also see it end before its parent can."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            os.waitpid(wedged, os.WNOHANG | 0x40000000)  # __WALL
+        except ChildProcessError:
+            pass
+        time.sleep(0.05)
+    return process.returncode
 
 
 class Server:
@@ -126,6 +149,62 @@ class Ranks(ProgramTest):
     def test_a_stopped_rank_ends_all(self):
         self.expect_all_end(2, signal.SIGSTOP, 'lost rank 2 of 4')
 
+    def test_ranks_that_have_not_joined_end_with_rank_0(self):
+        process = subprocess.Popen([PROGRAM, 'generate', QUESTION, '--model', str(MODEL), '--ranks', '3', '--quiet'],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+        followers = []
+        while not followers and process.poll() is None:
+            followers = children_of(process.pid)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while any(is_running(pid) for pid in followers) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        left = [pid for pid in followers if is_running(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        self.assertEqual(left, [])
+
+    def test_ranks_inherit_no_open_files(self):
+        with Server('--ranks', '2') as server:
+            links = [os.readlink(path) for path in pathlib.Path(f'/proc/{server.followers[0]}/fd').iterdir()]
+            self.assertEqual([link for link in links if 'rank-secret' in link], [])
+            self.assertEqual(links.count('/dev/null'), 2, links)  # its stdin and stdout
+
+    def ask_in_vain(self, server):
+        try:
+            server.ask(QUESTION)
+        except (OSError, http.client.HTTPException):
+            pass
+
+    def test_a_rank_that_comes_to_no_step_ends_the_server(self):
+        with Server('--ranks', '2') as server:
+            if not wedge(server.followers[0]):
+                self.skipTest('ptrace is not allowed here')
+            asking = threading.Thread(target=self.ask_in_vain, args=(server,))
+            asking.start()
+            self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
+            asking.join()
+            said = server.process.stderr.read()
+            self.assertRegex(said, r'tessera: rank 0 of 2 failed: .*: rank 1 of 2 stalls: nothing came from it within 20 s\n')
+
+    def test_a_rank_that_does_not_end_is_ended(self):
+        with Server('--ranks', '2') as server:
+            if not wedge(server.followers[0]):
+                self.skipTest('ptrace is not allowed here')
+            server.process.send_signal(signal.SIGTERM)
+            self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
+            self.assertIn('rank 1 of 2 stalls: nothing came from it within 20 s', server.process.stderr.read())
+            self.assertFalse(is_running(server.followers[0]))
+
+    def test_caches_that_do_not_fit_are_refused(self):
+        for flags in (('--cache-memory', '900000'), ('--cache-memory', '0.1', '--prefix-cache-memory', '900000')):
+            with self.subTest(flags=flags):
+                result = run('serve', '--ranks', '2', '--model', str(MODEL), '--port', '0', '--quiet', '--max-model-len', '512', *flags)
+                said = result.stderr.decode()
+                self.assertEqual((result.returncode, result.stdout), (4, b''), said)
+                self.assertRegex(said, r'tessera: caches: expected at most the .* that the weights leave .*, found .* for answers and .* for prefixes')
+
     def launched(self, *flags_of_ranks, world=2):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
@@ -169,12 +248,20 @@ class Ranks(ProgramTest):
 
     def test_wrong_flags_are_refused(self):
         for flags, part in ((('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
+                            (('--ranks', '0'), '--ranks: expected 1 to 1024, found 0'),
+                            (('--gpus', '0'), '--gpus: expected 1 to 1024, found 0'),
+                            (('--gpus', '0', '--ranks', '2'), 'give --gpus or --ranks, not both'),
+                            (('--rank-split', 'heads'), '--rank-split: expected --gpus or --ranks besides'),
+                            (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
+                            (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
                             (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
-                            (('--ranks', '2', '--device', 'cuda:1'), '--device cpu'),
+                            (('--ranks', '2', '--device', 'cuda:1'), '--ranks takes processors: expected --device cpu, found cuda:1'),
+                            (('--gpus', '2', '--device', 'cpu'), '--gpus takes cuda:0 on: expected no --device, found cpu'),
                             (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0')):
             with self.subTest(flags=flags):
                 self.check_error(generate(*flags), 2, part)
+        self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__), 2, '--rank-secret-file: expected a launcher')
         self.check_error(generate('--ranks', '2', RANK='0', WORLD_SIZE='2'), 2, '--rank-secret-file')
         self.check_error(generate('--ranks', '3', RANK='0', WORLD_SIZE='2'), 2, '--ranks: expected 2', 'found 3')
 

@@ -10,9 +10,10 @@
 
 namespace tessera::testing {
 
-// Calls work(bootstrap) on a thread for each rank; what each threw ("" for nothing), when all have ended.
+// Calls work(bootstrap) on a thread for each rank; what each threw ("" for nothing), when all have ended. `sink` is
+// rank 0's.
 template <class Work>
-std::vector<std::string> run_joined(int world, const Work& work) {
+std::vector<std::string> run_joined(int world, const Work& work, comm::LossSink* sink = nullptr) {
   comm::Socket listener = comm::listen_at("127.0.0.1", 0);
   const int port = comm::port_of(listener);
   std::vector<std::string> errors(static_cast<size_t>(world));
@@ -24,7 +25,8 @@ std::vector<std::string> run_joined(int world, const Work& work) {
       options.secret = "a secret of the ranks";
       options.join_seconds = 60;
       try {
-        comm::Bootstrap bootstrap(options, nullptr, nullptr, rank == 0 ? std::move(listener) : comm::Socket());
+        comm::Bootstrap bootstrap(options, nullptr, rank == 0 ? sink : nullptr,
+                                  rank == 0 ? std::move(listener) : comm::Socket());
         work(bootstrap);
       } catch (const Error& error) {
         errors[static_cast<size_t>(rank)] = error.what();

@@ -17,6 +17,7 @@ namespace {
 using tessera::testing::run_all;
 using tessera::testing::run_joined;
 using tessera::testing::run_ranks;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -90,6 +91,25 @@ TEST(TcpCommunicator, OtherCallsAndMissingOnesAreNamed) {
   const std::string why = "all_reduce of 4 F32 into F32: rank 1 of 2 stalls: nothing came from it within 0.2 s";
   EXPECT_EQ(missing[0], why);
   EXPECT_EQ(missing[1], "rank 0 of 2 failed: " + why);
+}
+
+// A rank that gave up a step must not meet another's sum of it.
+TEST(TcpCommunicator, SumsOfAnotherOrderAreRefused) {
+  const auto sum_after = [](Bootstrap& bootstrap, int sent, int taken) {
+    device::Queue queue(1);
+    const auto comm = make_tcp(bootstrap, 120);
+    const std::vector<uint8_t> order = {1};
+    for (int n = 0; n < (bootstrap.rank() == 0 ? sent : taken); ++n) {
+      bootstrap.rank() == 0 ? bootstrap.send_order(order) : void(bootstrap.take_order());
+    }
+    float one = 1;
+    const TensorView view{&one, DType::kF32, {1}};
+    comm->all_reduce(view, view, queue);
+    EXPECT_EQ(one, 2);
+  };
+  EXPECT_THAT(run_joined(2, [&](Bootstrap& bootstrap) { sum_after(bootstrap, 3, 3); }), Each(""));
+  EXPECT_THAT(run_joined(2, [&](Bootstrap& bootstrap) { sum_after(bootstrap, 3, 2); }),
+              Each(AllOf(HasSubstr("of order 3"), HasSubstr("of order 2"))));
 }
 
 }  // namespace

@@ -5,6 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <thread>
+
 #include "backends/registry.h"
 #include "base/error.h"
 #include "comm/joined_ranks.h"
@@ -18,6 +23,7 @@ namespace {
 using tessera::testing::feed;
 using tessera::testing::run_joined;
 using ::testing::Each;
+using ::testing::ElementsAre;
 
 const std::string kTiny = std::string(TESSERA_SOURCE_DIR) + "/models/tiny-v4";
 const std::vector<int32_t> kPrompt = {0, 17, 300, 45, 9, 812, 44, 44, 7};
@@ -85,6 +91,168 @@ TEST(MirroredRunner, GivesTheBitsOfOneRank) {
   });
   EXPECT_THAT(errors, Each(""));
   EXPECT_EQ(shared, use(*load(nullptr)));
+}
+
+// A runner without a model, whose steps are a function.
+class Fake final : public Runner {
+ public:
+  explicit Fake(std::function<void()> work) : work_(std::move(work)) { facts_.vocab_size = 64; }
+  const ModelFacts& facts() const override { return facts_; }
+  const CacheSpec& cache_spec() const override { return spec_; }
+  int64_t max_step_tokens() const override { return 8; }
+  std::unique_ptr<SequenceState> new_sequence(int64_t) override { return std::make_unique<State>(); }
+  std::unique_ptr<SequenceState> restore(std::span<const uint8_t>) override { return nullptr; }
+  std::unique_ptr<SequenceState> resume(const StateSnapshot&, int64_t) override { return nullptr; }
+  std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t>,
+                                                  std::span<const std::span<const uint8_t>>) override {
+    return nullptr;
+  }
+  TensorView step(std::span<const SequenceSlice>) override { return work_(), TensorView{}; }
+  TensorView draft(std::span<const SequenceSlice>) override { return work_(), TensorView{}; }
+  int32_t sample(const SampleRequest&) override { return 0; }
+  void set_tracer(Tracer*) override {}
+
+ private:
+  class State final : public SequenceState {
+   public:
+    int64_t position() const override { return 0; }
+    int64_t capacity() const override { return 8; }
+    std::unique_ptr<SequenceState> fork() const override { return std::make_unique<State>(); }
+    std::unique_ptr<StateSnapshot> snapshot() const override { return nullptr; }
+    std::unique_ptr<StateMark> mark() const override { return nullptr; }
+    void rollback(const StateMark&) override {}
+    std::vector<uint8_t> save() const override { return {}; }
+  };
+
+  std::function<void()> work_;
+  ModelFacts facts_;
+  CacheSpec spec_;
+};
+
+// What rank 0's program is told.
+class Told final : public comm::LossSink {
+ public:
+  void lost(int, const std::string& message) override {
+    const std::lock_guard lock(lock_);
+    said_.push_back(message);
+  }
+  std::vector<std::string> said() {
+    const std::lock_guard lock(lock_);
+    return said_;
+  }
+
+ private:
+  std::mutex lock_;
+  std::vector<std::string> said_;
+};
+
+// Returns by an exception, once the group has ended.
+void wait_for_the_end(comm::Bootstrap& bootstrap) {
+  while (true) {
+    bootstrap.check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+// Steps of two ranks' fakes, as long as they go well; what rank 0's program was told, and of each rank its error.
+struct End {
+  std::vector<std::string> told, errors;
+};
+template <class Step>
+End step_until_the_end(const Step& step, int num_steps = 1) {
+  Told told;
+  const auto errors = run_joined(
+      2,
+      [&](comm::Bootstrap& bootstrap) {
+        const auto comm = comm::make_tcp(bootstrap, bootstrap.rank() == 0 ? 1 : 120);
+        Fake fake([&] { step(bootstrap, *comm); });
+        if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+        MirroredRunner mirrored(fake, bootstrap);
+        const auto state = mirrored.new_sequence(8);
+        const std::vector<int32_t> ids = {1};
+        const SequenceSlice slice{state.get(), ids};
+        // An engine goes on after a step that failed.
+        for (int n = 0; n + 1 < num_steps; ++n) EXPECT_THROW(mirrored.step({&slice, 1}), Error);
+        mirrored.step({&slice, 1});
+      },
+      &told);
+  return {told.said(), errors};
+}
+
+// The engine that asked for the step goes on to the next: it is the program that has to end.
+TEST(MirroredRunner, AFaultOfRank0AloneIsToldToItsProgram) {
+  const End end = step_until_the_end([](comm::Bootstrap& bootstrap, comm::Communicator& comm) {
+    if (bootstrap.rank() == 1) wait_for_the_end(bootstrap);  // but for its heartbeats
+    device::Queue queue(1);
+    float sum = 1;
+    const TensorView view{&sum, DType::kF32, {1}};
+    comm.all_reduce(view, view, queue);
+  });
+  const std::string why = "all_reduce of 1 F32 into F32: rank 1 of 2 stalls: nothing came from it within 1 s";
+  EXPECT_THAT(end.told, ElementsAre("rank 0 of 2 failed: " + why));
+  EXPECT_THAT(end.errors, ElementsAre(why, "rank 0 of 2 failed: " + why));
+}
+
+// Masks stay on rank 0: nobody else finds the fault.
+TEST(MirroredRunner, ABadMaskFailsItsStepAlone) {
+  int steps[2] = {};
+  Told told;
+  const auto errors = run_joined(
+      2,
+      [&](comm::Bootstrap& bootstrap) {
+        Fake fake([&] { ++steps[bootstrap.rank()]; });
+        if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+        MirroredRunner mirrored(fake, bootstrap);
+        const auto state = mirrored.new_sequence(8);
+        const std::vector<int32_t> ids = {1};
+        const std::vector<uint32_t> mask = {1, 2, 3};
+        Draw draw;
+        const SequenceSlice slice{state.get(), ids, LogitRows::kLast, &draw};
+        draw.mask = mask;
+        EXPECT_THROW(mirrored.step({&slice, 1}), Error);
+        draw.mask = std::span(mask).first(2);
+        mirrored.step({&slice, 1});
+      },
+      &told);
+  EXPECT_THAT(errors, Each(""));
+  EXPECT_THAT(steps, Each(1));
+  EXPECT_THAT(told.said(), ElementsAre());
+}
+
+TEST(MirroredRunner, OrdersOfUnknownStatesAreRefused) {
+  const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+    Fake fake([] {});
+    if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+    std::vector<uint8_t> fork(1 + 2 * sizeof(uint64_t));  // kind, number of the copy, and of what is copied: 7
+    fork[0] = 1, fork[1 + sizeof(uint64_t)] = 7;
+    bootstrap.send_order(fork);
+    bootstrap.all_gather({}, 120);
+  });
+  EXPECT_EQ(errors[1], "an order speaks of sequence 7, which is not here");
+}
+
+// The others wait in a sum of that step, where the next one would meet them.
+TEST(MirroredRunner, MemoryThatEndsOnRank0EndsTheGroup) {
+  const auto step = [](comm::Bootstrap& bootstrap, comm::Communicator& comm) {
+    if (bootstrap.rank() == 0) fail(ErrorCode::kResourceExhausted, "no page left");
+    device::Queue queue(1);
+    float sum = 1;
+    const TensorView view{&sum, DType::kF32, {1}};
+    comm.all_reduce(view, view, queue);
+  };
+  const End end = step_until_the_end(step, 2);
+  EXPECT_THAT(end.told, ElementsAre("rank 0 of 2 failed: no page left"));
+  EXPECT_EQ(end.errors[0], "rank 0 of 2 failed: no page left");
+}
+
+// Also while the bootstrap still waits for the last words of others.
+TEST(MirroredRunner, ALossThatEndsAStepIsToldToRank0sProgram) {
+  const End end = step_until_the_end([](comm::Bootstrap& bootstrap, comm::Communicator&) {
+    if (bootstrap.rank() == 1) bootstrap.fail("out of luck");
+    wait_for_the_end(bootstrap);
+  });
+  EXPECT_THAT(end.told, ElementsAre("rank 1 of 2 failed: out of luck"));
+  EXPECT_EQ(end.errors[0], "rank 1 of 2 failed: out of luck");
 }
 
 }  // namespace
