@@ -16,6 +16,7 @@
 #include "bench/shapes/published.h"
 #include "bench_layer.h"
 #include "bench_serve.h"
+#include "bench_steps.h"
 #include "bench_targets.h"
 #include "console.h"
 #include "default_model.h"
@@ -143,7 +144,17 @@ class Bench final : public Verb {
         "Tokens of a prefill computed at once [64; synthetic: 512, and no more of a prompt is computed]");
     model_->add_option("--mode", mode_, "Inputs of linear maps; f32 without --synthetic only [a16]")
         ->type_name("f32|a16|a8|a4");
+    model_
+        ->add_option(
+            "--batches", batches_,
+            "Of a synthetic model: whole steps with so many sequences, comma-separated, instead of layers alone "
+            "[with --gpus or --ranks: 1,32,128]")
+        ->delimiter(',')
+        ->needs("--synthetic");
+    model_->add_option("--record", record_, "With --batches, --gpus or --ranks: also write all samples, as JSON")
+        ->type_name("FILE.json");
     add_device_flag(*model_, model_options_.device);
+    add_rank_flags(*model_, ranks_);
     for (CLI::App* verb : {ops_, layer_->command(), model_}) {
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
       verb->add_flag("--json", is_json_, "One JSON object, with every sample");
@@ -190,6 +201,10 @@ class Bench final : public Verb {
       const int64_t all = bench::published_config(model_options_.synthetic).num_layers;
       check("--layers", model_options_.num_layers, 1, all);
     }
+    const bool has_ranks = ranks_.gpus != 0 || ranks_.ranks != 0, takes_steps = has_ranks || !batches_.empty();
+    if (has_ranks && !is_synthetic) fail_usage("--gpus and --ranks: expected --synthetic beside them, found none");
+    if (takes_steps && !plot_.empty()) fail_usage("--plot: expected none beside --batches, --gpus and --ranks");
+    if (!takes_steps && !record_.empty()) fail_usage("--record: expected --batches, --gpus or --ranks, found none");
     if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;
     check("--step-tokens", step_tokens_, 1, 4096);
     model_options_.load.max_step_tokens = step_tokens_;
@@ -198,7 +213,7 @@ class Bench final : public Verb {
     model_options_.contexts = contexts_;
     check("--decode", model_options_.decode_tokens, 1, 1 << 20);
     check("--repeats", model_options_.repeats, 1, 1000);
-    return run_model();
+    return takes_steps ? run_steps() : run_model();
   }
 
  private:
@@ -244,6 +259,23 @@ class Bench final : public Verb {
     if (plot == nullptr) return;
     plot->write(picture.data(), picture.size());
     plot->commit();
+  }
+
+  int run_steps() {
+    BenchSteps steps;
+    steps.options = {.shape = model_options_.synthetic,
+                     .num_layers = model_options_.num_layers,
+                     .seed = model_options_.seed,
+                     .contexts = contexts_,
+                     .steps = model_options_.decode_tokens,
+                     .repeats = model_options_.repeats,
+                     .load = model_options_.load};
+    if (!batches_.empty()) steps.options.batches = batches_;
+    steps.ranks = ranks_;
+    steps.model.mode = mode_, steps.model.threads = num_threads_, steps.model.device = model_options_.device;
+    steps.record = record_, steps.is_json = is_json_;
+    warn_of_backends(device::machine_of(model_options_.device));
+    return run_bench_steps(std::move(steps));
   }
 
   int run_model() {
@@ -317,8 +349,9 @@ class Bench final : public Verb {
   std::unique_ptr<BenchTargets> targets_;
   bench::Options options_;
   bench::ModelOptions model_options_;
-  std::string mode_ = "a16", plot_;
-  std::vector<int64_t> contexts_;
+  RankFlags ranks_;
+  std::string mode_ = "a16", plot_, record_;
+  std::vector<int64_t> contexts_, batches_;
   int64_t step_tokens_ = 0;
   int num_threads_ = 0;
   bool is_json_ = false;

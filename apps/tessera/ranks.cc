@@ -23,6 +23,7 @@
 #include "comm/agreement.h"
 #include "comm/message.h"
 #include "comm/nccl.h"
+#include "comm/peer.h"
 #include "comm/tcp_communicator.h"
 #include "commit.h"
 #include "device/device_choice.h"
@@ -90,7 +91,15 @@ model::Shard shard_of(const std::string& split, const comm::RankPlace& place) {
   return shard;
 }
 
-std::vector<comm::Fact> facts_of(const std::string& split, const ModelFolder& folder, const ModelFlags& flags,
+std::string peer_sums_setting() {
+  const std::string value = env_value("TESSERA_PEER_SUMS").value_or("auto");
+  if (value != "auto" && value != "off") {
+    fail_usage(fmt::format("TESSERA_PEER_SUMS: expected auto or off, found \"{}\"", printable(value, 40)));
+  }
+  return value;
+}
+
+std::vector<comm::Fact> facts_of(const std::string& split, const std::string& digest, const ModelFlags& flags,
                                  const model::LoadOptions& load) {
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
@@ -98,13 +107,14 @@ std::vector<comm::Fact> facts_of(const std::string& split, const ModelFolder& fo
   return {
       {"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
       {"program", program_identity()},
-      {"checkpoint", digest_of(folder.directory)},
+      {"checkpoint", digest},
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
       {"split", split},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
       {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
       {"TESSERA_FORCE", forced},
+      {"TESSERA_PEER_SUMS", peer_sums_setting()},
       {"TESSERA_BYPASS",
        fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts, load.bypass.compressed_entries)}};
 }
@@ -167,6 +177,7 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (flags.split != "experts" && flags.split != "heads" && flags.split != "width") {
     fail_usage(fmt::format("--rank-split: expected experts, heads or width, found \"{}\"", printable(flags.split, 40)));
   }
+  peer_sums_setting();  // one line of complaint, before there are others
   const auto check = [](const char* name, double value, double least) {
     if (value >= least && value <= 1e6) return;
     fail_usage(fmt::format("{}: expected {} to 1000000, found {}", name, least, value));
@@ -217,9 +228,18 @@ void Ranks::check_cut(const model::Config& config, const model::Shard& shard) co
 }
 
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
+  if (!is_alone()) check_cut(folder.config, shard_of(flags_.split, place_));
+  join_on(verb, model, load, [&] { return digest_of(folder.directory); });
+}
+
+void Ranks::join_made(const char* verb, const std::string& made, const ModelFlags& model, model::LoadOptions& load) {
+  join_on(verb, model, load, [&] { return made; });
+}
+
+template <class Digest>
+void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest) {
   if (is_alone()) return;
   load.shard = shard_of(flags_.split, place_);
-  check_cut(folder.config, load.shard);
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
@@ -241,12 +261,20 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  comm::agree(*bootstrap_, facts_of(flags_.split, folder, model, load));
+  const bool wants_peer_sums = peer_sums_setting() != "off";
+  comm::agree(*bootstrap_, facts_of(flags_.split, digest(), model, load));
   if (on_gpus_) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
     comm::NcclOptions nccl;
     nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
+    if (wants_peer_sums) {
+      std::string why_not;
+      comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, {.limit_seconds = nccl.limit_seconds});
+      if (!why_not.empty() && !is_follower()) {
+        log_.write(LogLevel::kWarning, fmt::format("small sums go through NCCL: {}", why_not));
+      }
+    }
   } else {
     comm_ = comm::make_tcp(*bootstrap_, kStepTimeouts * flags_.timeout_seconds);
   }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
 
 #include "backends/registry.h"
 #include "base/error.h"
@@ -21,13 +20,6 @@ namespace tessera::bench {
 namespace {
 
 using model::LogitRows;
-
-template <class Lines>
-std::vector<std::string> variants_of(const Lines& lines) {
-  std::set<std::string> variants;
-  for (const ops::PlanLine& line : lines) variants.insert(line.chosen);
-  return {variants.begin(), variants.end()};
-}
 
 std::vector<int32_t> random_ids(int64_t seed, int64_t count, int32_t vocab_size) {
   Rng rng(static_cast<uint64_t>(seed));

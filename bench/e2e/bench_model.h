@@ -3,6 +3,7 @@
 // Prefill and decode of one sequence at several context lengths: of a real model, or of random weights in the shape of
 // a published one.
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,14 @@ struct ModelObserver {
 // load.max_step_tokens tokens of a prefill, those before the frontier; the cache entries of the tokens before them are
 // filled with random values. Throws kResourceExhausted with figures where the model doesn't fit.
 ModelReport run_model(const ModelOptions& options, const ModelObserver& observer);
+
+// "backend.variant", each of a plan once, sorted. Lines: of ops::PlanLine.
+template <class Lines>
+std::vector<std::string> variants_of(const Lines& lines) {
+  std::set<std::string> variants;
+  for (const ops::PlanLine& line : lines) variants.insert(line.chosen);
+  return {variants.begin(), variants.end()};
+}
 
 // A picture of the rows, and of the layers where there are any. `model` and `machine` are said in its title.
 std::string model_svg(const ModelReport& report, const std::string& model, const std::string& machine);

@@ -29,19 +29,24 @@ bool is_matrix(const model::WeightRow& row) {
   return row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain;
 }
 
-int64_t bytes_of(const model::WeightRow& row) {
-  if (!is_matrix(row)) return row.shape.num_elements() * 4;
-  const ops::WeightView view{format_of(row), row.shape[0], row.shape[1]};
+int64_t bytes_of(const model::WeightRow& row, const Shape& shape) {
+  if (!is_matrix(row)) return shape.num_elements() * 4;
+  const ops::WeightView view{format_of(row), shape[0], shape[1]};
   return view.data_bytes() + view.scale_bytes();
 }
 
 }  // namespace
 
-SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads)
-    : config_(config), seed_(seed), queue_(num_threads) {
+SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads,
+                                   const model::Shard& shard)
+    : config_(config), seed_(seed), shard_(shard), queue_(num_threads) {
   for (model::WeightRow& row : model::make_weight_spec(config, 0)) {
-    total_bytes_ += static_cast<uint64_t>(bytes_of(row));
-    rows_.emplace(row.name, std::move(row));
+    const model::WeightSlice slice = model::slice_of(row, config_, shard_);
+    const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
+    Part part{row, row.shape.rank() == 1 ? Shape{rows} : Shape{rows, cols}, false};
+    part.is_cut = part.shape != row.shape;
+    total_bytes_ += static_cast<uint64_t>(bytes_of(part.row, part.shape));
+    parts_.emplace(row.name, std::move(part));
   }
 }
 
@@ -53,42 +58,43 @@ void SyntheticWeights::make_in(device::Executor& executor, const device::Machine
                        planner.bind<ops::RandomFill>("values", {FillKind::kNormal, DType::kBF16})});
 }
 
-const model::WeightRow& SyntheticWeights::row(const std::string& name) const {
-  const auto at = rows_.find(name);
-  TESSERA_CHECK(at != rows_.end(), name);
+const SyntheticWeights::Part& SyntheticWeights::part(const std::string& name) const {
+  const auto at = parts_.find(name);
+  TESSERA_CHECK(at != parts_.end(), name);
   return at->second;
 }
 
 uint64_t SyntheticWeights::seed_of(const std::string& name) const {
   uint64_t hash = seed_ ^ 0xCBF29CE484222325;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  return ops::random_word(hash, 0);
+  // No two ranks have the same part.
+  return ops::random_word(hash, part(name).is_cut ? static_cast<uint64_t>(shard_.rank + 1) : 0);
 }
 
 WeightFormat SyntheticWeights::format(const std::string& name) const {
-  return format_of(row(name));
+  return format_of(part(name).row);
 }
 
 Shape SyntheticWeights::local_shape(const std::string& name) const {
-  return row(name).shape;
+  return part(name).shape;
 }
 
 int64_t SyntheticWeights::layer_bytes(int64_t layer, double num_experts) const {
   const std::string prefix = fmt::format("layers.{}.", layer);
   int64_t dense = 0, experts = 0;
-  for (auto at = rows_.lower_bound(prefix); at != rows_.end() && at->first.starts_with(prefix); ++at) {
-    const model::WeightRow& row = at->second;
+  for (auto at = parts_.lower_bound(prefix); at != parts_.end() && at->first.starts_with(prefix); ++at) {
+    const auto& [row, shape, is_cut] = at->second;
     // Of the routing table a token reads one row: nothing.
-    if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row);
+    if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row, shape);
   }
   return dense + static_cast<int64_t>(static_cast<double>(experts / config_.num_experts) * num_experts);
 }
 
 model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
-  const model::WeightRow& weight = row(name);
+  const Part& weight = part(name);
   model::Matrix matrix;
   ops::WeightView& view = matrix.view;
-  view.format = format_of(weight);
+  view.format = format_of(weight.row);
   view.rows = weight.shape[0], view.cols = weight.shape[1];
   const Maker* maker = layout == nullptr && maker_ ? &*maker_ : nullptr;  // packing is the host's work
   device::MemorySpace& memory = maker == nullptr ? device::host_memory() : maker->executor.memory();
@@ -97,8 +103,8 @@ model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
   const uint64_t seed = seed_of(name);
-  // The embedding's rows have unit values, other maps rows of about unit length.
-  const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(view.cols));
+  // The embedding's rows have unit values, other maps rows of about unit length, over all ranks.
+  const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(weight.row.shape[1]));
   const auto fill = [&](FillKind kind, DType dtype, const device::Buffer& out, int64_t count, uint64_t of) {
     const ops::RandomFill::Args args{
         .out = out.data(), .count = count, .seed = of, .spread = static_cast<float>(factor)};
@@ -125,7 +131,7 @@ model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::
 }
 
 device::Tensor SyntheticWeights::load_vector(const std::string& name) {
-  const model::WeightRow& weight = row(name);
+  const Part& weight = part(name);
   device::Tensor tensor(DType::kF32, weight.shape);
   float center = 0, spread = 0.3f;
   if (name.ends_with(".weight")) center = 1, spread = 0.1f;
@@ -140,7 +146,7 @@ device::Tensor SyntheticWeights::load_vector(const std::string& name) {
 }
 
 device::Tensor SyntheticWeights::load_table(const std::string& name) {
-  const model::WeightRow& weight = row(name);
+  const Part& weight = part(name);
   device::Tensor tensor(DType::kI32, weight.shape);
   const int64_t top_k = weight.shape[1];
   const uint64_t seed = seed_of(name);

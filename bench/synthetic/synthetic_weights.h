@@ -3,7 +3,8 @@
 // Weights made in memory, a function of (seed, name) alone: NVFP4 for every linear map but the head, the compressors
 // and the indexer's weights (BF16, as convert keeps them), random codes and block scales over four binary orders of
 // magnitude. Rows have about unit length, so that activations keep their size through layers, router logits spread and
-// every kind of layer does its usual work.
+// every kind of layer does its usual work. A rank's whole matrices are those of one rank; of what is cut it makes its
+// part alone, which is no part of another number of ranks' matrix but has its size.
 #include <map>
 #include <optional>
 
@@ -16,7 +17,8 @@ namespace tessera::bench {
 
 class SyntheticWeights final : public model::ModelWeights {
  public:
-  SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads);
+  // Throws kUnsupported where the shape can't be cut so.
+  SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads, const model::Shard& shard = {});
 
   // From now on matrices in the checkpoint's layout are made in the memory of `executor`, by its device, and have the
   // same bytes there; on the host's nothing changes. The executor must live while weights are loaded.
@@ -31,7 +33,7 @@ class SyntheticWeights final : public model::ModelWeights {
   uint64_t fingerprint() const override { return seed_; }
   const model::Shard& shard() const override { return shard_; }
 
-  // Bytes of a layer's weights with so many of its experts.
+  // Bytes of a layer's weights with so many of its experts; of a model that is not cut.
   int64_t layer_bytes(int64_t layer, double num_experts) const;
   // That one token reads: all but the experts that it is not routed to.
   int64_t token_bytes(int64_t layer) const {
@@ -46,7 +48,13 @@ class SyntheticWeights final : public model::ModelWeights {
     device::Executor& executor;
     ops::Bound<ops::RandomFill> codes, scales, values;
   };
-  const model::WeightRow& row(const std::string& name) const;
+  // A tensor, and what of it this rank has.
+  struct Part {
+    model::WeightRow row;
+    Shape shape;
+    bool is_cut = false;
+  };
+  const Part& part(const std::string& name) const;
   uint64_t seed_of(const std::string& name) const;
 
   const model::Config config_;
@@ -54,7 +62,7 @@ class SyntheticWeights final : public model::ModelWeights {
   model::Shard shard_;
   device::Queue queue_;
   std::optional<Maker> maker_;
-  std::map<std::string, model::WeightRow> rows_;
+  std::map<std::string, Part> parts_;
   uint64_t total_bytes_ = 0;
   double pack_seconds_ = 0;
   int64_t packed_bytes_ = 0;

@@ -320,6 +320,31 @@ class Cli(ProgramTest):
         self.check_error(run('bench', 'model', '--synthetic', 'medium'), 2, 'medium')
         self.check_error(run('bench', 'model', '--synthetic', 'small', '--layers', '6'), 2, '1 to 5')
 
+    def test_bench_of_steps_over_ranks(self):
+        record = self.folder / 'steps.json'
+        flags = ('bench', 'model', '--synthetic', 'small', '--contexts', '50', '--batches', '1,2', '--decode', '2', '--repeats', '1',
+                 '--step-tokens', '32', '--threads', '1')
+        for split in ('experts', 'heads', 'width'):
+            result = run(*flags, '--ranks', '2', '--rank-split', split, '--record', str(record))
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn(b'cut by ' + split.encode(), result.stdout)
+            report = json.loads(record.read_text())
+            self.assertEqual((report['ranks'], report['split'], report['layers']), (2, split, 5))
+            self.assertEqual([(row['step'], row['sequences'], row['context']) for row in report['rows']],
+                             [('prompt', 1, 50), ('decode', 1, 50), ('decode', 2, 50)])
+            self.assertEqual([row['tokens'] for row in report['sums']], [1] * 3 + [2] * 3)
+        alone = json.loads(run(*flags, '--json').stdout)
+        self.assertEqual((alone['ranks'], alone['sums'], len(alone['rows'])), (1, [], 3))
+        self.assertGreater(alone['weight_bytes_of_a_rank'], report['weight_bytes_of_a_rank'])
+        indivisible = run(*flags, '--ranks', '3')
+        self.assertEqual(indivisible.returncode, 3, indivisible.stderr)
+        self.assertIn(b"16 experts can't be cut over 3 ranks", indivisible.stderr)
+        self.check_error(run(*flags[:7], '33', *flags[8:]), 2, 'batches', '1 to 32', '33')
+        self.check_error(run('bench', 'model', '--ranks', '2'), 2, '--synthetic')
+        self.check_error(run('bench', 'model', '--synthetic', 'small', '--record', str(record)), 2, '--record', '--batches')
+        self.check_error(run(*flags, '--plot', str(record)), 2, '--plot')
+        self.check_error(run(*flags, '--ranks', '2', TESSERA_PEER_SUMS='on'), 2, 'TESSERA_PEER_SUMS', 'auto or off')
+
     def test_help_teaches(self):
         text = run('generate', '--help').stdout.decode()
         for flag in ('--raw', '--ids', '--model', '--max-tokens', '--temperature', '--top-p', '--top-k', '--min-p', '--seed', '--stop', '--mode',

@@ -133,6 +133,42 @@ TEST_F(SyntheticTest, WeightsMadeByADeviceHaveTheSameBytes) {
   if (machine.gpu) check(testing::gpu_stage_memory().executor(), machine);
 }
 
+// Of ranks: whole matrices are those of one rank, of the others each rank has its share.
+TEST_F(SyntheticTest, RanksHaveSharesOfTheWeights) {
+  const model::Config config = published_config("small");
+  SyntheticWeights whole(config, seed_, 1);
+  for (const auto experts : {model::ExpertSplit::kById, model::ExpertSplit::kByWidth}) {
+    std::vector<std::unique_ptr<SyntheticWeights>> ranks;
+    for (int64_t r = 0; r < 2; ++r) {
+      const model::Shard shard{r, 2, model::AttentionSplit::kByGroup, experts};
+      ranks.push_back(std::make_unique<SyntheticWeights>(config, seed_, 1, shard));
+      EXPECT_EQ(ranks.back()->shard().rank, r);
+    }
+    EXPECT_EQ(ranks[0]->total_bytes(), ranks[1]->total_bytes());
+    EXPECT_LT(ranks[0]->total_bytes(), whole.total_bytes());
+    const auto data = [](SyntheticWeights& weights, const std::string& name) {
+      const model::Matrix matrix = weights.load_matrix(name);
+      const auto* bytes = matrix.data.as<uint8_t>();
+      return std::vector<uint8_t>(bytes, bytes + matrix.data.size());
+    };
+    for (const char* name : {"embed", "layers.0.attn.wq_a", "layers.0.ffn.gate"}) {
+      EXPECT_EQ(data(*ranks[0], name), data(whole, name)) << name;
+      EXPECT_EQ(data(*ranks[1], name), data(whole, name)) << name;
+    }
+    EXPECT_EQ(ranks[1]->local_shape("layers.0.attn.wq_b")[0] * 2, whole.local_shape("layers.0.attn.wq_b")[0]);
+    EXPECT_EQ(ranks[1]->local_shape("layers.0.attn.wo_b")[1] * 2, whole.local_shape("layers.0.attn.wo_b")[1]);
+    EXPECT_NE(data(*ranks[0], "layers.0.attn.wq_b"), data(*ranks[1], "layers.0.attn.wq_b"));
+    if (experts == model::ExpertSplit::kById) {
+      EXPECT_EQ(data(*ranks[0], "layers.0.ffn.experts.3.w2"), data(whole, "layers.0.ffn.experts.3.w2"));
+      EXPECT_EQ(data(*ranks[1], "layers.0.ffn.experts.15.w1"), data(whole, "layers.0.ffn.experts.15.w1"));
+    } else {
+      EXPECT_EQ(ranks[0]->local_shape("layers.0.ffn.experts.3.w2"),
+                (Shape{config.hidden_size, config.expert_inner / 2}));
+    }
+    EXPECT_EQ(ranks[0]->load_vector("layers.0.attn.attn_sink").view().shape, Shape{config.num_heads / 2});
+  }
+}
+
 TEST_F(SyntheticTest, RoutersAndIndexersChooseVariously) {
   const model::Config config = published_config("small");
   constexpr int64_t kTokens = 128;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_steps.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/atomic_file.h"
+#include "base/strings.h"
+#include "commit.h"
+#include "console.h"
+#include "device/device_choice.h"
+#include "device/machine.h"
+#include "verb.h"
+
+namespace tessera::app {
+
+namespace {
+
+using nlohmann::ordered_json;
+
+double ms(const bench::Samples& samples, double share) {
+  return samples.quantile(share) * 1e3;
+}
+
+void print_made(const bench::StepReport& report, const BenchSteps& bench, int world) {
+  const std::string ranks = world == 1 ? "" : fmt::format(", rank 0 of {}, cut by {}", world, bench.ranks.split);
+  print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
+                           report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),
+                           report.device, ranks, report.make_seconds, fmt::join(report.variants, " ")));
+}
+
+void print_sum(const bench::SumRow& row) {
+  print_result(fmt::format("sum of ranks  {:<22} {:>5} tokens {:>9}  {:>9.2f} us  ({:.2f} to {:.2f})\n", row.name,
+                           row.tokens, format_bytes(static_cast<uint64_t>(row.bytes)), ms(row.time, 0.5) * 1e3,
+                           ms(row.time, 0.1) * 1e3, ms(row.time, 0.9) * 1e3));
+}
+
+void print_row(const bench::StepRow& row) {
+  print_result(fmt::format("{} {:>5} x context {:>7}  {:>10.3f} ms  ({:.3f} to {:.3f})  {:>9.1f} tokens/s\n",
+                           row.is_prompt ? "prompt" : "decode", row.sequences, row.context, ms(row.time, 0.5),
+                           ms(row.time, 0.1), ms(row.time, 0.9), row.tokens_per_second()));
+}
+
+void add_samples(const bench::Samples& samples, ordered_json& out) {
+  out["median_us"] = samples.quantile(0.5) * 1e6;
+  out["p10_us"] = samples.quantile(0.1) * 1e6;
+  out["p90_us"] = samples.quantile(0.9) * 1e6;
+  out["seconds"] = samples.seconds;
+}
+
+ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, int world) {
+  ordered_json out = {{"what", "tessera bench model"},
+                      {"commit", TESSERA_COMMIT},
+                      {"cpu", device::probe_machine().cpu_name},
+                      {"device", report.device},
+                      {"ranks", world},
+                      {"split", world == 1 ? "" : bench.ranks.split},
+                      {"mode", bench.model.mode},
+                      {"shape", bench.options.shape},
+                      {"layers", report.num_layers},
+                      {"all_layers", report.all_layers},
+                      {"step_tokens", bench.options.load.max_step_tokens},
+                      {"weight_bytes_of_a_rank", report.weight_bytes},
+                      {"make_seconds", report.make_seconds},
+                      {"variants", report.variants},
+                      {"rows", ordered_json::array()},
+                      {"sums", ordered_json::array()}};
+  for (const bench::StepRow& row : report.rows) {
+    ordered_json one = {{"step", row.is_prompt ? "prompt" : "decode"},
+                        {"context", row.context},
+                        {"sequences", row.sequences},
+                        {"tokens_per_second", row.tokens_per_second()}};
+    add_samples(row.time, one);
+    out["rows"].push_back(std::move(one));
+  }
+  for (const bench::SumRow& row : report.sums) {
+    ordered_json one = {{"what", row.name}, {"tokens", row.tokens}, {"bytes", row.bytes}};
+    add_samples(row.time, one);
+    out["sums"].push_back(std::move(one));
+  }
+  return out;
+}
+
+int measure(BenchSteps& bench, Ranks& ranks) {
+  const bool is_quiet = ranks.is_follower() || bench.is_json;
+  // Opened before anything is measured.
+  const std::unique_ptr<AtomicFile> file =
+      bench.record.empty() || ranks.is_follower() ? nullptr : std::make_unique<AtomicFile>(bench.record);
+  const bench::StepOptions& options = bench.options;
+  const std::string made =
+      fmt::format("random weights of {}, {} layers, seed {}; contexts {}, batches {}, {} steps, {} repeats",
+                  options.shape, options.num_layers, options.seed, fmt::join(options.contexts, " "),
+                  fmt::join(options.batches, " "), options.steps, options.repeats);
+  ranks.join_made("model", made, bench.model, bench.options.load);
+  bench.options.device = bench.model.device;
+  bench.options.load.num_threads = bench.model.threads;
+  bench::StepObserver observer;
+  if (!is_quiet) {
+    observer.on_made = [&](const bench::StepReport& report) { print_made(report, bench, ranks.world()); };
+    observer.on_sum = print_sum;
+    observer.on_row = print_row;
+  }
+  const bench::StepReport report = bench::run_steps(bench.options, observer);
+  if (ranks.is_follower()) return kExitOk;
+  const std::string text = json_of(report, bench, ranks.world()).dump() + "\n";
+  if (bench.is_json) print_result(text);
+  if (file == nullptr) return kExitOk;
+  file->write(text.data(), text.size());
+  file->commit();
+  return kExitOk;
+}
+
+}  // namespace
+
+int run_bench_steps(BenchSteps bench) {
+  Ranks ranks(bench.ranks, bench.model);
+  return ranks.run([&] { return measure(bench, ranks); });
+}
+
+}  // namespace tessera::app

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/e2e/step_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "backends/registry.h"
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/strings.h"
+#include "bench/e2e/bench_model.h"
+#include "bench/shapes/published.h"
+#include "bench/synthetic/synthetic_weights.h"
+#include "device/device_choice.h"
+#include "model/memory_fit.h"
+#include "model/model.h"
+#include "model/sequence_caches.h"
+
+namespace tessera::bench {
+
+namespace {
+
+// Numbers of steps are given and not worked out from times: ranks must make the same ones.
+constexpr int64_t kWarmSteps = 3, kSumsInOne = 64;
+
+int64_t largest(const std::vector<int64_t>& values) {
+  return *std::max_element(values.begin(), values.end());
+}
+
+void check(const StepOptions& options, const model::Config& config) {
+  const auto fail_at = [](const char* what, const std::string& expected, int64_t found) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected {}, found {}", what, expected, found));
+  };
+  TESSERA_CHECK(!options.contexts.empty() && !options.batches.empty() && options.steps > 0 && options.repeats > 0,
+                "something to measure");
+  const int64_t most = options.load.max_step_tokens;
+  for (const int64_t batch : options.batches) {
+    if (batch < 1 || batch > most) fail_at("batches", fmt::format("1 to {}, the tokens of a step", most), batch);
+  }
+  const int64_t longest = config.max_positions - options.steps - kWarmSteps;
+  for (const int64_t context : options.contexts) {
+    if (context < 1 || context > longest) {
+      fail_at("contexts", fmt::format("1 to {}, the positions of this model without the steps", longest), context);
+    }
+  }
+}
+
+class StepBench {
+ public:
+  StepBench(const StepOptions& options, const StepObserver& observer)
+      : options_(options),
+        observer_(observer),
+        config_(with_layers(published_config(options.shape),
+                            options.num_layers > 0 ? options.num_layers : published_config(options.shape).num_layers)),
+        machine_(device::machine_of(options.device)),
+        planner_(backends::all_backends(), machine_, options.load.forced),
+        rng_(options.seed) {
+    check(options, config_);
+  }
+
+  StepReport run() {
+    make();
+    if (observer_.on_made) observer_.on_made(report_);
+    if (options_.load.comm != nullptr) time_sums();
+    for (const int64_t context : options_.contexts) {
+      const std::unique_ptr<model::SequenceState> read = time_prompt(context);
+      for (const int64_t batch : options_.batches) time_decode(context, batch, *read);
+    }
+    return std::move(report_);
+  }
+
+ private:
+  void make() {
+    const model::LoadOptions& load = options_.load;
+    report_.device = machine_.gpu ? printable(machine_.gpu->name) : "cpu";
+    report_.num_layers = config_.num_layers, report_.all_layers = published_config(options_.shape).num_layers;
+    SyntheticWeights weights(config_, options_.seed, load.num_threads, load.shard);
+    report_.weight_bytes = weights.total_bytes();
+    const int64_t slots = config_.sliding_window + load.max_step_tokens - 1;
+    // Beside the sequences of a batch there is the one that they are copies of.
+    const auto sequences = static_cast<uint64_t>(largest(options_.batches) + 1);
+    const uint64_t state =
+        sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots);
+    // A matrix is packed from a copy.
+    const uint64_t work = model::Model::step_bytes(config_, load.precision, load.max_step_tokens) +
+                          static_cast<uint64_t>(2 * config_.vocab_size * config_.hidden_size);
+    model::check_fit(report_.weight_bytes, state, work, machine_);
+    const double begin = seconds_now();
+    std::unique_ptr<device::Executor> executor = device::make_executor(machine_, load.num_threads);
+    weights.make_in(*executor, machine_);
+    model_ = std::make_unique<model::Model>(config_, planner_, weights, load.precision, 0, load.max_step_tokens,
+                                            std::move(executor), load.bypass, load.comm);
+    model_->executor().synchronize();
+    report_.make_seconds = seconds_now() - begin;
+    report_.variants = variants_of(planner_.lines());
+  }
+
+  int64_t capacity(int64_t context) const { return context + options_.steps + kWarmSteps; }
+
+  std::vector<int32_t> random_ids(int64_t count) {
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    for (int32_t& id : ids) id = static_cast<int32_t>(rng_.below(static_cast<uint64_t>(config_.vocab_size)));
+    return ids;
+  }
+
+  // Prompts from the first token to the last; the sequence of the last one, for decode steps.
+  std::unique_ptr<model::SequenceState> time_prompt(int64_t context) {
+    StepRow row;
+    row.context = context, row.is_prompt = true;
+    std::unique_ptr<model::SequenceState> state;
+    for (int64_t i = -1; i < options_.repeats; ++i) {
+      state.reset();
+      state = model_->new_sequence(capacity(context));
+      const std::vector<int32_t> ids = random_ids(context);
+      model::Draw next;
+      const double begin = seconds_now();
+      for (int64_t at = 0; at < context;) {
+        const int64_t count = std::min(model_->max_step_tokens(), context - at);
+        const model::SequenceSlice slice{state.get(),
+                                         std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+                                         model::LogitRows::kNone, at + count == context ? &next : nullptr};
+        model_->step({&slice, 1});
+        at += count;
+      }
+      // The first is not counted.
+      if (i >= 0) row.time.seconds.push_back(seconds_now() - begin);
+    }
+    add(std::move(row));
+    return state;
+  }
+
+  // Each sequence has entries of its own, or what one has read another would find in the GPU's cache.
+  std::unique_ptr<model::SequenceState> copy_of(const model::SequenceState& read) const {
+    std::unique_ptr<model::SequenceState> copy = read.fork();
+    auto* caches = dynamic_cast<model::SequenceCaches*>(copy.get());
+    TESSERA_CHECK(caches != nullptr, "a sequence of model::Model");
+    caches->make_room(0, caches->position());
+    return copy;
+  }
+
+  void time_decode(int64_t context, int64_t batch, const model::SequenceState& read) {
+    StepRow row;
+    row.context = context, row.sequences = batch;
+    const std::vector<int32_t> first = random_ids(batch);
+    std::vector<std::unique_ptr<model::SequenceState>> states;
+    std::vector<model::Draw> draws(static_cast<size_t>(batch));
+    for (size_t i = 0; i < draws.size(); ++i) {
+      states.push_back(copy_of(read));
+      draws[i].token = first[i];
+    }
+    std::vector<int32_t> ids(draws.size());
+    std::vector<model::SequenceSlice> slices;
+    for (size_t i = 0; i < draws.size(); ++i) {
+      slices.push_back({states[i].get(), {&ids[i], 1}, model::LogitRows::kNone, &draws[i]});
+    }
+    for (int64_t step = -kWarmSteps; step < options_.steps; ++step) {
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = draws[i].token;
+      const double begin = seconds_now();
+      model_->step(slices);
+      if (step >= 0) row.time.seconds.push_back(seconds_now() - begin);
+    }
+    add(std::move(row));
+  }
+
+  void time_sums() {
+    for (const int64_t tokens : options_.batches) {
+      const Shape hidden{tokens, config_.hidden_size}, slots{tokens * config_.experts_per_token, config_.hidden_size};
+      time_sum("hidden, BF16", tokens, DType::kBF16, hidden);
+      time_sum("hidden, F32 to BF16", tokens, DType::kF32, hidden);
+      time_sum("expert slots, BF16", tokens, DType::kBF16, slots);
+    }
+  }
+
+  void time_sum(const char* name, int64_t tokens, DType dtype, const Shape& shape) {
+    device::Executor& executor = model_->executor();
+    comm::Communicator& comm = *options_.load.comm;
+    const device::Tensor in(dtype, shape, executor.memory()), out(DType::kBF16, shape, executor.memory());
+    SumRow row{name, tokens, in.view().num_bytes(), {}};
+    auto queue_all = [&] {
+      for (int64_t i = 0; i < kSumsInOne; ++i) comm.all_reduce(in.view(), out.view(), executor.queue());
+    };
+    // Neither the first calls nor the first launch is counted.
+    std::unique_ptr<device::Recording> recording;
+    for (int64_t i = -2; i < options_.repeats; ++i) {
+      comm.begin_step();
+      if (i == -1 && executor.can_record()) recording = executor.record(queue_all);
+      const double begin = seconds_now();
+      recording != nullptr ? recording->launch() : queue_all();
+      executor.synchronize();
+      const double seconds = seconds_now() - begin;
+      comm.end_step();
+      if (i >= 0) row.time.seconds.push_back(seconds / static_cast<double>(kSumsInOne));
+    }
+    if (observer_.on_sum) observer_.on_sum(row);
+    report_.sums.push_back(std::move(row));
+  }
+
+  void add(StepRow row) {
+    if (observer_.on_row) observer_.on_row(row);
+    report_.rows.push_back(std::move(row));
+  }
+
+  const StepOptions& options_;
+  const StepObserver& observer_;
+  const model::Config config_;
+  const device::Machine machine_;
+  ops::Planner planner_;
+  Rng rng_;
+  std::unique_ptr<model::Model> model_;
+  StepReport report_;
+};
+
+}  // namespace
+
+StepReport run_steps(const StepOptions& options, const StepObserver& observer) {
+  return StepBench(options, observer).run();
+}
+
+}  // namespace tessera::bench

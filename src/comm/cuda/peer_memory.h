@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Memory of a GPU that the other ranks' GPUs on its machine write into.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/cuda/peer_sum.h"
+
+namespace tessera::comm {
+
+class PeerMemory {
+ public:
+  virtual ~PeerMemory() = default;
+  // What the other ranks need to reach it, in a form of fixed size.
+  virtual std::vector<uint8_t> address() const = 0;
+  // Takes the addresses of all ranks, by rank; empty, or why one of them can't be reached from here.
+  virtual std::string connect(std::span<const std::vector<uint8_t>> addresses) = 0;
+  // Once connected.
+  virtual const PeerView& view() const = 0;
+  // Nobody waits any more. From any thread.
+  virtual void end() noexcept = 0;
+};
+
+// For sums of up to `capacity` words, on the calling thread's GPU. Null where this build can't: then `why_not` is set.
+std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, int64_t capacity, std::string& why_not);
+
+}  // namespace tessera::comm

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/peer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/cuda/peer_memory.h"
+#include "comm/cuda/peer_sum.h"
+
+namespace tessera::comm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kWordBytes = 4;
+constexpr auto kWatchTime = std::chrono::milliseconds(50);
+
+class Peer final : public Communicator {
+ public:
+  Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options)
+      : Communicator(other->rank(), other->world()),
+        limit_(options.limit_seconds),
+        other_(std::move(other)),
+        memory_(std::move(memory)),
+        watchdog_([this] { watch(); }) {}
+  ~Peer() override {
+    {
+      const std::lock_guard lock(lock_);
+      is_ending_ = true;
+    }
+    changed_.notify_all();
+    watchdog_.join();
+  }
+
+  void abort(const std::string& why) noexcept override {
+    end(why.empty() ? "aborted" : why);
+    other_->abort(why);
+  }
+  void check() override {
+    note(nullptr);
+    other_->check();
+  }
+  void begin_step() override {
+    note("a step");
+    other_->begin_step();
+  }
+  void end_step() override {
+    note(nullptr);
+    other_->end_step();
+  }
+
+ protected:
+  void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    if (in.num_bytes() > memory_->view().capacity * kWordBytes || in.num_bytes() % kWordBytes != 0) {
+      return other_->all_reduce(in, out, queue);
+    }
+    note("all_reduce");
+    peer_sum_on_gpu(memory_->view(), in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
+                    in.shape.num_elements(), queue.stream());
+  }
+  void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    other_->all_gather(in, out, queue);
+  }
+  void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    other_->reduce_scatter(in, out, queue);
+  }
+  void do_all_to_all(const Runs& send, const Runs& receive, device::Queue& queue) override {
+    other_->all_to_all(send, receive, queue);
+  }
+  void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
+    other_->broadcast(data, root, queue);
+  }
+  void do_barrier(device::Queue& queue) override { other_->barrier(queue); }
+
+ private:
+  // What is begun, if nothing is; null: all that was is done.
+  void note(const char* what) {
+    const std::lock_guard lock(lock_);
+    if (!why_ended_.empty()) fail(ErrorCode::kDeviceError, why_ended_);
+    const bool is_step = what != nullptr && what[0] == 'a' && what[1] == ' ';
+    if (what == nullptr || pending_ == nullptr || is_step) pending_ = what, pending_since_ = Clock::now();
+  }
+
+  void end(const std::string& why) {
+    const std::lock_guard lock(lock_);
+    if (why_ended_.empty()) why_ended_ = why;
+    memory_->end();
+  }
+
+  void watch() {
+    std::unique_lock lock(lock_);
+    while (!is_ending_) {
+      changed_.wait_for(lock, kWatchTime);
+      if (pending_ == nullptr || !why_ended_.empty() || Clock::now() - pending_since_ <= limit_) continue;
+      why_ended_ = fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(), world(),
+                               pending_, limit_.count());
+      memory_->end();
+    }
+  }
+
+  const std::chrono::duration<double> limit_;
+  std::unique_ptr<Communicator> other_;
+  std::unique_ptr<PeerMemory> memory_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  const char* pending_ = nullptr;  // the step, or the first sum, begun since check()
+  Clock::time_point pending_since_;
+  std::string why_ended_;
+  bool is_ending_ = false;
+  std::thread watchdog_;
+};
+
+// The first of the ranks' reasons; empty: none has one.
+std::string first_reason(Bootstrap& bootstrap, const std::string& own) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(own.data());
+  for (const std::vector<uint8_t>& why : bootstrap.all_gather({bytes, own.size()})) {
+    if (!why.empty()) return {why.begin(), why.end()};
+  }
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Communicator> other, std::string& why_not,
+                                        const PeerOptions& options) {
+  const int world = bootstrap.world();
+  if (world > kMaxPeers) {
+    why_not = fmt::format("{} ranks, at most {} can", world, kMaxPeers);
+    return other;
+  }
+  std::string own;
+  std::unique_ptr<PeerMemory> memory = make_peer_memory(bootstrap.rank(), world, options.most_bytes / kWordBytes, own);
+  const std::vector<uint8_t> address = memory != nullptr ? memory->address() : std::vector<uint8_t>();
+  const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
+  if (memory != nullptr) own = memory->connect(addresses);
+  why_not = first_reason(bootstrap, own);
+  if (!why_not.empty()) return other;
+  return std::make_unique<Peer>(std::move(other), std::move(memory), options);
+}
+
+}  // namespace tessera::comm
