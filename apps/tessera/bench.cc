@@ -201,7 +201,7 @@ class Bench final : public Verb {
       const int64_t all = bench::published_config(model_options_.synthetic).num_layers;
       check("--layers", model_options_.num_layers, 1, all);
     }
-    const bool has_ranks = ranks_.gpus != 0 || ranks_.ranks != 0, takes_steps = has_ranks || !batches_.empty();
+    const bool has_ranks = refuse_stray_rank_flags(ranks_), takes_steps = has_ranks || !batches_.empty();
     if (has_ranks && !is_synthetic) fail_usage("--gpus and --ranks: expected --synthetic beside them, found none");
     if (takes_steps && !plot_.empty()) fail_usage("--plot: expected none beside --batches, --gpus and --ranks");
     if (!takes_steps && !record_.empty()) fail_usage("--record: expected --batches, --gpus or --ranks, found none");
@@ -274,7 +274,6 @@ class Bench final : public Verb {
     steps.ranks = ranks_;
     steps.model.mode = mode_, steps.model.threads = num_threads_, steps.model.device = model_options_.device;
     steps.record = record_, steps.is_json = is_json_;
-    warn_of_backends(device::machine_of(model_options_.device));
     return run_bench_steps(std::move(steps));
   }
 

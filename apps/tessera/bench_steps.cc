@@ -96,6 +96,7 @@ int measure(BenchSteps& bench, Ranks& ranks) {
                   fmt::join(options.batches, " "), options.steps, options.repeats);
   ranks.join_made("model", made, bench.model, bench.options.load);
   bench.options.device = bench.model.device;
+  if (!ranks.is_follower()) warn_of_backends(device::machine_of(bench.model.device));
   bench.options.load.num_threads = bench.model.threads;
   bench::StepObserver observer;
   if (!is_quiet) {

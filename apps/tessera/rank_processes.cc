@@ -31,7 +31,6 @@ namespace {
 
 constexpr const char* kSecretName = "rank-secret";
 constexpr std::string_view kDescriptors = "/dev/fd/";
-constexpr uint64_t kMaxSecretBytes = 4096;
 
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
@@ -74,6 +73,8 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
 
 void RankProcesses::start(const std::string& verb, int world, int port, const std::string& secret) {
   world_ = world;
+  // Ignored, as some supervisors leave it, nobody would hear how a rank ended.
+  std::signal(SIGCHLD, SIG_DFL);
   // In memory, where nobody else's command line or environment shows it.
   const comm::Socket secret_file(memfd_create(kSecretName, 0));
   if (!secret_file.is_open() || write(secret_file.descriptor(), secret.data(), secret.size()) < 0) fail_start("memfd");
@@ -107,7 +108,9 @@ void RankProcesses::start(const std::string& verb, int world, int port, const st
 }
 
 bool RankProcesses::has_ended(Process& process) noexcept {
-  if (process.id != 0 && waitpid(process.id, &process.status, WNOHANG) == process.id) process.id = 0;
+  if (process.id == 0) return true;
+  const pid_t ended = waitpid(process.id, &process.status, WNOHANG);
+  if (ended == process.id || (ended < 0 && errno == ECHILD)) process.id = 0;
   return process.id == 0;
 }
 

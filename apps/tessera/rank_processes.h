@@ -3,6 +3,7 @@
 // The further ranks of a program that starts its own: processes of the same program with the same arguments.
 #include <sys/types.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "comm/bootstrap.h"
 
 namespace tessera::app {
+
+constexpr uint64_t kMaxSecretBytes = 4096;
 
 class RankProcesses final : public comm::JoinWatch {
  public:

@@ -35,7 +35,6 @@ namespace tessera::app {
 
 namespace {
 
-constexpr uint64_t kMaxSecretBytes = 4096;
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
@@ -114,6 +113,7 @@ std::vector<comm::Fact> facts_of(const std::string& split, const std::string& di
       {"step tokens", std::to_string(load.max_step_tokens)},
       {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
       {"TESSERA_FORCE", forced},
+      {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
       {"TESSERA_PEER_SUMS", peer_sums_setting()},
       {"TESSERA_BYPASS",
        fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts, load.bypass.compressed_entries)}};
@@ -159,16 +159,20 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->group("Ranks");
 }
 
+bool refuse_stray_rank_flags(const RankFlags& flags) {
+  const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
+  if (is_given("--gpus") || is_given("--ranks")) return true;
+  for (const char* name : {"--rank-split", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+    if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
+  }
+  return false;
+}
+
 Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
   on_gpus_ = is_given("--gpus");
   if (on_gpus_ && is_given("--ranks")) fail_usage("give --gpus or --ranks, not both");
-  if (!on_gpus_ && !is_given("--ranks")) {
-    for (const char* name : {"--rank-split", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
-      if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
-    }
-    return;
-  }
+  if (!refuse_stray_rank_flags(flags)) return;
   const char* flag = flag_name();
   const int64_t asked = on_gpus_ ? flags.gpus : flags.ranks;
   if (asked < 1 || asked > comm::kMaxWorld) {
@@ -184,10 +188,12 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   };
   check("--rank-wait", flags.wait_seconds, 0.1);
   check("--rank-timeout", flags.timeout_seconds, 0.5);
-  if (on_gpus_ && is_given("--device")) {
+  // The environment's TESSERA_DEVICE counts as given too, but nobody asked for it here.
+  const bool is_from_environment = env_value("TESSERA_DEVICE").value_or("") == model.device;
+  if (on_gpus_ && is_given("--device") && !is_from_environment) {
     fail_usage(fmt::format("--gpus takes cuda:0 on: expected no --device, found {}", printable(model.device, 40)));
   }
-  if (model.device != "cpu") {
+  if (!on_gpus_ && model.device != "cpu") {
     fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());

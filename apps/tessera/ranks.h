@@ -24,6 +24,9 @@ struct RankFlags {
 // Adds --gpus, --ranks, --rank-split, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
 void add_rank_flags(CLI::App& command, RankFlags& flags);
 
+// Whether --gpus or --ranks is given. Throws kInvalidArgument where neither is, but another of the flags.
+bool refuse_stray_rank_flags(const RankFlags& flags);
+
 // One rank's part in the group, or that of a program that is alone. Of the methods all ranks call the same, in the same
 // order.
 class Ranks final : public comm::LossSink {

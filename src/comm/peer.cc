@@ -28,10 +28,12 @@ class Peer final : public Communicator {
         other_(std::move(other)),
         memory_(std::move(memory)),
         watchdog_([this] { watch(); }) {}
+  // Also ends sums that wait for a rank that does not come any more.
   ~Peer() override {
     {
       const std::lock_guard lock(lock_);
       is_ending_ = true;
+      memory_->end();
     }
     changed_.notify_all();
     watchdog_.join();
@@ -42,15 +44,15 @@ class Peer final : public Communicator {
     other_->abort(why);
   }
   void check() override {
-    note(nullptr);
+    note(nullptr, false);
     other_->check();
   }
   void begin_step() override {
-    note("a step");
+    note("a step", true);
     other_->begin_step();
   }
   void end_step() override {
-    note(nullptr);
+    note(nullptr, false);
     other_->end_step();
   }
 
@@ -59,7 +61,7 @@ class Peer final : public Communicator {
     if (in.num_bytes() > memory_->view().capacity * kWordBytes || in.num_bytes() % kWordBytes != 0) {
       return other_->all_reduce(in, out, queue);
     }
-    note("all_reduce");
+    note("all_reduce", false);
     peer_sum_on_gpu(memory_->view(), in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
                     in.shape.num_elements(), queue.stream());
   }
@@ -78,11 +80,10 @@ class Peer final : public Communicator {
   void do_barrier(device::Queue& queue) override { other_->barrier(queue); }
 
  private:
-  // What is begun, if nothing is; null: all that was is done.
-  void note(const char* what) {
+  // What is begun, if nothing is or it `is_step`; null: all that was is done.
+  void note(const char* what, bool is_step) {
     const std::lock_guard lock(lock_);
     if (!why_ended_.empty()) fail(ErrorCode::kDeviceError, why_ended_);
-    const bool is_step = what != nullptr && what[0] == 'a' && what[1] == ' ';
     if (what == nullptr || pending_ == nullptr || is_step) pending_ = what, pending_since_ = Clock::now();
   }
 

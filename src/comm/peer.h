@@ -4,6 +4,7 @@
 // (cuda/peer_sum.h), in the bits that every communicator gives.
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"

@@ -22,19 +22,33 @@ class CompilingLane::Entry final : public Job {
 CompilingLane::CompilingLane(size_t max_grammars, size_t max_requests)
     : max_grammars_(max_grammars), thread_(1, max_requests) {}
 
-bool CompilingLane::add(const std::string& key, std::unique_ptr<Job> job) {
+CompilingLane::Added CompilingLane::add(const std::string& key, std::unique_ptr<Job> job) {
+  std::unique_ptr<Entry> entry;
   {
     const std::lock_guard<std::mutex> hold(lock_);
-    if (!num_requests_.contains(key) && num_requests_.size() >= max_grammars_) return false;
-    ++num_requests_[key];
+    if (!waiting_.contains(key) && waiting_.size() >= max_grammars_) return Added::kTooManyGrammars;
+    entry = std::make_unique<Entry>(*this, key, std::move(job));
+    ++waiting_[key].num_requests;
   }
-  return thread_.add(std::make_unique<Entry>(*this, key, std::move(job)));
+  return thread_.add(std::move(entry)) ? Added::kYes : Added::kTooManyRequests;
+}
+
+void CompilingLane::fail(const std::string& key) {
+  const std::lock_guard<std::mutex> hold(lock_);
+  const auto found = waiting_.find(key);
+  if (found != waiting_.end()) found->second.has_failed = true;
+}
+
+bool CompilingLane::has_failed(const std::string& key) {
+  const std::lock_guard<std::mutex> hold(lock_);
+  const auto found = waiting_.find(key);
+  return found != waiting_.end() && found->second.has_failed;
 }
 
 void CompilingLane::leave(const std::string& key) {
   const std::lock_guard<std::mutex> hold(lock_);
-  const auto found = num_requests_.find(key);
-  if (--found->second == 0) num_requests_.erase(found);
+  const auto found = waiting_.find(key);
+  if (found != waiting_.end() && --found->second.num_requests == 0) waiting_.erase(found);
 }
 
 }  // namespace tessera::server

@@ -17,17 +17,27 @@ class CompilingLane {
   // At most `max_grammars` different ones at a time, the one that is compiled included, of `max_requests` that wait.
   CompilingLane(size_t max_grammars, size_t max_requests);
 
-  // `key`: of the grammar that `job` compiles. False: too many. Thread-safe.
-  bool add(const std::string& key, std::unique_ptr<Job> job);
+  enum class Added { kYes, kTooManyGrammars, kTooManyRequests };
+  // `key`: of the grammar that `job` compiles. Thread-safe.
+  Added add(const std::string& key, std::unique_ptr<Job> job);
+
+  // The machine could not compile it now, which takes many seconds to find out: has_failed(key) until all that wait for
+  // it have left. Thread-safe.
+  void fail(const std::string& key);
+  bool has_failed(const std::string& key);
 
  private:
   class Entry;
+  struct Waiting {
+    size_t num_requests = 0;
+    bool has_failed = false;
+  };
   void leave(const std::string& key);
 
   const size_t max_grammars_;
   std::mutex lock_;
-  std::unordered_map<std::string, size_t> num_requests_;  // by key
-  WorkerPool thread_;                                     // last: its jobs use all else
+  std::unordered_map<std::string, Waiting> waiting_;  // by key
+  WorkerPool thread_;                                 // last: its jobs use all else
 };
 
 }  // namespace tessera::server

@@ -112,6 +112,7 @@ class Service::Preparation final : public Job {
   const Caller caller;
   const std::shared_ptr<Exchange> exchange;
   const Compiling compiling;
+  std::string grammar;  // the key of the one that it waits for in the lane
 };
 
 Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log)
@@ -238,6 +239,10 @@ void Service::prepare(Preparation& preparation) noexcept {
   try {
     // A client that gave up while it waited leaves the lane to others.
     if (preparation.compiling == Compiling::kAny && exchange.is_cancelled()) return;
+    if (!preparation.grammar.empty() && compilers_.has_failed(preparation.grammar)) {
+      return exchange.refuse(exhausted("a schema, pattern or set of tools that many ask for could not be compiled now"),
+                             kExhaustedRetrySeconds);
+    }
     if (!generates(route.kind)) {
       return exchange.reply({}, preparer_.answer(route.kind, preparation.body, preparation.caller));
     }
@@ -250,17 +255,26 @@ void Service::prepare(Preparation& preparation) noexcept {
     exchange.start(std::move(prepared));
   } catch (const GrammarUnknown& unknown) {
     try {
-      if (!compilers_.add(unknown.key(),
-                          std::make_unique<Preparation>(*this, route, std::move(preparation.body), preparation.caller,
-                                                        preparation.exchange, Compiling::kAny))) {
+      auto waiting = std::make_unique<Preparation>(*this, route, std::move(preparation.body), preparation.caller,
+                                                   preparation.exchange, Compiling::kAny);
+      waiting->grammar = unknown.key();
+      const CompilingLane::Added added = compilers_.add(unknown.key(), std::move(waiting));
+      if (added != CompilingLane::Added::kYes) {
+        const bool has_requests = added == CompilingLane::Added::kTooManyRequests;
         exchange.refuse(full(fmt::format("new schemas, patterns and tools being compiled: expected fewer than {} "
-                                         "different ones, found as many",
-                                         options_.max_compiling)),
+                                         "{}, found as many",
+                                         has_requests ? options_.max_preparing : options_.max_compiling,
+                                         has_requests ? "requests that wait" : "different ones")),
                         kCompilingRetrySeconds);
       }
     } catch (const std::exception& error) {
       exchange.refuse(internal_error(error.what()));
     }
+  } catch (const Error& error) {
+    if (!preparation.grammar.empty() && error.code() == ErrorCode::kResourceExhausted) {
+      compilers_.fail(preparation.grammar);
+    }
+    refuse_now(exchange);
   } catch (...) {
     refuse_now(exchange);
   }

@@ -197,11 +197,13 @@ TEST_F(FusedTest, LinearGroup) {
 #ifdef TESSERA_CUDA_EMULATED
 // Maps of NVFP4 inputs, behind a norm too.
 TEST_F(FusedTest, LinearGroupOnBlackwell) {
+  struct Restored {
+    ~Restored() { device::emulated::set_compute_capability(9, 0); }
+  } const restored;
   device::emulated::set_compute_capability(10, 0);
   compare_linear_groups("sm100");
   device::emulated::set_compute_capability(12, 0);
   compare_linear_groups("sm120");
-  device::emulated::set_compute_capability(9, 0);
 }
 #endif
 

@@ -29,7 +29,8 @@ class Held final : public Job {
 
 struct LaneOf {
   explicit LaneOf(size_t grammars, size_t requests) : lane(grammars, requests) {}
-  bool add(const std::string& key) { return lane.add(key, std::make_unique<Held>(end, num_ran)); }
+  CompilingLane::Added ask(const std::string& key) { return lane.add(key, std::make_unique<Held>(end, num_ran)); }
+  bool add(const std::string& key) { return ask(key) == CompilingLane::Added::kYes; }
   void wait_for(int count) {
     while (num_ran < count) std::this_thread::yield();
   }
@@ -45,7 +46,7 @@ TEST(CompilingLane, RequestsForTheSameGrammarTakeOnePlace) {
   EXPECT_TRUE(of.add("a"));
   EXPECT_TRUE(of.add("b"));
   for (int i = 0; i < 30; ++i) EXPECT_TRUE(of.add(i % 2 == 0 ? "a" : "b"));
-  EXPECT_FALSE(of.add("c"));
+  EXPECT_EQ(of.ask("c"), CompilingLane::Added::kTooManyGrammars);
   of.ends.set_value();
   of.wait_for(32);
   // The last job's place is free once the job is gone, a moment after it ran.
@@ -59,9 +60,26 @@ TEST(CompilingLane, RequestsThatWaitAreLimited) {
   while (of.add("a")) ++taken;  // one may run already
   EXPECT_GE(taken, 3);
   EXPECT_LE(taken, 4);
+  EXPECT_EQ(of.ask("a"), CompilingLane::Added::kTooManyRequests);
   of.ends.set_value();
   of.wait_for(taken);
   while (!of.add("a")) std::this_thread::yield();
+}
+
+// A grammar that could not be compiled stays so for those that wait for it by then, and not for later ones.
+TEST(CompilingLane, AFailureIsForAllThatWait) {
+  LaneOf of(2, 10);
+  of.lane.fail("a");  // of nobody
+  EXPECT_FALSE(of.lane.has_failed("a"));
+  EXPECT_TRUE(of.add("a"));
+  EXPECT_TRUE(of.add("a"));
+  EXPECT_TRUE(of.add("b"));
+  of.lane.fail("a");
+  EXPECT_TRUE(of.lane.has_failed("a"));
+  EXPECT_FALSE(of.lane.has_failed("b"));
+  of.ends.set_value();
+  of.wait_for(3);
+  while (of.lane.has_failed("a")) std::this_thread::yield();
 }
 
 // What still waits at the end is dropped; nothing of it is used afterwards.
@@ -71,7 +89,9 @@ TEST(CompilingLane, EndsWithRequestsThatWait) {
   {
     CompilingLane lane(4, 10);
     const std::shared_future<void> end = ends.get_future().share();
-    for (const char* key : {"a", "b", "a", "c"}) EXPECT_TRUE(lane.add(key, std::make_unique<Held>(end, num_ran)));
+    for (const char* key : {"a", "b", "a", "c"}) {
+      EXPECT_EQ(lane.add(key, std::make_unique<Held>(end, num_ran)), CompilingLane::Added::kYes);
+    }
     ends.set_value();
   }
   EXPECT_LE(num_ran, 4);

@@ -101,7 +101,6 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   if (set.has_hadamard) hadamard_row(s_row, width, set.hadamard_scale, is_bf16, set.is_fp4);
   __syncthreads();
   if (set.slots != nullptr) {
-    uint8_t* entry = set.cache.of_row(row).at(set.slots[row], set.entries.bytes);
     for (int piece = thread / kWarp; piece < set.pieces; piece += kBlock / kWarp) {
       write_piece({s_row, false}, 0, piece, set.entries, entry);
     }

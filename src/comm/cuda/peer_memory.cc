@@ -3,12 +3,13 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "comm/message.h"
 #include "device/cuda/check.h"
 #include "device/cuda/memory.h"
 
@@ -20,11 +21,17 @@ constexpr uint64_t kMaxIdBytes = 64;
 
 struct Address {
   char machine[kMaxIdBytes] = {};  // of its current run
-  int64_t process = 0;
-  int32_t ordinal = 0;
+  Nonce process{};                 // containers of one machine have equal process numbers
+  int64_t ordinal = 0;
   void* data = nullptr;  // in that process
   cudaIpcMemHandle_t handle{};
 };
+
+// The same for all ranks that are threads of this process, and for nobody else.
+const Nonce& this_process() {
+  static const Nonce number = random_nonce();
+  return number;
+}
 
 std::string words(cudaError_t code) {
   cudaGetLastError();  // what was reported here shall not surface in a later call
@@ -46,12 +53,15 @@ class IpcMemory final : public PeerMemory {
     view_.ended = ended_.as<uint32_t>();
     const std::string machine = read_file("/proc/sys/kernel/random/boot_id", kMaxIdBytes);
     std::memcpy(own_.machine, machine.data(), std::min(machine.size(), sizeof(own_.machine)));
-    own_.process = getpid();
-    TESSERA_CUDA_CHECK(cudaGetDevice(&own_.ordinal));
+    own_.process = this_process();
+    int ordinal = 0;
+    TESSERA_CUDA_CHECK(cudaGetDevice(&ordinal));
+    own_.ordinal = ordinal;
     own_.data = slots_.data();
     TESSERA_CUDA_CHECK(cudaIpcGetMemHandle(&own_.handle, slots_.data()));
   }
   ~IpcMemory() override {
+    cudaDeviceSynchronize();  // sums that were queued: end() lets them go
     for (void* mapped : mapped_) cudaIpcCloseMemHandle(mapped);
   }
 
@@ -85,7 +95,7 @@ class IpcMemory final : public PeerMemory {
   std::string reach(size_t rank, const Address& address) {
     // A handle opens in another process only.
     if (address.process == own_.process) {
-      const cudaError_t code = cudaDeviceEnablePeerAccess(address.ordinal, 0);
+      const cudaError_t code = cudaDeviceEnablePeerAccess(static_cast<int>(address.ordinal), 0);
       if (code != cudaSuccess && code != cudaErrorPeerAccessAlreadyEnabled) return words(code);
       cudaGetLastError();
       return keep(rank, address.data);

@@ -33,7 +33,7 @@ __device__ int64_t slot_of(const PeerView& view, uint32_t call, int sender, int6
 
 // Words and flags are one access of 8 bytes, which is seen whole or not at all.
 __device__ uint32_t wait_for_word(const PeerView& view, volatile uint64_t* slot, uint64_t flag) {
-  for (int polls = 1;; ++polls) {
+  for (unsigned polls = 1;; ++polls) {
     const uint64_t found = *slot;
     if ((found ^ flag) >> 32 == 0) {
       *slot = 0;  // a flag is seen once, however long until its number comes again
