@@ -4,8 +4,8 @@
 
     ranks_test.py PROGRAM MODEL_FOLDER
 """
-import ctypes
 import contextlib
+import ctypes
 import http.client
 import json
 import os
