@@ -245,10 +245,10 @@ class Ranks(ProgramTest):
             self.assertIn('rank 1 of 2 differs from rank 0 in precision: expected "a16 x fp8", found "a8 x fp8"', said[rank][-1])
 
     def test_a_missing_rank_is_named_by_those_who_wait(self):
-        codes, said, _ = self.launched(('--rank-wait', '20'), (), world=3)
+        codes, said, _ = self.launched(('--rank-wait', '20'), (), world=4)
         self.assertEqual(codes, [5, 5])
         for rank in range(2):
-            self.assertIn('ranks 2 of 3 did not come to 127.0.0.1', said[rank][-1])
+            self.assertIn('ranks 2, 3 of 4 did not come to 127.0.0.1', said[rank][-1])
 
     def test_wrong_flags_are_refused(self):
         for flags, part in ((('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
