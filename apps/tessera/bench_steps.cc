@@ -9,6 +9,7 @@
 
 #include "base/atomic_file.h"
 #include "base/strings.h"
+#include "bench/shapes/published.h"
 #include "commit.h"
 #include "console.h"
 #include "device/device_choice.h"
@@ -94,7 +95,7 @@ int measure(BenchSteps& bench, Ranks& ranks) {
       fmt::format("random weights of {}, {} layers, seed {}; contexts {}, batches {}, {} steps, {} repeats",
                   options.shape, options.num_layers, options.seed, fmt::join(options.contexts, " "),
                   fmt::join(options.batches, " "), options.steps, options.repeats);
-  ranks.join_made("model", made, bench.model, bench.options.load);
+  ranks.join_made("model", bench::published_config(options.shape), made, bench.model, bench.options.load);
   bench.options.device = bench.model.device;
   if (!ranks.is_follower()) warn_of_backends(device::machine_of(bench.model.device));
   bench.options.load.num_threads = bench.model.threads;

@@ -238,7 +238,9 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   join_on(verb, model, load, [&] { return digest_of(folder.directory); });
 }
 
-void Ranks::join_made(const char* verb, const std::string& made, const ModelFlags& model, model::LoadOptions& load) {
+void Ranks::join_made(const char* verb, const model::Config& config, const std::string& made, const ModelFlags& model,
+                      model::LoadOptions& load) {
+  if (!is_alone()) check_cut(config, shard_of(flags_.split, place_));
   join_on(verb, model, load, [&] { return made; });
 }
 

@@ -42,8 +42,9 @@ class Ranks final : public comm::LossSink {
   // Finds the others (rank 0 of a program without a launcher starts them, `verb` with the same arguments), agrees with
   // them on what is about to be loaded, and sets what this rank holds of it in `load`. Throws as Bootstrap and agree().
   void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load);
-  // The same without a checkpoint: the ranks agree on `made`, which says what weights they make.
-  void join_made(const char* verb, const std::string& made, const ModelFlags& model, model::LoadOptions& load);
+  // The same without a checkpoint: the ranks agree on `made`, which says what weights of `config` they make.
+  void join_made(const char* verb, const model::Config& config, const std::string& made, const ModelFlags& model,
+                 model::LoadOptions& load);
   // Throws where ranks compute with different kernels.
   void agree_on(const model::LoadedModel& loaded);
   // The least of what the ranks say.
