@@ -26,8 +26,4 @@ __device__ inline bool has_e4m3_nan(uint32_t word) {
   return (((word & 0x7F7F7F7F) + 0x01010101) & 0x80808080) != 0;
 }
 
-__device__ inline bool any_e4m3_nan(const uint4& words) {
-  return has_e4m3_nan(words.x) || has_e4m3_nan(words.y) || has_e4m3_nan(words.z) || has_e4m3_nan(words.w);
-}
-
 }  // namespace tessera::backends::cuda_common

@@ -59,11 +59,8 @@ struct PackedRows {
     float2 scales;      // FP8
     __device__ void prepare() {
       if constexpr (Layout::kIsNvfp4) {
-        const bool has_nan = any_e4m3_nan(scale_codes);
-        blocks[0].prepare(scale_codes.x, has_nan);
-        blocks[1].prepare(scale_codes.y, has_nan);
-        blocks[2].prepare(scale_codes.z, has_nan);
-        blocks[3].prepare(scale_codes.w, has_nan);
+        blocks[0].prepare(scale_codes.x), blocks[1].prepare(scale_codes.y);
+        blocks[2].prepare(scale_codes.z), blocks[3].prepare(scale_codes.w);
       } else if constexpr (kIsFp8) {
         blocks[0].prepare(scales.x), blocks[1].prepare(scales.y);
       }
@@ -141,7 +138,7 @@ __device__ void add_scaled(const Share& share, const Chains& parts, float (&sums
 // Rows g and g + 8 of a chunk whose weights have a NaN (packed_shares.cuh) become NaN, for all tokens. All of the warp.
 template <class Share, int kTiles>
 __device__ void add_nans(const uint32_t (&carries)[2], float (&sums)[kTiles][4]) {
-  const bool is_nan[2] = {Share::has_nan(carries[0]), Share::has_nan(carries[1])};
+  const bool is_nan[2] = {Share::has_nan(carries[0], 0), Share::has_nan(carries[1], 1)};
   if (__any_sync(~0u, is_nan[0] || is_nan[1]) == 0) return;
   constexpr uint32_t kNan = 0x7FC0;
 #pragma unroll
@@ -185,7 +182,7 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
   using Share = typename Rows::Share;
   constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks;
   Chains chains[kTiles] = {};  // of FP8: of a block
-  uint32_t carries[2] = {};    // of FP8 that is packed
+  uint32_t carries[2] = {};    // of packed FP8 and NVFP4
 #pragma unroll
   for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
 #pragma unroll
@@ -201,12 +198,12 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
       if constexpr (Share::kScaledSum) {
         Chains parts[kTiles] = {};
         add_block(share, operands, weight.width, k, parts);
-        if constexpr (Share::kFindsNan) carries[0] |= share.carries[0], carries[1] |= share.carries[1];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) add_scaled(share, parts[tile], sums[tile]);
       } else {
         add_block(share, operands, weight.width, k, chains);
       }
+      if constexpr (Share::kFindsNan) carries[0] |= share.carries[0], carries[1] |= share.carries[1];
     }
   }
   if constexpr (!Share::kScaledSum) {

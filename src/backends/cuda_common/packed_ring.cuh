@@ -73,11 +73,7 @@ class PackedRing {
     const uint4* pieces = reinterpret_cast<const uint4*>(stage);
     read_ = after(read_);
     uint4 codes = {};
-    bool has_nan = false;
-    if constexpr (Layout::kIsNvfp4) {
-      codes = pieces[Layout::kPieces * Layout::kLanes];
-      has_nan = any_e4m3_nan(codes);
-    }
+    if constexpr (Layout::kIsNvfp4) codes = pieces[Layout::kPieces * Layout::kLanes];
 #pragma unroll
     for (int first = 0; first < Layout::kBlocks; first += kAtOnce) {
       if (first > 0 && first >= num_blocks) break;
@@ -91,7 +87,7 @@ class PackedRing {
         }
         if constexpr (!kIsUsedAtOnce) load_inputs(n, block);
         if constexpr (Layout::kIsNvfp4) {
-          shares[n].prepare(block == 0 ? codes.x : block == 1 ? codes.y : block == 2 ? codes.z : codes.w, has_nan);
+          shares[n].prepare(block == 0 ? codes.x : block == 1 ? codes.y : block == 2 ? codes.z : codes.w);
         } else if constexpr (kIsFp8) {
           shares[n].prepare(reinterpret_cast<const float*>(stage + scales_at())[n]);
         }

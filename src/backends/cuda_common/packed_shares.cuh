@@ -3,12 +3,13 @@
 // What a lane multiplies, from packed weights (packed_units.h): 16 rows by 128 columns, as weight_shares.cuh has them
 // from the checkpoint's layout, for the same sums bit for bit.
 //   pieces      the lane's of the block, in the unit's order
-//   kFindsNan   decode() takes NaN for 480, and notes in carries[r] that row r has one: what add_nans() (mma_sums.cuh)
-//               makes good, once for a chunk instead of once for a code
+//   kFindsNan   NaN codes, or NVFP4's NaN scales, are taken for 480, and carries[r] notes that row r has one: what
+//               add_nans() (mma_sums.cuh) makes good, once for a chunk instead of once for a code or scale
 #include <cstdint>
 
 #include "backends/cuda_common/packed_nvfp4.h"
 #include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/ptx/select_bits.cuh"
 #include "backends/cuda_common/weight_shares.cuh"
 
 namespace tessera::backends::cuda_common {
@@ -18,21 +19,29 @@ struct PackedShare;
 
 template <>
 struct PackedShare<ops::WeightFormat::kNvfp4> {
-  static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = false;
+  static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = true;
   static constexpr float kFactor = kScalePairFactor;
   uint4 pieces[2];
   uint32_t scales[2];
+  uint32_t carries[2];
 
   // Scales from their codes: rows g and g + 8, two blocks each.
-  __device__ void prepare(uint32_t scale_codes, bool has_nan) {
-    scales[0] = scale_pair(__byte_perm(scale_codes, 0, 0x1404), has_nan);
-    scales[1] = scale_pair(__byte_perm(scale_codes, 0, 0x3424), has_nan);
+  __device__ void prepare(uint32_t scale_codes) {
+    scales[0] = scale_pair(__byte_perm(scale_codes, 0, 0x1404));
+    scales[1] = scale_pair(__byte_perm(scale_codes, 0, 0x3424));
+    // One more carries where all seven bits are set; one word for both rows.
+    carries[0] = carries[1] = (scale_codes & 0x7F7F7F7F) + 0x01010101;
+  }
+  // By row r's carries of one or several blocks, OR-ed.
+  __device__ static bool has_nan(uint32_t carries, int r) {
+    return (carries & (r == 0 ? 0x00008080 : 0x80800000)) != 0;
   }
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     constexpr uint32_t kBits = 0x81C081C0;
     const uint32_t even = i < 2 ? pieces[r].x : pieces[r].z, odd = i < 2 ? pieces[r].y : pieces[r].w;
-    const uint32_t word = i % 2 == 0 ? even : odd, scale = __byte_perm(scales[r], 0, i < 2 ? 0x1010 : 0x3232);
-    const uint32_t third = (even & kNvfp4ThirdBits) | (odd << 2 & ~kNvfp4ThirdBits);
+    const uint32_t word = i % 2 == 0 ? even : odd;
+    const uint32_t scale = i < 2 ? ptx::half_twice<false>(scales[r]) : ptx::half_twice<true>(scales[r]);
+    const uint32_t third = ptx::select_bits<kNvfp4ThirdBits>(even, odd << 2);
     pairs[0] = word & kBits;
     pairs[1] = (word >> 6 | word << 26) & kBits;
     pairs[2] = word << 6 & kBits;
@@ -67,8 +76,8 @@ struct PackedShare<ops::WeightFormat::kFp8Block> {
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(pairs[j], kE4m3Unscale);
   }
-  // By the carries of one or several blocks, OR-ed.
-  __device__ static bool has_nan(uint32_t carries) {
+  // By either row's carries of one or several blocks, OR-ed.
+  __device__ static bool has_nan(uint32_t carries, int) {
     return (carries & 0x08000800) != 0;
   }
   __device__ float scale(int) const {

@@ -27,10 +27,9 @@ struct WeightShare;
 
 // Two blocks' scales, E4M3 codes in the upper bytes of both halves, times 2^118, which BF16 holds for E4M3's 448 too:
 // codes times 2^-126 (e2m1_pair_small and packed NVFP4) are then values times 2^-8.
-__device__ inline uint32_t scale_pair(uint32_t spread, bool has_nan) {
+__device__ inline uint32_t scale_pair(uint32_t spread) {
   constexpr uint32_t kGain = 0x7A807A80;  // 2^118, twice
-  const uint32_t pair = ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
-  return has_nan ? with_e4m3_nan(pair, spread) : pair;
+  return ptx::multiply_bf16x2(ptx::multiply_bf16x2(e4m3_pair_small(spread), kE4m3Unscale), kGain);
 }
 constexpr float kScalePairFactor = 0x1p8f;
 
@@ -71,11 +70,14 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
   __device__ void prepare() {
     const bool has_nan = has_e4m3_nan(scales[0] | scales[1] << 16);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) scales[r] = scale_pair(__byte_perm(scales[r], 0, 0x1404), has_nan);
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t spread = __byte_perm(scales[r], 0, 0x1404), pair = scale_pair(spread);
+      scales[r] = has_nan ? with_e4m3_nan(pair, spread) : pair;
+    }
   }
   __device__ void decode(int r, int i, uint32_t (&pairs)[4]) const {
     const uint32_t word = i == 0 ? codes[r].x : i == 1 ? codes[r].y : i == 2 ? codes[r].z : codes[r].w;
-    const uint32_t scale = __byte_perm(scales[r], 0, i / 2 == 0 ? 0x1010 : 0x3232);
+    const uint32_t scale = i < 2 ? ptx::half_twice<false>(scales[r]) : ptx::half_twice<true>(scales[r]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) pairs[j] = ptx::multiply_bf16x2(e2m1_pair_small(word, j), scale);
   }

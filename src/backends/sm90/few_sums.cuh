@@ -76,6 +76,7 @@ __device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
 
 template <class Tiles>
 __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
+  using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
   constexpr int kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
   const int team = static_cast<int>(threadIdx.x) / Few::kTeamThreads;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp % Few::kSlots;
@@ -84,29 +85,31 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
   cuda_common::RingPlace<Few::kStages> at;
   for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
     const auto place = tiles.place(tile);
-    float sums[4] = {};
+    float sums[1][4] = {};
+    uint32_t carries[2] = {};
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
       s.full[team][at.stage].wait(at.parity);
       const Few::Stage& stage = s.stages[team][at.stage];
-      cuda_common::PackedShare<ops::WeightFormat::kNvfp4> shares[kBlocks];
+      Share shares[kBlocks];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, 0, warp, lane);
-      const bool has_nan = cuda_common::any_e4m3_nan(
-          {shares[0].scales[0], shares[1].scales[0], shares[2].scales[0], shares[3].scales[0]});
       cuda_common::Chains chains = {};
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         uint4 inputs[cuda_common::kShareColumns / 8];
 #pragma unroll
         for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(b, i, lane);
-        shares[b].prepare(shares[b].scales[0], has_nan);
+        shares[b].prepare(shares[b].scales[0]);
+        carries[0] |= shares[b].carries[0], carries[1] |= shares[b].carries[1];
         cuda_common::add_block(shares[b], inputs, chains);
       }
       s.free[team][at.stage].arrive();
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += chains[0][i] + chains[1][i];
+      for (int i = 0; i < 4; ++i) sums[0][i] += chains[0][i] + chains[1][i];
     }
-    tiles.template store<Few::kTokens>(place, warp, lane, sums);
+    // What is NaN stays so: once for a tile is enough.
+    cuda_common::add_nans<Share>(carries, sums);
+    tiles.template store<Few::kTokens>(place, warp, lane, sums[0]);
   }
 }
 

@@ -218,8 +218,12 @@ class WideConsumer {
   // What was loaded last.
   __device__ Share prepared(const uint32_t (&nans)[2]) const {
     Share share = next_;
-    if constexpr (Unit::kIsNvfp4) share.prepare(next_.scales[0], cuda_common::has_e4m3_nan(next_.scales[0]));
-    if constexpr (Share::kFindsNan) share.carries[0] = nans[0], share.carries[1] = nans[1];
+    if constexpr (Unit::kIsNvfp4) {
+      share.prepare(next_.scales[0]);
+      share.carries[0] |= nans[0], share.carries[1] |= nans[1];
+    } else if constexpr (Share::kFindsNan) {
+      share.carries[0] = nans[0], share.carries[1] = nans[1];
+    }
     return share;
   }
 
@@ -239,7 +243,7 @@ class WideConsumer {
     for (int r = 0; r < 2; ++r) {
       uint32_t of_row = nans[r] | __shfl_xor_sync(~0u, nans[r], 1);
       of_row |= __shfl_xor_sync(~0u, of_row, 2);
-      if (!Share::has_nan(of_row)) continue;
+      if (!Share::has_nan(of_row, r)) continue;
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         if (i % 4 / 2 == r) sums[i] = __uint_as_float(0x7FFFFFFF);

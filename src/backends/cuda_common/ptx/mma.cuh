@@ -38,6 +38,24 @@ __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
 #endif
 }
 
+// The lower or the upper half of a word twice. As an operand of multiply_bf16x2() it costs no instruction, which a
+// permutation of bytes does.
+template <bool kIsUpper>
+__device__ inline uint32_t half_twice(uint32_t word) {
+#ifdef TESSERA_CUDA_EMULATED
+  const uint32_t half = kIsUpper ? word >> 16 : word & 0xFFFF;
+  return half << 16 | half;
+#else
+  uint32_t pair;
+  if constexpr (kIsUpper) {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}" : "=r"(pair) : "r"(word));
+  } else {
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}" : "=r"(pair) : "r"(word));
+  }
+  return pair;
+#endif
+}
+
 // Two values as BF16, the first in the lower half; of a NaN some NaN.
 __device__ inline uint32_t round_to_bf16x2(float first, float second) {
 #ifdef TESSERA_CUDA_EMULATED
