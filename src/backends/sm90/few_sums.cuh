@@ -27,12 +27,12 @@ struct Few : FewPlan {
 
   // 512 columns.
   struct Stage {
-    static constexpr int kInputBytes = cuda_common::kChunk / Inputs::kColumns * Inputs::kBytes;
-    char inputs[kInputBytes];
+    static_assert(Inputs::kColumns == cuda_common::kChunk && Inputs::kRows == kTokens);
+    char inputs[Inputs::kBytes];
     Weights weights;
 
     __device__ uint4 inputs_of(int block, int i, int lane) const {
-      return reinterpret_cast<const uint4*>(inputs)[(block * 4 + i) * cuda_common::kWarp + lane];
+      return reinterpret_cast<const uint4*>(inputs)[Inputs::place_of(lane / 4, block, i, lane % 4)];
     }
   };
   struct Shared {
@@ -54,10 +54,12 @@ __device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, num_chunks = tiles.width() / cuda_common::kChunk;
   const unsigned team_mask = ((1u << kLanes) - 1) << (team * kLanes);
   const bool is_inputs = lane == Few::kSlots;
-  const int bytes = is_inputs ? Few::Stage::kInputBytes : cuda_common::PackedNvfp4::kBytes;
+  const int stride = is_inputs ? Few::Inputs::kBytes : cuda_common::PackedNvfp4::kBytes;  // between chunks
   cuda_common::RingPlace<Few::kStages> at;
   for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
     const auto place = tiles.place(tile);
+    // Inputs of no more tokens than there are: the others' sums are anything.
+    const int bytes = is_inputs ? tiles.tokens(place) * Few::Inputs::kRowBytes : stride;
     const char* from = is_inputs ? tiles.inputs(place) : lane < Few::kSlots ? tiles.unit(place, lane) : nullptr;
     const int all_bytes =
         static_cast<int>(__reduce_add_sync(team_mask, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
@@ -68,7 +70,7 @@ __device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
       if (lane == 0) full.arrive_and_expect(all_bytes);
       __syncwarp(team_mask);
       if (from == nullptr) continue;
-      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.weights.units[lane], from + chunk * bytes, bytes,
+      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.weights.units[lane], from + chunk * stride, bytes,
                                   full);
     }
   }

@@ -31,18 +31,18 @@ __device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
   return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
 }
 __device__ char* arranged_of(const LinearJob& job, int64_t group, int64_t first_token) {
-  const int64_t padded = (job.num_tokens + ArrangedInputs::kRows - 1) / ArrangedInputs::kRows * ArrangedInputs::kRows;
-  return job.arranged + ArrangedInputs::bytes(group * padded + first_token, job.in);
+  const int64_t padded = (job.num_tokens + ProductInputs::kRows - 1) / ProductInputs::kRows * ProductInputs::kRows;
+  return job.arranged + ProductInputs::bytes(group * padded + first_token, job.in);
 }
 
 // Grid: 8 tokens by groups.
 __global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
   wait_for_previous();
-  const int64_t first_token = static_cast<int64_t>(blockIdx.x) * ArrangedInputs::kRows, group = blockIdx.y;
+  const int64_t first_token = static_cast<int64_t>(blockIdx.x) * ProductInputs::kRows, group = blockIdx.y;
   const int64_t tile_token = first_token / job.tile_tokens * job.tile_tokens;
   char* to =
-      arranged_of(job, group, tile_token) + (first_token - tile_token) / ArrangedInputs::kRows * ArrangedInputs::kBytes;
-  const int stride = ArrangedInputs::stride(tile_tokens_of(job, tile_token));
+      arranged_of(job, group, tile_token) + (first_token - tile_token) / ProductInputs::kRows * ProductInputs::kBytes;
+  const int stride = ProductInputs::stride(tile_tokens_of(job, tile_token));
   arrange_rows<Wide::Inputs>(to, stride, job.in, [&](int row) {
     const int64_t token = first_token + row;
     return token < job.num_tokens ? job.x + (token * job.groups + group) * job.in : nullptr;
@@ -127,7 +127,7 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
   return desc.in % kChunk != 0 || max_tokens <= kFewMapTokens
              ? 0
-             : ArrangedInputs::bytes(desc.groups * round_up<int64_t>(max_tokens, ArrangedInputs::kRows), desc.in);
+             : ProductInputs::bytes(desc.groups * round_up<int64_t>(max_tokens, ProductInputs::kRows), desc.in);
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
@@ -144,7 +144,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
                       desc.groups,
                       args.num_tokens,
                       tile_tokens};
-  const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ArrangedInputs::kRows)),
+  const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ProductInputs::kRows)),
                           static_cast<unsigned>(desc.groups));
   cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);
   const int64_t tiles =

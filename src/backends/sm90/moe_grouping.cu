@@ -21,8 +21,9 @@ __device__ const uint16_t* input_of(const MoeJob& job, int32_t slot) {
   return slot < 0 ? nullptr : job.x + job.token_of.quotient(static_cast<uint32_t>(slot)) * job.hidden;
 }
 
+template <class Layout>
 __device__ char* arranged_of(const MoeJob& job, int64_t first_position) {
-  return job.scratch.x + ArrangedInputs::bytes(first_position, job.hidden);
+  return job.scratch.x + Layout::bytes(first_position, job.hidden);
 }
 
 // Grid: entries of work by 8 slots of theirs.
@@ -33,8 +34,8 @@ __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   const ExpertWork& work = s.work[blockIdx.x];
   const int32_t before = static_cast<int32_t>(blockIdx.y) * kPositionGroup;
   if (before >= work.count) return;
-  arrange_rows<ProductInputs>(arranged_of(job, work.first) + blockIdx.y * ArrangedInputs::kBytes,
-                              ArrangedInputs::stride(work.count), job.hidden,
+  arrange_rows<ProductInputs>(arranged_of<ProductInputs>(job, work.first) + blockIdx.y * ProductInputs::kBytes,
+                              ProductInputs::stride(work.count), job.hidden,
                               [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
 }
 
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
   }
   __syncthreads();
   if (thread < kPositionGroup) s.slots[first + thread] = s_slots[thread];
-  arrange_rows<LaneInputs>(arranged_of(job, first), ArrangedInputs::kBytes, job.hidden,
+  arrange_rows<LaneInputs>(arranged_of<LaneInputs>(job, first), LaneInputs::kBytes, job.hidden,
                            [&](int row) { return input_of(job, s_slots[row]); });
 }
 
@@ -91,8 +92,8 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
                            MoeScratch& scratch) {
   cuda_common::Workspace workspace(base);
   const int64_t positions = cuda_common::most_positions(desc, num_slots);
-  scratch.x = workspace.take<char>(ArrangedInputs::bytes(positions, desc.hidden));
-  scratch.h = workspace.take<char>(ArrangedInputs::bytes(positions, desc.inner));
+  scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
+  scratch.h = workspace.take<char>(ProductInputs::bytes(positions, desc.inner));
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
   return workspace.used();
 }

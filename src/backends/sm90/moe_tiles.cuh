@@ -28,7 +28,8 @@ class WorkTiles {
     return {job_.scratch.work + entry, (tile - entry * row_tiles()) * tile_rows_};
   }
   __device__ const char* inputs(const Place& place) const {
-    return (matrix_ == 2 ? job_.scratch.h : job_.scratch.x) + ArrangedInputs::bytes(place.work->first, width());
+    // What comes before is as long in every layout.
+    return (matrix_ == 2 ? job_.scratch.h : job_.scratch.x) + ProductInputs::bytes(place.work->first, width());
   }
   __device__ int tokens(const Place& place) const { return place.work->count; }
 
@@ -55,6 +56,7 @@ class WorkTiles {
 template <class Shape>
 class GateAndUpTiles final : public WorkTiles {
  public:
+  using Inputs = typename Shape::Inputs;
   static constexpr int kUnits = Shape::kSlots / 2, kRows = kUnits * Layout::kRows;  // of a matrix
 
   __device__ explicit GateAndUpTiles(const MoeJob& job) : WorkTiles(job, 0, kRows) {}
@@ -91,11 +93,9 @@ class GateAndUpTiles final : public WorkTiles {
       }
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
       if (row >= rows()) continue;
-      char* block = job_.scratch.h + ArrangedInputs::bytes(work.first, job_.inner) +
-                    row / ArrangedInputs::kColumns * ArrangedInputs::stride(work.count) +
-                    first_token / ArrangedInputs::kRows * ArrangedInputs::kBytes;
-      *reinterpret_cast<uint32_t*>(block + Shape::Inputs::offset_of_pair(lane / 4, row % ArrangedInputs::kColumns)) =
-          pair;
+      char* block = job_.scratch.h + Inputs::bytes(work.first, job_.inner) +
+                    row / Inputs::kColumns * Inputs::stride(work.count) + first_token / Inputs::kRows * Inputs::kBytes;
+      *reinterpret_cast<uint32_t*>(block + Inputs::offset_of_pair(lane / 4, row % Inputs::kColumns)) = pair;
     }
   }
 };

@@ -50,7 +50,7 @@ struct WideOf : WidePlanOf<kFormat> {
   static_assert(kChunk % Plan::kWeightColumns == 0 && Plan::kInputColumns == kShareBlock &&
                 Plan::kInputStages * kShareBlock == kChunk);
   struct Shared {
-    char inputs[Plan::kInputStages][Plan::kTokens / ArrangedInputs::kRows][ArrangedInputs::kBytes];  // 128 columns
+    char inputs[Plan::kInputStages][Plan::kTokens / ProductInputs::kRows][ProductInputs::kBytes];  // 128 columns
     Weights weights[Plan::kWeightStages];
     ptx::SharedBarrier inputs_full[Plan::kInputStages], inputs_free[Plan::kInputStages];
     ptx::SharedBarrier weights_full[Plan::kWeightStages], weights_free[Plan::kWeightStages];
@@ -67,7 +67,7 @@ __device__ void produce_inputs(const Tiles& tiles, typename WideOf<Tiles::kForma
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const auto place = tiles.place(tile);
     const char* from = tiles.inputs(place);
-    const int bytes = ArrangedInputs::stride(tiles.tokens(place));
+    const int bytes = ProductInputs::stride(tiles.tokens(place));
     for (int block = 0; block < num_blocks; ++block, at.advance(), from += bytes) {
       ptx::SharedBarrier& full = s.inputs_full[at.stage];
       s.inputs_free[at.stage].wait(at.parity ^ 1);
@@ -168,7 +168,7 @@ class WideConsumer {
         float scale = 1;
         if constexpr (kIsScaled) scale = __ldg(scales++);
         s_.inputs_full[b].wait(inputs_parity_);
-        const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ArrangedInputs::kBytes);
+        const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ProductInputs::kBytes);
         Share share;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
