@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Datacenter Blackwell's NVFP4 maps on the emulated GPU: bit for bit what a loop over the model of the products' sums
-// gives, near the reference, and the same for a row whoever is beside it.
+// Datacenter Blackwell's NVFP4 maps on the emulated GPU, or on a Hopper GPU with tcgen05 in software
+// (TESSERA_SM100_EMULATED): bit for bit what a loop over the model of the products' sums gives, near the reference, and
+// the same for a row whoever is beside it.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -51,9 +52,8 @@ class BlackwellTest : public testing::RandomTest {
  protected:
   void SetUp() override {
     std::string why_not;
-    const auto gpu = testing::find_test_gpu(why_not);
-    if (!gpu.has_value()) GTEST_SKIP() << why_not;
-    if (!testing::kGpuIsEmulated && gpu->compute_major != 10) GTEST_SKIP() << "not Blackwell";
+    if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
+    if (!testing::kGpuIsEmulated && !testing::has_backend("sm100")) GTEST_SKIP() << "not Blackwell";
   }
   void check(const ops::Linear::Desc& desc, int64_t num_tokens);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, Routing kind);
@@ -180,6 +180,62 @@ TEST_F(BlackwellTest, Experts) {
   check_experts(desc(144, 160, 0, 3), some(150, 20), 3, Routing::kOneExpert);
   check_experts(desc(64, 64, 2, 2), 70, 6, Routing::kNoneOfSome);
   check_experts(desc(32, 32, 8, 4), 5, 8, Routing::kAny);  // no slot is here
+}
+
+// Widths of Flash's and Pro's maps and experts, rows cut. Plain loops take seconds, the emulated GPU minutes.
+class SlowBlackwellTest : public BlackwellTest {
+ protected:
+  void SetUp() override {
+    if (testing::kGpuIsEmulated) GTEST_SKIP() << "for a GPU";
+    BlackwellTest::SetUp();
+  }
+  static ops::Linear::Desc map(int64_t in, int64_t out) {
+    return {.in = in,
+            .out = out,
+            .format = ops::WeightFormat::kNvfp4,
+            .input = ops::InputMode::kA4,
+            .output = DType::kBF16};
+  }
+  void check_widths(int64_t hidden, int64_t inner, int64_t num_tokens, Routing kind) {
+    constexpr int64_t kExperts = 3;
+    check_experts({.hidden = hidden,
+                   .inner = inner,
+                   .num_local = kExperts,
+                   .top_k = 2,
+                   .format = ops::WeightFormat::kNvfp4,
+                   .input = ops::InputMode::kA4,
+                   .swiglu_limit = 10},
+                  num_tokens, kExperts, kind);
+  }
+};
+
+TEST_F(SlowBlackwellTest, MapsOfFlashAndPro) {
+  for (const int64_t in : {1024, 1536, 2048, 3072, 4096, 7168, 16384}) {
+    for (const int64_t tokens : {1, 8, 20, 150}) {
+      check(map(in, std::min<int64_t>(512, (int64_t{1} << 26) / (in * tokens) / 16 * 16 + 16)), tokens);
+    }
+  }
+}
+
+// Rows enough that each multiprocessor of a large GPU has a tile of so many tokens.
+TEST_F(SlowBlackwellTest, TilesOf64And128Tokens) {
+  check(map(512, 9000 + some(0, 100)), 40 + some(0, 25));
+  check(map(1024, 17000 + some(0, 100)), 65 + some(0, 64));
+}
+
+TEST_F(SlowBlackwellTest, PairsOfBlocks) {
+  check(map(1024, 17000 + some(0, 100)), 129 + some(0, 64));
+  check(map(512, 9000 + some(0, 100)), 300 + some(0, 60));
+  check(map(16 * some(1, 30), 34000 + some(0, 100)), 129 + some(0, 64));  // blocks take two tiles
+}
+
+TEST_F(SlowBlackwellTest, ExpertsOfFlash) {
+  check_widths(4096, 2048, 8, Routing::kAny);
+  check_widths(4096, 2048, 30, Routing::kOneExpert);
+}
+
+TEST_F(SlowBlackwellTest, ExpertsOfPro) {
+  check_widths(7168, 3072, 8, Routing::kNoneOfSome);
 }
 
 // A row of x that holds a NaN, or an infinity, makes its own outputs NaN and no others.

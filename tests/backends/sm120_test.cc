@@ -276,16 +276,6 @@ float plain_sum(const ScaledRow& weight, const ScaledRow& input) {
 bool is_block_scaled(const char* name) {
   return std::string(name) == "block_scaled";
 }
-// Whether this machine's GPU has the backend.
-bool is_expected() {
-  device::Machine machine = device::probe_machine();
-  std::string why_not;
-  machine.gpu = testing::find_test_gpu(why_not);
-  for (const ops::Backend* backend : backends::all_backends()) {
-    if (std::string(backend->name) == "sm120") return ops::is_usable(*backend, machine, why_not);
-  }
-  return false;
-}
 class BlockScaledOpsTest : public BlockScaledTest {
  protected:
   using Edit = void (*)(testing::RandomWeight&, device::Tensor&);
@@ -319,7 +309,7 @@ void BlockScaledOpsTest::check_linear(const ops::Linear::Desc& desc, int64_t num
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     EXPECT_TRUE(testing::same_values(testing::run_linear(variant, desc, x, packed.view, 0, num_tokens, 1), expected));
   });
-  EXPECT_EQ(is_found, is_expected());
+  EXPECT_EQ(is_found, testing::has_backend("sm120"));
 }
 
 TEST_F(BlockScaledOpsTest, LinearHasTheBitsOfPlainLoops) {
@@ -415,7 +405,7 @@ void BlockScaledOpsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_
       EXPECT_TRUE(testing::is_close(found, expected, 0.03));  // a GPU's exp is another
     }
   });
-  EXPECT_EQ(is_found, is_expected());
+  EXPECT_EQ(is_found, testing::has_backend("sm120"));
 }
 
 TEST_F(BlockScaledOpsTest, ExpertsHaveTheBitsOfPlainLoops) {

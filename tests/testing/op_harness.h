@@ -89,6 +89,17 @@ void for_each_variant(const typename Op::Desc& desc, const std::function<void(co
   }
 }
 
+// Whether this machine, with the GPU that tests use, has the backend.
+inline bool has_backend(const std::string& name) {
+  device::Machine machine = device::probe_machine();
+  std::string why_not;
+  machine.gpu = find_test_gpu(why_not);
+  for (const ops::Backend* backend : backends::all_backends()) {
+    if (backend->name == name) return ops::is_usable(*backend, machine, why_not);
+  }
+  return false;
+}
+
 // Scratch for one call.
 template <class Op>
 device::Buffer workspace_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, int64_t max_tokens) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole model with NVFP4 inputs (a4) on an emulated GPU that says it is a B200, and on one that says it is an RTX
-// PRO 6000: maps and experts on its tensor cores, the rest on the portable backend. Built with TESSERA_SM120_EMULATED
-// the same on a Hopper GPU, where the latter's products are in software.
+// PRO 6000: maps and experts on its tensor cores, the rest on the portable backend. Built with TESSERA_SM100_EMULATED
+// or TESSERA_SM120_EMULATED the same on a Hopper GPU, where such products are in software.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -128,7 +128,13 @@ TEST_P(SlowEmulatedBlackwell, EightSequencesAnswerAsTheReferenceDoesAndAsAlone) 
 }
 
 std::vector<Blackwell> targets() {
-  if (!testing::kGpuIsEmulated) return {{12, "sm120.block_scaled"}};
+  if (!testing::kGpuIsEmulated) {
+#ifdef TESSERA_SM100_EMULATED
+    return {{10, "sm100.tcgen05"}};
+#else
+    return {{12, "sm120.block_scaled"}};
+#endif
+  }
   return {{10, "sm100.tcgen05"}, {12, "sm120.block_scaled"}};
 }
 std::string name_of(const ::testing::TestParamInfo<Blackwell>& test) {

@@ -8,6 +8,8 @@
 
 #ifdef TESSERA_CUDA_EMULATED
 #include "backends/cuda_common/ptx/emulated/bulk_copy.h"
+#elif defined(TESSERA_SM100_EMULATED)
+#include "backends/cuda_common/ptx/emulated/tcgen05_commands.cuh"
 #endif
 
 namespace tessera::backends::cuda_common::ptx {
@@ -48,6 +50,11 @@ struct alignas(8) SharedBarrier {
     emulated::wait(&bits, parity, site);
   }
 #else
+#ifdef TESSERA_SM100_EMULATED
+  __device__ void wait(int parity, const emulated::Site& site = emulated::Site::current()) {
+    emulated::wait_and_work(address(), parity, site);
+  }
+#else
   __device__ void wait(int parity) {
     asm volatile(
         "{\n.reg .pred ended;\n"
@@ -56,6 +63,7 @@ struct alignas(8) SharedBarrier {
         "r"(parity)
         : "memory");
   }
+#endif
 
   __device__ uint32_t address() const {
     return static_cast<uint32_t>(__cvta_generic_to_shared(this));

@@ -10,10 +10,15 @@
 
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 
+// Where an instruction stands, for its emulation to name.
 #ifdef TESSERA_CUDA_EMULATED
 #include "backends/cuda_common/ptx/emulated/tcgen05.h"
-// Where an instruction stands, for the emulated GPU to name.
-#define TESSERA_SITE const device::emulated::Site& site = device::emulated::Site::current()
+#elif defined(TESSERA_SM100_EMULATED)
+#include "backends/cuda_common/ptx/emulated/tcgen05_on_device.cuh"
+#endif
+#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM100_EMULATED)
+#define TESSERA_TCGEN05_EMULATED
+#define TESSERA_SITE const emulated::Site& site = emulated::Site::current()
 #define TESSERA_AND_SITE , TESSERA_SITE
 #else
 #define TESSERA_SITE
@@ -38,7 +43,7 @@ namespace tcgen05 {
 // other has not ended, and get the same columns.
 template <int kBlocks = 1>
 __device__ void alloc(uint32_t* shared, int columns TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_alloc(shared, columns, kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -54,7 +59,7 @@ __device__ void alloc(uint32_t* shared, int columns TESSERA_AND_SITE) {
 }
 template <int kBlocks = 1>
 __device__ void relinquish_alloc_permit(TESSERA_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_relinquish_alloc_permit(kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -66,7 +71,7 @@ __device__ void relinquish_alloc_permit(TESSERA_SITE) {
 }
 template <int kBlocks = 1>
 __device__ void dealloc(uint32_t address, int columns TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_dealloc(address, columns, kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -81,7 +86,7 @@ __device__ void dealloc(uint32_t address, int columns TESSERA_AND_SITE) {
 // In both blocks of a pair, each from its own shared memory to its own tensor memory.
 template <int kBlocks = 1>
 __device__ void cp_scales(uint32_t address, uint64_t descriptor TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_cp_scales(address, descriptor, kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -98,7 +103,7 @@ __device__ void cp_scales(uint32_t address, uint64_t descriptor TESSERA_AND_SITE
 template <int kBlocks = 1>
 __device__ void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t instruction, uint32_t a_scales,
                           uint32_t b_scales, bool adds TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_mma_nvfp4(d, a, b, instruction, a_scales, b_scales, adds, kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -121,7 +126,7 @@ __device__ void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t instructi
 // copies and products so far are made.
 template <int kBlocks = 1>
 __device__ void commit(SharedBarrier& barrier TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_commit(&barrier.bits, kBlocks, site);
 #else
   if constexpr (kBlocks == 2) {
@@ -138,12 +143,12 @@ __device__ void commit(SharedBarrier& barrier TESSERA_AND_SITE) {
 }
 
 __device__ inline void fence_before_thread_sync() {
-#ifndef TESSERA_CUDA_EMULATED
+#ifndef TESSERA_TCGEN05_EMULATED
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 #endif
 }
 __device__ inline void fence_after_thread_sync() {
-#ifndef TESSERA_CUDA_EMULATED
+#ifndef TESSERA_TCGEN05_EMULATED
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 #endif
 }
@@ -153,7 +158,7 @@ __device__ inline void fence_after_thread_sync() {
 template <int kCount>
 __device__ inline void ld(uint32_t (&r)[kCount], uint32_t address TESSERA_AND_SITE) {
   static_assert(kCount == 8 || kCount == 16);
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_ld(r, kCount, address, site);
 #else
   if constexpr (kCount == 8) {
@@ -173,7 +178,7 @@ __device__ inline void ld(uint32_t (&r)[kCount], uint32_t address TESSERA_AND_SI
 // Waits for this thread's loads; `r` is what they load.
 template <int kCount>
 __device__ inline void wait_ld(uint32_t (&r)[kCount] TESSERA_AND_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_wait_ld(site);
 #else
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
@@ -186,7 +191,7 @@ __device__ inline void wait_ld(uint32_t (&r)[kCount] TESSERA_AND_SITE) {
 template <int kCount>
 __device__ inline void st(uint32_t address, const uint32_t (&r)[kCount] TESSERA_AND_SITE) {
   static_assert(kCount == 8);
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_st(r, kCount, address, site);
 #else
   asm volatile("tcgen05.st.sync.aligned.32x32b.x8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};" ::"r"(address),
@@ -195,7 +200,7 @@ __device__ inline void st(uint32_t address, const uint32_t (&r)[kCount] TESSERA_
 #endif
 }
 __device__ inline void wait_st(TESSERA_SITE) {
-#ifdef TESSERA_CUDA_EMULATED
+#ifdef TESSERA_TCGEN05_EMULATED
   emulated::tcgen05_wait_st(site);
 #else
   asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
@@ -205,5 +210,6 @@ __device__ inline void wait_st(TESSERA_SITE) {
 }  // namespace tcgen05
 }  // namespace tessera::backends::cuda_common::ptx
 
+#undef TESSERA_TCGEN05_EMULATED
 #undef TESSERA_SITE
 #undef TESSERA_AND_SITE

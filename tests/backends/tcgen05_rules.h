@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A product on a GPU that has tcgen05 in software (TESSERA_SM100_EMULATED), sound or with one rule broken.
+
+namespace tessera::testing {
+
+enum class BrokenRule {
+  kNone,
+  kReservedBits,  // of the instruction descriptor
+  kStride,        // of a shared memory descriptor
+  kColumns,       // sums in columns that are not allocated
+  kScaleColumns,  // scales in such
+  kOverlap,       // sums and scales in the same columns
+  kNoScalesOfA,   // scales that were not copied
+  kNoScalesOfB,
+  kAddsToNothing,      // the first product adds
+  kOtherLanes,         // a warp loads another's lanes
+  kNoWaitForProducts,  // loads sums that are not there yet
+  kBeginsAnew,         // a second product in place of sums that nobody has loaded
+  kNoWaitForLoad,      // a second product while a load is under way
+  kScalesOverSums,     // copies scales to columns of sums
+  kTwoIssuers,
+  kNoPair,        // cta_group::2 in a launch without clusters
+  kDealloc,       // gives other columns back than it got
+  kMissingBytes,  // a barrier expects more bytes than are copied: waits 20 seconds
+};
+
+// Starts it on the current GPU and waits; false: it was refused, and the GPU's context is lost.
+bool obeys_rules(BrokenRule rule);
+
+}  // namespace tessera::testing
