@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) norm_and_quantize_inputs(Lin
 template <int kTileTokens>
 class LinearTiles {
  public:
-  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens == kPairTileTokens ? 2 : 1;
+  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens > kMostTileTokens ? 2 : 1;
   struct Place {
     int64_t group, first_row, first_token;
   };
@@ -155,7 +155,7 @@ LinearJob job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args, i
           desc.groups,
           args.num_tokens,
           tile_tokens,
-          tile_tokens == kPairTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
+          tile_tokens > kMostTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
 }
 
 dim3 input_rows(const LinearJob& job) {
@@ -166,7 +166,9 @@ dim3 input_rows(const LinearJob& job) {
 // Inputs are in their tiles.
 void multiply(const ops::Linear::Desc& desc, const LinearJob& job, device::Queue& queue) {
   const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens);
-  if (job.tile_tokens == kPairTileTokens) {
+  if (job.tile_tokens == kWidePairTileTokens) {
+    launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+  } else if (job.tile_tokens == kPairTileTokens) {
     launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
   } else if (job.tile_tokens == kFewTileTokens) {
     launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
@@ -215,7 +217,7 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   // The map with the fewest rows says how many tokens leave no multiprocessor without a tile.
-  int32_t tile_tokens = kPairTileTokens;
+  int32_t tile_tokens = kWidePairTileTokens;
   for (const ops::Linear::Desc& map : desc.maps) {
     tile_tokens = std::min(tile_tokens, linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors()));
   }
