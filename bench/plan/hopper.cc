@@ -17,9 +17,12 @@ using backends::cuda_common::PackedNvfp4;
 double product_cycles(int tokens) {
   return std::max(13.2, 0.502 * tokens);
 }
-// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens: 0.50 us for 128 columns at 32 tokens
-// (docs/performance/hopper.md).
-constexpr double kStepCycles = 229;
+// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens: a quarter of what 128 columns take at
+// 32 tokens, at the H200's clock (sum_plans.h; docs/performance/hopper.md).
+double step_cycles(ops::WeightFormat format) {
+  constexpr double kCyclesPerUs = 1830;
+  return wide_tiles(format).front().block_us / 4 * kCyclesPerUs;
+}
 // Instructions of a warp for 16 rows by 128 columns by 8 tokens (docs/performance/hopper.md).
 constexpr double kFewInstructions = 130;
 // About 20 for each pair of sums that a lane stores.
@@ -36,14 +39,14 @@ Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double
   k.name = name;
   k.tiles = tiles, k.stages = width / WidePlan::kInputColumns;
   k.product_cycles = kProducts * kGroups * product_cycles(product_tokens);
-  k.issue_cycles = WidePlan::kInputColumns / 32 * kStepCycles;
+  k.issue_cycles = WidePlan::kInputColumns / 32 * step_cycles(kFormat);
   const double weights = weight_bytes(kFormat, WidePlan::kTileRows * WidePlan::kInputColumns);
   k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 + weights;  // B for each warpgroup
   k.copied_bytes = padded * WidePlan::kInputColumns * 2.0 + weights;
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = WidePlan::kInputStages;
   constexpr int kWarpsOfScheduler = WidePlan::kConsumerWarps / 4;
-  k.end_cycles = product_tokens / 4.0 * kStoreInstructions * kWarpsOfScheduler + 4 * kStepCycles;
+  k.end_cycles = product_tokens / 4.0 * kStoreInstructions * kWarpsOfScheduler + 4 * step_cycles(kFormat);
   k.tile_flops = 2.0 * static_cast<double>(tiles * width) * WidePlan::kTileRows * product_tokens;
   return k;
 }
@@ -123,21 +126,17 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
     }
   }
   kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = nvfp4_bytes(down * touched);
+  const double flops = shape_flops(shape, tokens);
+  kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;
   return kernels;
 }
 
 }  // namespace
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
-  std::vector<Kernel> kernels =
-      shape.is_experts ? expert_kernel_list(shape, tokens, target) : map_kernels(shape.map, tokens, target);
-  if (kernels.empty()) return kernels;
-  const double flops = shape_flops(shape, tokens);
-  if (shape.is_experts) {
-    kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;
-  } else {
-    kernels.back().flops = flops;
-  }
+  if (shape.is_experts) return expert_kernel_list(shape, tokens, target);
+  std::vector<Kernel> kernels = map_kernels(shape.map, tokens, target);
+  if (!kernels.empty()) kernels.back().flops = shape_flops(shape, tokens);
   return kernels;
 }
 

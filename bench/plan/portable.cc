@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "backends/cuda/expert_plan.h"
 #include "backends/cuda_common/packed_units.h"
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
@@ -59,12 +60,15 @@ std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, con
   const ops::MoeExperts::Desc& e = shape.experts;
   const double touched = expert_load(shape, tokens, 1).touched;
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner) * touched;
-  std::vector<Kernel> kernels = {pass_kernel("group slots", 0, 0, target),
-                                 stream_kernel("cuda gate_and_up", e.format, gate_up, target),
+  std::vector<Kernel> kernels = {stream_kernel("cuda gate_and_up", e.format, gate_up, target),
                                  stream_kernel("cuda down", e.format, gate_up / 2, target)};
-  for (size_t i = 1; i < kernels.size(); ++i) {
-    const Kernel tiles = tile_kernel("", 0, flops * (i == 1 ? 2.0 : 1.0) / 3, target);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    const Kernel tiles = tile_kernel("", 0, flops * (i == 0 ? 2.0 : 1.0) / 3, target);
     kernels[i].issue_cycles = std::max(kernels[i].issue_cycles, tiles.issue_cycles);
+    kernels[i].flops = flops * (i == 0 ? 2.0 : 1.0) / 3;
+  }
+  if (tokens * e.top_k > backends::cuda::kFewExpertSlots) {
+    kernels.insert(kernels.begin(), pass_kernel("group slots", 0, 0, target));
   }
   return kernels;
 }

@@ -187,7 +187,9 @@ class Layer {
         shape.map.out = held.rows / shape.map.groups;
       }
       std::vector<Kernel> kernels;
-      if (held.format == ops::WeightFormat::kNvfp4) kernels = our_kernels(shape, load_.rows(), t_);
+      // FP8 and BF16 have kernels of their own on Hopper alone.
+      const bool is_packed = t_.family == Family::kHopper && held.format != ops::WeightFormat::kF32;
+      if (is_packed || held.format == ops::WeightFormat::kNvfp4) kernels = our_kernels(shape, load_.rows(), t_);
       if (kernels.empty()) kernels = portable_kernels(shape, load_.rows(), t_);
       need(name, held.bytes / static_cast<double>(parts), shape_flops(shape, load_.rows()),
            held.format == ops::WeightFormat::kNvfp4);

@@ -26,47 +26,41 @@ constexpr std::string_view kAsCollective = "two H200: all-reduce of 8 KB (NCCL);
 constexpr std::string_view kAsPeerSum = "two H200: one-shot all-reduce of 8 KB in PyTorch's symmetric memory";
 constexpr std::string_view kNvlinkShare = "the data sheet's, at the 87 % that a copy between two H200 reaches";
 
+constexpr Target kH200 = {
+    .name = "h200",
+    .gpu = "H200",
+    .family = Family::kHopper,
+    .multiprocessors = 132,
+    .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
+    .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
+    .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
+    .shared_port = {128, "byte/cycle", kSpec},
+    .copies_share = {1, "", "they share a port"},
+    .entry_port = {64, "byte/cycle", kSpec},
+    .l2 = {6.7, "TB/s",
+           "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
+           "(2026-11-22-h200-hopper.json)"},
+    .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
+    .launch = {1.0, "us", kOwnLaunch},
+    .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
+    .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
+    .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
+    .collective = {20, 11.6, "us", kAsCollective},
+    .peer_sum = {6.5, "us", kAsPeerSum}};
+
+// As an H200 but for its memory: the same chip. What was measured was measured on an H200.
+constexpr Target h100() {
+  Target target = kH200;
+  target.name = "h100", target.gpu = "H100";
+  target.memory = {2.93, 3.18, "TB/s", "3.35 on the data sheet, at the shares that an H200 reaches"};
+  target.capacity = {85.52, "GB", "81,559 MiB, as the driver of the 80 GB form says"};
+  target.link = {392, "GB/s", "as between two H200"};
+  return target;
+}
+
 constexpr Target kTargets[] = {
-    {.name = "h200",
-     .gpu = "H200",
-     .family = Family::kHopper,
-     .multiprocessors = 132,
-     .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
-     .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
-     .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
-     .shared_port = {128, "byte/cycle", kSpec},
-     .copies_share = {1, "", "they share a port"},
-     .entry_port = {64, "byte/cycle", kSpec},
-     .l2 = {6.7, "TB/s",
-            "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
-            "(2026-11-22-h200-hopper.json)"},
-     .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
-     .launch = {1.0, "us", kOwnLaunch},
-     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
-     .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
-     .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
-     .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {6.5, "us", kAsPeerSum}},
-    {.name = "h100",
-     .gpu = "H100",
-     .family = Family::kHopper,
-     .multiprocessors = 132,
-     .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
-     .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
-     .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
-     .shared_port = {128, "byte/cycle", kSpec},
-     .copies_share = {1, "", "they share a port"},
-     .entry_port = {64, "byte/cycle", kSpec},
-     .l2 = {6.7, "TB/s",
-            "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
-            "(2026-11-22-h200-hopper.json)"},
-     .memory = {2.93, 3.18, "TB/s", "3.35 on the data sheet, at the shares that an H200 reaches"},
-     .launch = {1.0, "us", kOwnLaunch},
-     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
-     .capacity = {85.52, "GB", "81,559 MiB, as the driver of the 80 GB form says"},
-     .link = {392, "GB/s", "as between two H200"},
-     .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {6.5, "us", kAsPeerSum}},
+    kH200,
+    h100(),
     {.name = "b200",
      .gpu = "B200",
      .family = Family::kTensorMemory,

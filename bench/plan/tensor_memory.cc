@@ -63,12 +63,17 @@ Kernel pair_kernel(const std::string& name, int64_t tiles, int64_t width, int to
   return k;
 }
 
+// Of a tile whose sums overlap the other set's, behind its last product: the product's end, the loads of what is
+// shared, the pair's arrivals. Estimated of their latencies.
+constexpr double kSharedSumsCycles = 600;
+
 // Our pairs: nothing comes once for both, and sums are stored as one block's are.
-Kernel our_pair_kernel(const std::string& name, int64_t tiles, int64_t width, int tokens) {
+Kernel our_pair_kernel(const std::string& name, int64_t tiles, int64_t width, int tokens, bool is_wide) {
   Kernel k = pair_kernel(name, tiles, width, tokens, {.pairs = 1});
   k.form = Form::kOurs;
   k.requested_bytes = k.copied_bytes;
-  k.ring_stages = SumsPlan<1, kPairTileTokens, 2>::kStages;
+  k.ring_stages = is_wide ? SumsPlan<1, kWidePairTileTokens, 2>::kStages : SumsPlan<1, kPairTileTokens, 2>::kStages;
+  if (is_wide) k.product_cycles += kSharedSumsCycles / static_cast<double>(k.stages);
   k.store_cycles =
       round_up<int>(tokens, 2 * InputTile::kGroup) * std::max(kMapStoreInstructions, kProductRows * 4 / kSumsPortBytes);
   return k;
@@ -123,8 +128,8 @@ std::vector<Kernel> tensor_memory_kernels(const PlanShape& shape, int64_t tokens
   const int64_t tiles = linear_tiles(desc, tokens, tile_tokens);
   const int most = static_cast<int>(std::min<int64_t>(tokens, tile_tokens));
   std::vector<Kernel> kernels = {pass_kernel("quantize_inputs", 2 * inputs, nvfp4_bytes(inputs), target)};
-  if (tile_tokens == kPairTileTokens) {
-    kernels.push_back(our_pair_kernel("linear_tcgen05_pair", tiles, desc.in, most));
+  if (tile_tokens > kMostTileTokens) {
+    kernels.push_back(our_pair_kernel("linear_tcgen05_pair", tiles, desc.in, most, tile_tokens == kWidePairTileTokens));
   } else {
     kernels.push_back(block_kernel("linear_tcgen05", 1, tiles, desc.in, most,
                                    tile_tokens == kFewTileTokens ? SumsPlan<1, kFewTileTokens, 1>::kStages

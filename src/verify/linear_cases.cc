@@ -76,9 +76,10 @@ std::vector<Spec<ops::Linear>> specs_of(ops::Linear, bool is_quick) {
   for (const int64_t tokens : {5, 90, 141})
     specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   if (is_quick) return specs;
-  // Rows for the tiles of more than 190 multiprocessors, columns for several stages; a tile of 192 tokens and a part.
+  // Rows for the tiles of more than 190 multiprocessors, columns for several stages; pairs' tiles of 192 and of 256
+  // tokens.
   many.in = 1040, many.out = 24600;
-  for (const int64_t tokens : {128, 200}) {
+  for (const int64_t tokens : {128, 150, 250}) {
     specs.push_back({many, tokens, Fill::kMixed, 0, "many"});
     specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   }

@@ -8,6 +8,7 @@
 #include "backends/cuda_common/ptx/emulated/tcgen05_decode.h"
 #include "backends/sm100/input_tile.h"
 #include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/sums_plan.h"
 #include "backends/sm100/tensor_plan.h"
 
 namespace tessera {
@@ -48,6 +49,48 @@ TEST(Sm100Plan, ColumnsOfTensorMemoryAreOnesOwn) {
   check_plan<1, 192>();
 }
 
+// Two sets of 256 do not fit beside scales: what they share is the end of one and the begin of the other, of which no
+// other tokens' columns are, and scales have columns that are no set's.
+TEST(Sm100Plan, SetsOf256TokensOverlap) {
+  using Plan = TensorPlan<1, kWidePairTileTokens>;
+  std::set<int64_t> sets[2], columns;
+  for (int set = 0; set < 2; ++set) take(sets[set], Plan::sums(set, 0), kWidePairTileTokens);
+  std::set<int64_t> shared;
+  for (const int64_t column : sets[0]) {
+    if (sets[1].contains(column)) shared.insert(column);
+  }
+  EXPECT_EQ(static_cast<int>(shared.size()), Plan::kSharedColumns);
+  for (int set = 0; set < 2; ++set) {
+    std::set<int64_t> named;
+    take(named, Plan::sums(set, 0) + static_cast<uint32_t>(Plan::first_shared(set)), Plan::kSharedColumns);
+    EXPECT_EQ(named, shared) << "set " << set;
+    columns.insert(sets[set].begin(), sets[set].end());
+  }
+  EXPECT_EQ(Plan::kScaleSets, 1);
+  for (int operand = 0; operand <= 1; ++operand) {
+    for (int product = 0; product < PackedTile::kProducts; ++product) {
+      take(columns, Plan::scales(0, operand, product), (operand == 1 ? 2 : 1) * ScaleAtom::kColumns);
+    }
+  }
+  EXPECT_EQ(*columns.begin(), 0);
+  EXPECT_EQ(*columns.rbegin(), 511);
+  EXPECT_EQ(columns.size(), size_t{512});
+}
+
+// Pairs have the tiles that take fewer rounds of products; the wide ones where they take little more.
+TEST(Sm100Plan, PairsTakeTheTilesOfFewestProducts) {
+  const auto tokens = [](int64_t out, int64_t num_tokens) {
+    const ops::Linear::Desc desc{.in = 4096, .out = out, .format = ops::WeightFormat::kNvfp4};
+    return linear_tile_tokens(desc, num_tokens, 148);
+  };
+  EXPECT_EQ(tokens(8192, 8192), kWidePairTileTokens);  // 14 rounds, 19 of 192
+  EXPECT_EQ(tokens(1024, 4096), kWidePairTileTokens);  // 1, 2
+  EXPECT_EQ(tokens(4096, 4096), kWidePairTileTokens);  // 4 of 256, 5 of 192
+  EXPECT_EQ(tokens(32768, 190), kPairTileTokens);      // one tile of tokens
+  EXPECT_EQ(tokens(32768, 380), kPairTileTokens);      // 4 of 256, 4 of 192
+  EXPECT_EQ(tokens(32768, 128), kMostTileTokens);
+}
+
 TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
   std::set<int64_t> bytes;
   for (int row = 0; row < PackedTile::kRows; ++row) {
@@ -62,7 +105,7 @@ TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
 
 TEST(Sm100Plan, InputTilesHaveAPlaceForEveryByteOfTheirRows) {
   constexpr int64_t kWidth = 600;  // three stages
-  for (const int rows : {8, 40, 128, 144, 192}) {
+  for (const int rows : {8, 40, 128, 144, 192, 256}) {
     std::set<int64_t> bytes;
     for (int row = 0; row < rows; ++row) {
       for (int block = 0; block < 3 * PackedTile::kBlocks; ++block) {

@@ -123,6 +123,9 @@ TEST_F(BlackwellTest, Linear) {
     check(desc(some(1, 30) * 16, some(1, 128), 1), some(129, 40));
     check(desc(some(20, 30) * 16, some(129, 300), 1), 192);
     check(desc(some(1, 30) * 16, 128 * some(1, 3), 2), some(193, 60));
+    // Of 256 tokens, whose sums overlap: both sets and the first again; tiles of few tokens behind full ones.
+    const bool is_bf16 = output == DType::kBF16;
+    check(desc(some(1, 12) * 16, some(is_bf16 ? 513 : 1, 100), 1), is_bf16 ? some(193, 64) : some(385, 100));
   }
   check({.in = 272,
          .out = 40,
@@ -260,11 +263,11 @@ TEST_F(BlackwellTest, NanStaysInItsRow) {
 
 TEST_F(BlackwellTest, NothingIsReadBehindAnArray) {
   if (!testing::kGpuIsEmulated) GTEST_SKIP() << "for the emulated GPU";
-  // Few tokens, a tile of many, and of a pair, whose odd block has no rows in the last tile.
+  // Few tokens, a tile of many, and of a pair, whose odd block has no rows in the last tile; a pair's wide one.
   const ops::Linear::Desc desc{
       .in = 528, .out = 300, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4};
   const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);
-  for (const int64_t tokens : {3, 90, 150}) {
+  for (const int64_t tokens : {3, 90, 150, 250}) {
     const device::Tensor rows =
         testing::as_tensor(testing::adversarial(rng_, tokens, desc.in), DType::kBF16, {tokens, desc.in});
     const std::vector<uint16_t> found =

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "backends/cuda/expert_plan.h"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/block_scan.cuh"
 #include "backends/cuda_common/fast_division.cuh"
@@ -222,9 +223,6 @@ __global__ void down(Job job) {
 // BF16, in the memory of Scratch::h.
 static_assert(kTokenTile == kTileTokens);
 
-// So many slots a warp groups by itself, in every thread block anew: that takes less time than a launch.
-constexpr int64_t kFewSlots = 32;
-
 // Where experts' matrices lie, into the L2 cache, by a few blocks: which experts' is not known yet.
 __device__ void prefetch_matrices(const Job& job) {
   if (blockIdx.x >= 3) return;
@@ -238,11 +236,11 @@ struct WorkList {
   int count;
 };
 struct alignas(16) OwnList {
-  Work entries[kFewSlots];
+  Work entries[kFewExpertSlots];
   int count;
 };
 
-// By the first warp, of at most kFewSlots slots.
+// By the first warp, of at most kFewExpertSlots slots.
 __device__ void list_few_slots(const Job& job, OwnList& s_list) {
   const int lane = static_cast<int>(threadIdx.x), num_slots = static_cast<int>(job.num_slots);
   const int64_t expert = lane < num_slots ? job.experts[lane] - job.first_expert : -1;
@@ -406,7 +404,7 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.limit = desc.swiglu_limit;
   job.is_bf16 = desc.activation == DType::kBF16, job.wants_work = wants_work;
   job.token_of = FastDivisor(static_cast<uint32_t>(desc.top_k));
-  job.lists_itself = wants_work && num_slots <= kFewSlots;
+  job.lists_itself = wants_work && num_slots <= kFewExpertSlots;
   if (!job.lists_itself) {
     const dim3 grid(static_cast<unsigned>(1 + num_slots));
     launch("group_by_expert", queue, group_by_expert, grid, kGroupThreads, 0, job);

@@ -10,8 +10,8 @@
 //             codes, and the even one gives the products of both
 //   warp 5    brings 256 columns at a time by bulk copies, kStages ahead, over tiles too
 //   warp 4    one thread issues copies of scales, products and commits; two sets of sums, so that products of the
-//             next tile run while those of the last are stored, and two of scales; of a pair's odd block it says to
-//             the even one which stages are full
+//             next tile run while those of the last are stored, and two of scales (tensor_plan.h: of 256 tokens sets
+//             of sums overlap and scales have one); of a pair's odd block it says to the even one which stages are full
 //   warps 0-3 take sums from tensor memory, a row each thread, and store them
 // What the tiles of a launch are, a class Tiles says:
 //   kMatrices, kTokens, kBlocks  constants
@@ -105,12 +105,17 @@ class BlockScaledSums {
     int scale_set = 0;
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step(), sums.advance()) {
       const int tokens = padded_tokens(tiles_.place(tile, rank_));
-      wait(s_.sums_free[sums.stage], sums.parity ^ 1);
-      for (int stage = 0; stage < num_stages(); ++stage, at.advance(), scale_set ^= 1) {
+      if constexpr (Plan::kOverlaps) {  // what this set shares with that of the tile before
+        wait(s_.sums_free[sums.stage ^ 1], sums.stage == 0 ? sums.parity ^ 1 : sums.parity);
+      } else {
+        wait(s_.sums_free[sums.stage], sums.parity ^ 1);
+      }
+      for (int stage = 0; stage < num_stages(); ++stage, at.advance()) {
         wait(s_.full[at.stage], at.parity);
         ptx::tcgen05::fence_after_thread_sync();
         multiply_stage(s_.stages[at.stage], sums.stage, scale_set, tokens, stage > 0);
         ptx::tcgen05::commit<kBlocks>(s_.free[at.stage]);
+        scale_set = (scale_set + 1) % Plan::kScaleSets;
       }
       ptx::tcgen05::commit<kBlocks>(s_.sums_full[sums.stage]);
     }
@@ -137,7 +142,11 @@ class BlockScaledSums {
       const int tokens = padded_tokens(place);
       s_.sums_full[sums.stage].wait(sums.parity);
       ptx::tcgen05::fence_after_thread_sync();
-      store_tile(place, sums.stage, tokens);
+      if constexpr (Plan::kOverlaps) {
+        store_shared_first(place, sums.stage, tokens);
+      } else {
+        store_tile<true>(place, sums.stage, 0, tokens);
+      }
     }
   }
 
@@ -195,6 +204,7 @@ class BlockScaledSums {
     }
   }
 
+  static constexpr int kMost = 16, kRest = 8;  // tokens of a load; all tiles have a multiple of kRest
   // Sums of kCount tokens of this thread's row, as they are loaded.
   template <int kCount>
   using Loaded = uint32_t[kMatrices][kCount];
@@ -203,17 +213,45 @@ class BlockScaledSums {
     return static_cast<int>(threadIdx.x) % kStoreThreads;
   }
 
-  // While some tokens of the row are stored the next ones are on their way; when the last have come, the set is free.
+  // Sums that lie in the other set's columns are read before any is stored, so that its products may begin; when they
+  // begin this set again, all of it has been read: the other set's have come after.
   template <class Place>
-  __device__ void store_tile(const Place& place, int set, int tokens) {
-    constexpr int kMost = 16, kRest = 8;
+  __device__ void store_shared_first(const Place& place, int set, int tokens) {
+    constexpr int kParts = Plan::kSharedColumns / kMost;
+    static_assert(kBlocks > 1 && Plan::kSharedColumns % kMost == 0 && Tiles::kTokens % kMost == 0);
+    const int first = Plan::first_shared(set);
+    Loaded<kMost> parts[kParts];
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (first + i * kMost < tokens) load(parts[i], set, first + i * kMost);
+    }
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (first + i * kMost < tokens) wait_for(parts[i]);
+    }
+    give_back(set);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      if (first + i * kMost < tokens) store_some(place, first + i * kMost, parts[i]);
+    }
+    if (first == 0) {
+      store_tile<false>(place, set, min(Plan::kSharedColumns, tokens), tokens);
+    } else {
+      store_tile<false>(place, set, 0, min(first, tokens));
+    }
+  }
+
+  // Of tokens from `first`, a multiple of kMost, to `tokens`: while some are stored the next ones are on their way;
+  // when the last have come, the set is free.
+  template <bool kGivesBack, class Place>
+  __device__ void store_tile(const Place& place, int set, int first, int tokens) {
     Loaded<kMost> even, odd;
     Loaded<kRest> rest;
     const int whole = tokens / kMost * kMost;
-    if (whole > 0) {
-      load(even, set, 0);
-    } else {
-      load(rest, set, 0);
+    if (first < whole) {
+      load(even, set, first);
+    } else if (first < tokens) {
+      load(rest, set, first);
     }
     const auto take = [&](Loaded<kMost>& now, Loaded<kMost>& next, int token) {
       wait_for(now);
@@ -221,19 +259,19 @@ class BlockScaledSums {
         load(next, set, token + kMost);
       } else if (whole < tokens) {
         load(rest, set, whole);
-      } else {
+      } else if constexpr (kGivesBack) {
         give_back(set);
       }
       store_some(place, token, now);
     };
 #pragma unroll 1
-    for (int token = 0; token < whole; token += 2 * kMost) {
+    for (int token = first; token < whole; token += 2 * kMost) {
       take(even, odd, token);
       if (token + kMost < whole) take(odd, even, token + kMost);
     }
     if (whole == tokens) return;
     wait_for(rest);
-    give_back(set);
+    if constexpr (kGivesBack) give_back(set);
     store_some(place, whole, rest);
   }
 

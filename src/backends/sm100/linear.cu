@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear and linear_group with NVFP4 weights and inputs: a kernel quantises the inputs into tiles, after their norm
 // where one is before the maps, and for each map another multiplies them (block_scaled_sums.cuh).
-#include <algorithm>
-
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/map_groups.h"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/row_parts.cuh"
 #include "backends/sm100/block_scaled_sums.cuh"
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(kQuantizeThreads) norm_and_quantize_inputs(Lin
 template <int kTileTokens>
 class LinearTiles {
  public:
-  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens == kPairTileTokens ? 2 : 1;
+  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens > kMostTileTokens ? 2 : 1;
   struct Place {
     int64_t group, first_row, first_token;
   };
@@ -155,7 +154,7 @@ LinearJob job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args, i
           desc.groups,
           args.num_tokens,
           tile_tokens,
-          tile_tokens == kPairTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
+          tile_tokens > kMostTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
 }
 
 dim3 input_rows(const LinearJob& job) {
@@ -166,7 +165,9 @@ dim3 input_rows(const LinearJob& job) {
 // Inputs are in their tiles.
 void multiply(const ops::Linear::Desc& desc, const LinearJob& job, device::Queue& queue) {
   const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens);
-  if (job.tile_tokens == kPairTileTokens) {
+  if (job.tile_tokens == kWidePairTileTokens) {
+    launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+  } else if (job.tile_tokens == kPairTileTokens) {
     launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
   } else if (job.tile_tokens == kFewTileTokens) {
     launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
@@ -202,10 +203,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
 }
 
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
-  if (!ops::linear_group_reference_supports(desc, why_not)) return false;
-  if (desc.norm && !cuda::rms_norm_supports(*desc.norm, why_not)) return false;
-  return std::all_of(desc.maps.begin(), desc.maps.end(),
-                     [&](const ops::Linear::Desc& map) { return linear_supports(map, why_not); });
+  return cuda_common::map_group_supports(desc, linear_supports, cuda::rms_norm_supports, why_not);
 }
 
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
@@ -214,11 +212,9 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  // The map with the fewest rows says how many tokens leave no multiprocessor without a tile.
-  int32_t tile_tokens = kPairTileTokens;
-  for (const ops::Linear::Desc& map : desc.maps) {
-    tile_tokens = std::min(tile_tokens, linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors()));
-  }
+  const int32_t tile_tokens = cuda_common::map_group_tile_tokens(desc, [&](const ops::Linear::Desc& map) {
+    return linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors());
+  });
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     const LinearJob job = job_of(desc.maps[i], ops::linear_of_group(args, i), tile_tokens);
     if (i == 0 && desc.norm) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/map_groups.h"
 #include "backends/cuda_common/row_parts.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/workspace.h"
@@ -145,10 +146,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
 }
 
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
-  if (!ops::linear_group_reference_supports(desc, why_not)) return false;
-  if (desc.norm && !cuda::rms_norm_supports(*desc.norm, why_not)) return false;
-  return std::all_of(desc.maps.begin(), desc.maps.end(),
-                     [&](const ops::Linear::Desc& map) { return linear_supports(map, why_not); });
+  return cuda_common::map_group_supports(desc, linear_supports, cuda::rms_norm_supports, why_not);
 }
 
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
@@ -157,11 +155,9 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  // The map with the fewest rows says how many tokens leave no multiprocessor without a tile.
-  int64_t tile_tokens = Wide::kTokens;
-  for (const ops::Linear::Desc& map : desc.maps) {
-    tile_tokens = std::min(tile_tokens, linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors()));
-  }
+  const int64_t tile_tokens = cuda_common::map_group_tile_tokens(desc, [&](const ops::Linear::Desc& map) -> int64_t {
+    return linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors());
+  });
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     const LinearMap map = map_of(desc.maps[i], ops::linear_of_group(args, i), tile_tokens);
     if (i == 0 && desc.norm) {

@@ -437,11 +437,13 @@ inline void tcgen05_st(const uint32_t* registers, int count, uint32_t address, c
                               std::make_unique<TensorTransfer>(first, count, nullptr, registers, kWhat, site));
 }
 
+// Lanes meet before they wait, so that whoever runs between finds loads under way: a set of sums that was given back
+// too early shows.
 inline void tcgen05_wait_ld(const Site& site) {
+  by_whole_warp(site, "tcgen05.wait::ld", 0, [] {});
   device::emulated::commit_late(device::emulated::LateKind::kTensorLoads);
   device::emulated::wait_for_late(device::emulated::LateKind::kTensorLoads, 0);
   TensorMemory::of_block().end_loads(device::emulated::current.index());
-  by_whole_warp(site, "tcgen05.wait::ld", 0, [] {});
 }
 
 inline void tcgen05_wait_st(const Site& site) {
