@@ -7,7 +7,10 @@ get_symm_buffer_for_mega_moe, bf16_mega_moe and fp8_fp4_mega_moe), with NVFP4 we
     buffer.x[:n].copy_(x); buffer.topk_idx[:n].copy_(ids); buffer.topk_weights[:n].copy_(weights)
     mega_moe.run(y, l1, l2, buffer, activation_clamp=10.0)  # y bfloat16 [n, hidden]
 
-On one rank: nothing is dispatched, and run() is the operator tessera::mega_moe of grouped experts and their sum. Activations
+On one rank nothing is dispatched, and run() is the operator tessera::mega_moe of grouped experts and their sum. On several each
+has as many experts, rank 0 the first; run() is then called on all of them, each with its own tokens. Their inputs are gathered
+on every rank with torch.distributed, each rank runs its experts, and what they gave goes back by slot, so that the
+sum is in ascending expert and has the bits of one rank. It moves more than a fused dispatch would, and is no operator. Activations
 are BF16, or E4M3 by 32 with power-of-two scales, which are widened to BF16: exactly, so that the products are of the very
 values. What lies between the two maps stays BF16. The first run() packs the weights and waits: run once before a CUDA graph is
 captured. A run() with another num_topk, num_max_tokens or clamp than the one before packs them again and drops what was packed:
@@ -39,7 +42,8 @@ class SymmetricBuffer:
     topk_weights  float32 [num_max_tokens, num_topk]"""
 
     def __init__(self, num_experts: int, num_max_tokens: int, num_topk: int, hidden: int, intermediate_hidden: int,
-                 mma_type: str, device: torch.device):
+                 mma_type: str, device: torch.device, group: Any = None):
+        self.group = group  # None: one rank
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens, num_topk
         self.hidden, self.intermediate_hidden, self.mma_type = hidden, intermediate_hidden, mma_type
         is_fp8 = mma_type == 'fp8xnvfp4'
@@ -59,11 +63,12 @@ class SymmetricBuffer:
 def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
                          intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
                          device: Union[str, torch.device, None] = None) -> SymmetricBuffer:
-    """group: a torch.distributed process group of one rank, or None. device: None for the current GPU, or the CPU where there
-    is none. Raises InvalidArgument for sizes that no weight has, Unsupported for other ranks and types."""
+    """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
+    all ranks. device: None for the current GPU, or the CPU where there is none. Raises InvalidArgument for sizes that no weight
+    has and experts that ranks cannot share alike, Unsupported for other types."""
     ranks = 1 if group is None else group.size()
-    if ranks != 1:
-        raise Unsupported(f'group: expected one rank, found {ranks}; tokens are not sent to other ranks yet')
+    if num_experts % ranks:
+        raise InvalidArgument(f'num_experts: expected a multiple of {ranks}, the ranks of the group, found {num_experts}')
     if mma_type not in MMA_TYPES:
         raise Unsupported(f'mma_type: expected one of {", ".join(MMA_TYPES)} (weights are NVFP4), found {mma_type!r}')
     _check_swiglu(activation)
@@ -79,7 +84,7 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
     if device is None:
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
     return SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type,
-                           torch.device(device))
+                           torch.device(device), group if ranks > 1 else None)
 
 
 class TransformedWeights:
@@ -104,7 +109,8 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
                       activation: str = 'swiglu') -> tuple[TransformedWeights, TransformedWeights]:
     """l1_weights: gate above up, codes [experts, 2 intermediate, hidden / 2] uint8 (E2M1, even column in the low nibble), scales
     [experts, 2 intermediate, hidden / 16] (E4M3), tensor scales float32: one number, [experts], or [experts, 2] for gate and
-    up. l2_weights: the same of [experts, hidden, intermediate]. Gate and up are copied; the kernels pack at the first run."""
+    up. l2_weights: the same of [experts, hidden, intermediate]. On several ranks the experts are those of this one. Gate and up are
+    copied; the kernels pack at the first run."""
     _check_swiglu(activation)
     (codes1, scales1, globals1), (codes2, scales2, globals2) = _stack('l1_weights', l1_weights), _stack('l2_weights', l2_weights)
     num_experts, inner, hidden = codes1.shape[0], codes1.shape[1] // 2, 2 * codes1.shape[2]
@@ -118,10 +124,11 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
              (codes1[:, inner:].contiguous(), scales1[:, inner:].contiguous(), halves[:, -1].tolist()),
              (codes2.contiguous(), scales2.contiguous(), globals2.reshape(-1).tolist())]
 
-    def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float) -> ops.Moe:
+    def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float, rank: int = 0, ranks: int = 1) -> ops.Moe:
         w1, w3, w2 = (ops.Weight(context, *part) for part in parts)
         # One more than there are, so that every row has room for ids that no expert has.
-        return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=num_experts + 1, swiglu_limit=clamp, max_tokens=max_tokens)
+        return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=ranks * num_experts + 1, first_expert=rank * num_experts,
+                       swiglu_limit=clamp, max_tokens=max_tokens)
 
     handle = tessera_torch.Handle('mega_moe', make, 0, num_experts)  # the buffer says how many tokens
     return (TransformedWeights(handle, 'l1_weights', num_experts, hidden, inner),
@@ -151,21 +158,56 @@ def _(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], topk_idx: 
     return None
 
 
+def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, handle: tessera_torch.Handle,
+                  clamp: float) -> torch.Tensor:
+    """x [num_max_tokens, hidden] bfloat16; rows from y's number on are of no token. Returns the ids of all ranks' tokens."""
+    group, experts, most, top_k = buffer.group, buffer.num_experts, buffer.num_max_tokens_per_rank, buffer.num_topk
+    rank, ranks, tokens = group.rank(), group.size(), y.shape[0]
+    ids = tessera_torch.known_ids(buffer.topk_idx, experts)
+    ids[tokens:] = experts
+    ids, order = ids.to(torch.int32).sort(dim=-1)
+    routing = buffer.topk_weights.gather(-1, order)
+
+    def gathered(mine: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(mine) for _ in range(ranks)]
+        torch.distributed.all_gather(parts, mine.contiguous(), group=group)
+        return torch.cat(parts)
+
+    all_x, all_ids, all_routing = gathered(x), gathered(ids), gathered(routing)
+    with tessera_torch.ordered(x.device) as c:
+        moe = handle.at(c, top_k, most, clamp, rank, ranks)
+        slots = x.new_empty((ranks, most, top_k, buffer.hidden))
+        for r in range(ranks):
+            rows = slice(r * most, (r + 1) * most)
+            moe.experts(all_x[rows], all_ids[rows], all_routing[rows], slots[r])
+    found = torch.empty_like(slots)
+    torch.distributed.all_to_all_single(found, slots, group=group)
+    # Each slot from the rank that has its expert; ids that nobody has are 0 everywhere.
+    owner = (ids[:tokens] // (experts // ranks)).clamp(max=ranks - 1).to(torch.int64)
+    index = owner[None, :, :, None].expand(1, *owner.shape, buffer.hidden)
+    chosen = found[:, :tokens].gather(0, index)[0].contiguous()
+    if tokens:
+        with tessera_torch.ordered(x.device):
+            moe.combine(chosen, y)
+    return all_ids
+
+
 def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: TransformedWeights, sym_buffer: SymmetricBuffer,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, activation: str = 'swiglu',
         activation_clamp: Optional[float] = None) -> None:
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
-    [num_experts]: the tokens that each expert got are added. activation_clamp: None for none."""
+    [experts of this rank]: the tokens that each got, of any rank's, are added. On several ranks all have to call it. activation_clamp: None for none."""
     _check_swiglu(activation)
     for name, weights in (('l1_weights', l1_weights), ('l2_weights', l2_weights)):
         if weights.name != name:
             raise InvalidArgument(f'{name}: expected those of transform_weights, in its order, found {weights.name}')
     if l1_weights.handle != l2_weights.handle:
         raise InvalidArgument('l2_weights: expected what transform_weights returned with l1_weights, found those of others')
-    for name in ('num_experts', 'hidden', 'intermediate_hidden'):
-        if getattr(sym_buffer, name) != getattr(l1_weights, name):
-            raise InvalidArgument(f'sym_buffer.{name}: expected {getattr(l1_weights, name)}, as the weights have, '
-                                  f'found {getattr(sym_buffer, name)}')
+    ranks = 1 if sym_buffer.group is None else sym_buffer.group.size()
+    for name, times in (('num_experts', ranks), ('hidden', 1), ('intermediate_hidden', 1)):
+        expected = times * getattr(l1_weights, name)
+        if getattr(sym_buffer, name) != expected:
+            raise InvalidArgument(f'sym_buffer.{name}: expected {expected}, as the weights have, found {getattr(sym_buffer, name)}')
     if sym_buffer.x is None:
         raise InvalidArgument('sym_buffer: expected one that lives, found a destroyed one')
     clamp = 0.0 if activation_clamp is None else activation_clamp
@@ -173,7 +215,7 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
         raise InvalidArgument(f'activation_clamp: expected None or a finite number of at least 0, found {clamp}')
     stats = cumulative_local_expert_recv_stats
     if stats is not None:
-        tessera_torch.check_shape('cumulative_local_expert_recv_stats', stats, (sym_buffer.num_experts,))
+        tessera_torch.check_shape('cumulative_local_expert_recv_stats', stats, (l1_weights.num_experts,))
         if stats.dtype != torch.int32:
             raise InvalidArgument(f'cumulative_local_expert_recv_stats: expected torch.int32, found {stats.dtype}')
     tessera_torch.check_shape('y', y, (None, sym_buffer.hidden))
@@ -182,11 +224,14 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
         raise InvalidArgument(f'y: expected at most {sym_buffer.num_max_tokens_per_rank} tokens, found {tokens}')
     topk_idx = sym_buffer.topk_idx[:tokens]
     x, x_sf = sym_buffer.x[:tokens], sym_buffer.x_sf
-    torch.ops.tessera.mega_moe(y, x if x_sf is None else x.view(torch.uint8), None if x_sf is None else x_sf[:tokens], topk_idx,
-                               sym_buffer.topk_weights[:tokens], l1_weights.handle, sym_buffer.num_max_tokens_per_rank,
-                               clamp)
+    if ranks > 1:
+        every = sym_buffer.x if x_sf is None else _widened(sym_buffer.x.view(torch.uint8), x_sf)
+        topk_idx = _run_on_ranks(y, every, sym_buffer, l1_weights._handle, clamp) - sym_buffer.group.rank() * l1_weights.num_experts
+    else:
+        torch.ops.tessera.mega_moe(y, x if x_sf is None else x.view(torch.uint8), None if x_sf is None else x_sf[:tokens], topk_idx,
+                                   sym_buffer.topk_weights[:tokens], l1_weights.handle, sym_buffer.num_max_tokens_per_rank, clamp)
     if stats is not None:
-        experts = sym_buffer.num_experts
+        experts = l1_weights.num_experts
         ids = tessera_torch.known_ids(topk_idx.reshape(-1), experts)
         counts = torch.zeros(experts + 1, dtype=torch.int32, device=y.device)
         counts.scatter_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))

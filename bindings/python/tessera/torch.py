@@ -36,7 +36,13 @@ _contexts: dict[str, tuple[ops.Context, Optional[torch.cuda.Stream]]] = {}
 _contexts_lock = threading.Lock()
 # An op goes with the module that made it.
 _handles: 'weakref.WeakValueDictionary[int, Handle]' = weakref.WeakValueDictionary()
-_numbers = itertools.count(1)
+_numbers = itertools.count(2)  # TorchDynamo takes 0 and 1 for constants whatever is said of them
+# And a module's integers, unless it is told of them: it would compile a module's code anew for each handle and stop at the
+# eighth. This says it of our attribute alone.
+_DYNAMIC = r'.*\.tessera_handle$'
+_dynamic_sources = getattr(torch.compiler.config, 'dynamic_sources', _DYNAMIC)  # torch before 2.8 has no such setting
+if _DYNAMIC not in _dynamic_sources:
+    torch.compiler.config.dynamic_sources = ','.join(filter(None, (_dynamic_sources, _DYNAMIC)))
 
 
 def _place(device: torch.device) -> tuple[ops.Context, Optional[torch.cuda.Stream]]:
@@ -252,10 +258,10 @@ class _Module(torch.nn.Module):
             raise InvalidArgument(f'max_tokens: expected at least 1, found {max_tokens}')
         self.operator, self.max_tokens, self.num_experts = operator, max_tokens, num_experts
         self._handle = Handle(operator, self._make, max_tokens, num_experts, lambda: self.buffers(recurse=False))
-        self.handle = self._handle.number
+        self.tessera_handle = self._handle.number
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ('_handle', 'handle')}
+        return {name: value for name, value in self.__dict__.items() if name not in ('_handle', 'tessera_handle')}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -283,7 +289,7 @@ class Linear(_Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.dim() == 0:
             raise InvalidArgument('x: expected shape [..., in], found []')
-        y = torch.ops.tessera.linear(x.reshape(-1, x.shape[-1]), self.handle, self.num_outputs)
+        y = torch.ops.tessera.linear(x.reshape(-1, x.shape[-1]), self.tessera_handle, self.num_outputs)
         return y.reshape(*x.shape[:-1], self.num_outputs)
 
 
@@ -313,7 +319,7 @@ class Experts(_Module):
                        input=self.input, max_tokens=self.max_tokens)
 
     def forward(self, x: torch.Tensor, experts: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
-        return torch.ops.tessera.experts(x, experts, routing, self.handle)
+        return torch.ops.tessera.experts(x, experts, routing, self.tessera_handle)
 
 
 class Attention(_Module):
@@ -338,7 +344,7 @@ class Attention(_Module):
 
     def store(self, rows: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) -> None:
         """Encodes rows [num_rows, head_dim] into entries slots int64 [num_rows] of the cache; -1 leaves a row out."""
-        torch.ops.tessera.attention_store(rows, slots, cache, self.handle)
+        torch.ops.tessera.attention_store(rows, slots, cache, self.tessera_handle)
 
     def forward(self, q: torch.Tensor, positions: torch.Tensor, window_cache: torch.Tensor, sink: torch.Tensor,
                 entry_cache: Optional[torch.Tensor] = None, num_entries: Optional[torch.Tensor] = None,
@@ -346,4 +352,4 @@ class Attention(_Module):
         """q [tokens, heads, head_dim], positions int64 [tokens], window_cache a ring (position p is entry p mod slots), sink
         float32 [heads]; entry_cache, num_entries int32 [tokens], selected int32 [tokens, n]: compressed entries. Returns
         [tokens, heads, head_dim]."""
-        return torch.ops.tessera.attention(q, positions, window_cache, sink, self.handle, entry_cache, num_entries, selected)
+        return torch.ops.tessera.attention(q, positions, window_cache, sink, self.tessera_handle, entry_cache, num_entries, selected)

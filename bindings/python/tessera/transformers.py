@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tessera's experts inside Hugging Face's DeepSeek-V4 classes. Importing it needs torch and transformers.
+"""Tessera's experts and attention inside Hugging Face's DeepSeek-V4 classes. Importing it needs torch and transformers.
 
     model = tessera.transformers.load("DIR", "cuda:0")   # of an NVFP4 checkpoint: experts ours, the rest dequantised BF16
     tessera.transformers.use_experts(model)              # or: quantises the experts of a model that there is
+    tessera.transformers.use_attention(model)            # the softmax over window and compressed entries is ours too
 
-The function is registered as "tessera" in ALL_EXPERTS_FUNCTIONS, which transformers asks at every forward; no class is
-patched. Tested on the CPU alone, with the bundled model."""
+The functions are registered as "tessera" in ALL_EXPERTS_FUNCTIONS and ALL_ATTENTION_FUNCTIONS, which transformers asks at every
+forward; no class is patched."""
 import os
 import pathlib
-from typing import Any, Iterator, Union
+from typing import Any, Iterator, Optional, Union
 
 import torch
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, GenerationConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RMSNorm
 
 from . import torch as tessera_torch
@@ -44,6 +47,101 @@ def _switch(model: Any, name: str) -> None:
     if name == NAME:
         ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
     model.set_experts_implementation(name)
+
+
+def _num_window_keys(num_keys: int, num_tokens: int, window: int, rate: Optional[int]) -> int:
+    """How many of a call's keys are positions: the tokens' own and the window - 1 before them that the class keeps. The others
+    are compressed entries, one for each `rate` tokens since the start (None: the layer has none)."""
+    if rate is None:
+        return num_keys
+    for past in range(window - 1):
+        if past + num_tokens + (past + num_tokens) // rate == num_keys:
+            return past + num_tokens
+    return window - 1 + num_tokens
+
+
+def _check_window(seen: torch.Tensor, first: torch.Tensor, window: int) -> None:
+    """seen [tokens, window keys], first: the key that comes after the padding. What is padding itself may see anything."""
+    num_tokens, num_keys = seen.shape
+    own = torch.arange(num_keys - num_tokens, num_keys, device=seen.device)[:, None]
+    keys = torch.arange(num_keys, device=seen.device)
+    expected = (keys >= first) & (keys <= own) & (keys > own - window)
+    if ((seen != expected) & seen.gather(1, own)).any():
+        raise Unsupported(f'attention_mask: expected the last {window} tokens of each, but for padding, found another mask')
+
+
+def _listed(seen: torch.Tensor, limit: int) -> torch.Tensor:
+    """seen bool [tokens, entries], at most `limit` in a row: their indices int32 [tokens, limit], ascending, then 0."""
+    places = torch.where(seen, seen.cumsum(-1) - 1, limit)
+    lists = torch.zeros((seen.shape[0], limit + 1), dtype=torch.int64, device=seen.device)
+    lists.scatter_(-1, places, torch.arange(seen.shape[1], device=seen.device).expand_as(places))
+    return lists[:, :limit].to(torch.int32).contiguous()
+
+
+def attention_forward(self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                      attention_mask: Optional[torch.Tensor], dropout: float = 0.0, **_: Any) -> tuple[torch.Tensor, None]:
+    """query [batch, heads, tokens, head_dim]; key [batch, 1, keys, head_dim]: positions, then compressed entries, each its own
+    value; attention_mask [batch, 1, tokens, keys], 0 for what a token sees, as the class makes it. Returns [batch, tokens,
+    heads, head_dim]. Of a mask the padding and the choice of entries are read; another window than the model's raises
+    Unsupported on a CPU and is not noticed on a GPU."""
+    module = getattr(self, 'tessera_attention', None)
+    if module is None:
+        raise InvalidArgument('attention: expected a module of ours, found none; call tessera.transformers.use_attention(model)')
+    if dropout:
+        raise Unsupported(f'dropout: expected 0, found {dropout}')
+    if not isinstance(attention_mask, torch.Tensor):
+        raise InvalidArgument(f'attention_mask: expected a tensor, found {type(attention_mask).__name__}')
+    batch, _, num_tokens, _ = query.shape
+    window, max_tokens = module.options['window'], module.max_tokens
+    rate = None if self.compressor is None else self.compressor.compress_rate
+    num_window = _num_window_keys(key.shape[2], num_tokens, window, rate)
+    num_entries = key.shape[2] - num_window
+    indexer = getattr(self.compressor, 'indexer', None)
+    dtype = torch.float32 if module.options['cache'] == 'f32' else torch.bfloat16
+    queries, keys, sinks = query.transpose(1, 2).to(dtype).contiguous(), key[:, 0].to(dtype), self.sinks.float()
+    steps = torch.arange(num_window, device=query.device)
+    out = torch.empty_like(queries)
+    for b in range(batch):
+        seen = attention_mask[b, 0] == 0
+        first = seen[:, :num_window].any(0).to(torch.int32).argmax()
+        if seen.device.type == 'cpu':
+            _check_window(seen[:, :num_window], first, window)
+        ring = module.new_cache(max(num_window, window - 1 + min(num_tokens, max_tokens)), query.device)
+        module.store(keys[b, :num_window], (steps - first).clamp(min=-1), ring)
+        entries: list[Optional[torch.Tensor]] = [None, None, None]
+        if num_entries:
+            entries[0] = module.new_cache(num_entries, query.device)
+            module.store(keys[b, num_window:], torch.arange(num_entries, device=query.device), entries[0])
+            entries[1] = seen[:, num_window:].sum(-1, dtype=torch.int32)
+            if indexer is not None:
+                entries[2] = _listed(seen[:, num_window:], min(indexer.index_topk, num_entries))
+        positions = (steps[num_window - num_tokens:] - first).clamp(min=0)
+        for i in range(0, num_tokens, max_tokens):
+            chunk = slice(i, i + max_tokens)
+            counts, lists = (None if e is None else e[chunk] for e in entries[1:])
+            out[b, chunk] = module(queries[b, chunk], positions[chunk], ring, sinks, entries[0], counts, lists)
+    return out.to(query.dtype), None
+
+
+def use_attention(model: torch.nn.Module, *, max_tokens: int = 256) -> int:
+    """Switches every DeepseekV4Attention of the model to attention_forward: the scores, the softmax with its sink and the sum
+    over the window and the compressed entries; maps, norms, rotation, compressors and indexer stay Hugging Face's. Sequences
+    of a batch run one by one, max_tokens of a sequence at a time. Returns the number of layers."""
+    shared: Optional[tessera_torch.Attention] = None
+    count = 0
+    for part in list(model.modules()):
+        if type(part).__name__ != 'DeepseekV4Attention':
+            continue
+        if shared is None:  # layers run one after another
+            is_f32 = part.kv_proj.weight.dtype == torch.float32
+            shared = tessera_torch.Attention(heads=part.num_heads, head_dim=part.head_dim, window=part.sliding_window,
+                                             scale=part.scaling, cache='f32' if is_f32 else 'bf16', max_tokens=max_tokens)
+        part.tessera_attention = shared
+        count += 1
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
+    model.set_attn_implementation(NAME)
+    return count
 
 
 def _stack(weights: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -135,16 +233,19 @@ def _read_config(folder: pathlib.Path) -> DeepseekV4Config:
 
 
 def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.device] = 'cpu', *, experts: str = NAME,
-         dtype: torch.dtype = torch.bfloat16, max_tokens: int = 1024) -> DeepseekV4ForCausalLM:
+         attention: str = 'eager', dtype: torch.dtype = torch.bfloat16, max_tokens: int = 1024) -> DeepseekV4ForCausalLM:
     """A checkpoint in Hugging Face's own class: routed experts NVFP4 and ours, all else dequantised to `dtype` (but for what
     the class keeps in float32). No dense experts are ever made.
 
     directory   config.json and *.safetensors with the official names or Hugging Face's; experts NVFP4, one by one
     experts     "tessera"; or another of transformers' implementations ("eager", "grouped_mm"), on dequantised experts
+    attention   "eager", the class's own, or "tessera": as use_attention
     max_tokens  longer inputs run through the experts so many at a time
 
-    Raises InvalidArgument for other arguments, and NotFound, DataLoss, Unsupported for what is wrong with the folder. Draft blocks (mtp.*) are left out, as the class
-    does."""
+    Raises InvalidArgument for other arguments, and NotFound, DataLoss, Unsupported for what is wrong with the folder. Draft
+    blocks (mtp.*) are left out, as the class does."""
+    if attention not in ('eager', NAME):
+        raise InvalidArgument(f'attention: expected eager or {NAME}, found {attention!r}')
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InvalidArgument(f'dtype: expected a floating-point torch.dtype of at least 16 bits, found {dtype!r}')
     if max_tokens < 1:
@@ -165,6 +266,8 @@ def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.dev
             _read_dense_experts(checkpoint, name, part, place, dtype)
     _fill(model, checkpoint, place, dtype)
     _switch(model, experts)
+    if attention == NAME:
+        use_attention(model)
     if (folder / 'generation_config.json').exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()

@@ -53,3 +53,4 @@ def test_entry_points_of_the_installed_package():
     points = {(point.group, point.name): point.value for point in found}
     assert points['vllm.general_plugins', 'tessera'] == 'tessera.vllm:register'
     assert points['sglang.serve_backends', 'tessera'] == 'tessera.sglang:create_backend'
+    assert points['sglang.srt.plugins', 'tessera'] == 'tessera.sglang_quantization:register'

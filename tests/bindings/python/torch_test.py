@@ -12,6 +12,7 @@ import threading
 import pytest
 
 torch = pytest.importorskip('torch')
+pytest.importorskip('torch._dynamo.testing')
 
 import tessera  # noqa: E402
 import tessera.mega_moe as mega_moe  # noqa: E402
@@ -69,14 +70,14 @@ def linear_case(device):
     module = tt.Linear(codes[0].to(device), scales[0].to(device), float(tensor_scales[0]))
     x = normal(6, 64, seed=9).bfloat16()
     inputs = [x.to(device)]
-    return module, inputs, x.float() @ dense[0].T, torch.ops.tessera.linear, (*inputs, module.handle, 48)
+    return module, inputs, x.float() @ dense[0].T, torch.ops.tessera.linear, (*inputs, module.tessera_handle, 48)
 
 
 def experts_case(device):
     w1, w3, w2, x, routing, expected = mixture()
     module = tt.Experts(*(to(w, device) for w in (w1, w3, w2)), top_k=2, swiglu_limit=LIMIT)
     inputs = list(to((x.bfloat16(), IDS, routing), device))
-    return module, inputs, expected, torch.ops.tessera.experts, (*inputs, module.handle)
+    return module, inputs, expected, torch.ops.tessera.experts, (*inputs, module.tessera_handle)
 
 
 def attention_case(device):
@@ -95,7 +96,7 @@ def attention_case(device):
         weights = torch.softmax(torch.cat([q[t].float() @ seen.T * width**-0.5, sink[:, None]], 1), 1)[:, :-1]
         expected[t] = weights @ seen
     inputs = [*to((q, positions), device), caches[0], sink.to(device), caches[1], *to((counts, selected), device)]
-    return module, inputs, expected, torch.ops.tessera.attention, (*inputs[:4], module.handle, *inputs[4:])
+    return module, inputs, expected, torch.ops.tessera.attention, (*inputs[:4], module.tessera_handle, *inputs[4:])
 
 
 def store_case(device):
@@ -109,7 +110,7 @@ def store_case(device):
 
     expected = torch.zeros(5, 64)
     expected[4], expected[0] = rows[0].float(), rows[2].float()
-    return call, inputs, expected, torch.ops.tessera.attention_store, (*inputs, module.handle)
+    return call, inputs, expected, torch.ops.tessera.attention_store, (*inputs, module.tessera_handle)
 
 
 def quantize_case(device):
@@ -279,7 +280,7 @@ def test_arguments_that_are_refused():
     for call, words in (
         (lambda: torch.ops.tessera.linear(x, 10**9, 48), 'handle: expected one whose module lives, found 1000000000'),
         (lambda: linear(x.float()), 'x: expected bfloat16.*found float32'),
-        (lambda: torch.ops.tessera.linear(x[0], linear.handle, 48), r'x: expected shape \[any, any\], found \[64\]'),
+        (lambda: torch.ops.tessera.linear(x[0], linear.tessera_handle, 48), r'x: expected shape \[any, any\], found \[64\]'),
         (lambda: experts(tokens, ids[:3], routing), r'experts: expected shape \[5, any\], found \[3, 2\]'),
         (lambda: experts(tokens, ids, routing[:, :1]), r'routing: expected shape \[5, 2\], found \[5, 1\]'),
         (lambda: experts(tokens, ids.float(), routing), 'experts: expected integers, found torch.float32'),
@@ -287,7 +288,7 @@ def test_arguments_that_are_refused():
         (lambda: attention(*inputs[:5], inputs[5] + 9, inputs[6]), r'num_entries\[0\]: expected 0 to 3, found 11'),
         (lambda: attention(*inputs[:6], inputs[6] + 4), r'selected\[0\]\[1\]: expected 0 to 5, found 8'),
         (lambda: linear(torch.tensor(1.0)), r'x: expected shape \[..., in\], found \[\]'),
-        (lambda: torch.ops.tessera.experts(tokens, ids, routing, linear.handle), r'handle: expected one for tessera::experts.*tessera::linear'),
+        (lambda: torch.ops.tessera.experts(tokens, ids, routing, linear.tessera_handle), r'handle: expected one for tessera::experts.*tessera::linear'),
         (lambda: torch.ops.tessera.linear(x, l1.handle, 48), r'handle: expected one for tessera::linear.*tessera::mega_moe'),
         (lambda: tt.Linear(linear.codes.float(), linear.block_scales, 1.0), 'codes: expected NVFP4 codes.*found torch.float32'),
         (lambda: tt.Linear(linear.codes, linear.block_scales[:3], 1.0), r'block_scales: expected shape \[48, 4\], found \[3, 4\]'),
@@ -295,7 +296,7 @@ def test_arguments_that_are_refused():
         (lambda: tt.Experts(w1, w3, w2, top_k=2, max_tokens=0), 'max_tokens: expected at least 1, found 0'),
         (lambda: attention(inputs[0], inputs[1].int(), *inputs[2:]), 'positions: expected int64, found int32'),
         (lambda: tt.context('meta'), 'device: expected cpu or cuda, found meta'),
-        (lambda: mega_moe.get_symmetric_buffer(TwoRanks(), 4, 8, 2, 128, 32), 'group: expected one rank, found 2'),
+        (lambda: mega_moe.get_symmetric_buffer(TwoRanks(), 5, 8, 2, 128, 32), 'num_experts: expected a multiple of 2, .* found 5'),
         (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 2, 128, 32, 'fp8xfp4'), "mma_type: expected one of .*found 'fp8xfp4'"),
         (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 5, 128, 32), 'num_topk: expected 1 to 4, found 5'),
         (lambda: mega_moe.get_symmetric_buffer(None, 4, 8, 2, 120, 32), 'hidden: expected a multiple of 16, found 120'),
@@ -355,7 +356,7 @@ def test_copies_stand_alone(name, is_used):
     torch.save(module, saved)
     saved.seek(0)
     copies = [copy.deepcopy(module), torch.load(saved, weights_only=False)]
-    assert len({m.handle for m in (module, *copies)}) == 3
+    assert len({m.tessera_handle for m in (module, *copies)}) == 3
     y = module(*inputs) if y is None else y
     for copied in copies:
         assert torch.equal(copied(*inputs), y)
@@ -396,3 +397,20 @@ def test_threads_share_what_is_made(monkeypatch):
     finally:
         sys.setswitchinterval(before)
     assert len(contexts) == 8 and len({id(c) for c in contexts}) == 1 and len(made) == 1
+
+
+@on_each_device
+@pytest.mark.parametrize('name', ['linear', 'experts'])
+def test_many_modules_and_numbers_of_tokens_recompile_little(name, device):
+    """TorchDynamo stops at the eighth time that it compiles the same code: neither handles nor sizes may make it do so."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend('aot_eager')
+    for _ in range(12):  # as a model's layers, compiled one by one
+        module, inputs, *_ = CASES[name](device)
+        assert torch.equal(torch.compile(module, backend=counter, fullgraph=True)(*inputs), module(*inputs))
+    assert counter.frame_count <= 2
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+    for num_tokens in range(2, 14):
+        more = [torch.cat([x] * 5)[:num_tokens] for x in inputs]
+        assert torch.equal(compiled(*more), module(*more))
+    assert counter.frame_count <= 4

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our experts inside Transformers' own DeepSeek-V4 class, with random weights and with a checkpoint's, against its eager
-experts on the dequantised ones; and our function is what was called."""
+"""Our experts and our attention inside Transformers' own DeepSeek-V4 class, with random weights and with a checkpoint's, against
+its eager experts on the dequantised ones and its eager attention; and our functions are what was called."""
 import os
 import shutil
+import types
 
 import pytest
 
@@ -61,22 +62,28 @@ def prompts(model):
     return [torch.tensor([ids]) for ids in (model.encode_chat('Compute 257-7.'), model.tokenize(text)[:300])]
 
 
+def record(monkeypatch, name):
+    """The arguments of every call of that function of ours from here on."""
+    calls, original = [], getattr(ours, name)
+    monkeypatch.setattr(ours, name, lambda *a, **k: calls.append((a, k)) or original(*a, **k))
+    return calls
+
+
 @torch.no_grad()
+@pytest.mark.parametrize('attention', ['eager', 'tessera'])
 @pytest.mark.parametrize('device', DEVICES)
-def test_a_checkpoint_runs_in_the_real_class(model, monkeypatch, device):
-    calls = []
-    original = ours.experts_forward
-    monkeypatch.setattr(ours, 'experts_forward', lambda *a, **k: calls.append(1) or original(*a, **k))
-    loaded = ours.load(tessera.bundled_model(), device, max_tokens=128)
+def test_a_checkpoint_runs_in_the_real_class(model, monkeypatch, device, attention):
+    calls, attention_calls = record(monkeypatch, 'experts_forward'), record(monkeypatch, 'attention_forward')
+    loaded = ours.load(tessera.bundled_model(), device, attention=attention, max_tokens=128)
     assert type(loaded) is hf.DeepseekV4ForCausalLM and not any('experts.gate_up_proj' in n for n, _ in loaded.named_parameters())
     eager = ours.load(tessera.bundled_model(), device, experts='eager')
     for ids in prompts(model):
         ids = ids.to(device)
-        calls.clear()
+        calls.clear(), attention_calls.clear()
         found = loaded(ids).logits[0].float()
-        assert len(calls) == loaded.config.num_hidden_layers
-        expected = eager(ids).logits[0].float()
-        assert len(calls) == loaded.config.num_hidden_layers  # the eager model did not come here
+        expected = eager(ids).logits[0].float()  # which does not come to ours
+        layers = loaded.config.num_hidden_layers
+        assert len(calls) == layers and len(attention_calls) == (layers if attention == 'tessera' else 0)
         # docs/contracts/numerics.md, section 5: greedy tokens are equal, or the top-2 gap is within twice the difference.
         best = expected.topk(2, dim=-1).values
         differs = found.argmax(-1) != expected.argmax(-1)
@@ -103,6 +110,69 @@ def test_each_layers_experts_hold_the_contract(model, device):
         expected = exact.model.layers[i].mlp.experts(x.float(), ids, routing.float())
         found = loaded.model.layers[i].mlp.experts(x, ids, routing).float()
         assert (found - expected).norm() <= 4e-3 * expected.norm(), i
+
+
+def eager_attention(call, dtype):
+    """Hugging Face's own function on what ours got."""
+    (part, query, key, value, mask), options = call
+    sinks = part.sinks.detach()
+    part = types.SimpleNamespace(sinks=sinks.to(dtype), num_key_value_groups=part.num_key_value_groups, training=False)
+    return hf.eager_attention_forward(part, query.to(dtype), key.to(dtype), value.to(dtype), mask.to(dtype),
+                                      scaling=options['scaling'], dropout=0.0)[0].float()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('device', DEVICES)
+def test_each_layers_attention_holds_the_contract(model, monkeypatch, device):
+    """Prefill, a batch with padding and steps of one token, against float32; a token's bits depend on no other query."""
+    calls = record(monkeypatch, 'attention_forward')
+    loaded = ours.load(tessera.bundled_model(), device, attention='tessera', max_tokens=128)
+    kinds = set(loaded.config.layer_types)
+    assert len(kinds) == 3  # window alone, and both kinds of compressed entries
+    long = prompts(model)[1].to(device)
+    padded = torch.cat([torch.cat([long[:, :9] * 0, long[:, :61]], 1), long[:, :70]])
+    mask = torch.ones_like(padded)
+    mask[0, :9] = 0
+    loaded(long), loaded(padded, attention_mask=mask)
+    cache = loaded(long[:, :-2], use_cache=True).past_key_values
+    for i in (-2, -1):
+        loaded(long[:, long.shape[1] + i:long.shape[1] + i + 1], past_key_values=cache)
+    assert len(calls) == 5 * loaded.config.num_hidden_layers
+    for call in list(calls):
+        (part, query, key, value, visible), options = call
+        found, expected = ours.attention_forward(part, query, key, value, visible, **options)[0].float(), eager_attention(call, torch.float32)
+        assert found.shape == expected.shape and torch.isfinite(found).all()
+        real = (visible[:, 0].max(-1).values == 0) & (query.shape[0] == 1 or mask[:, -query.shape[2]:].bool())
+        assert (found[real] - expected[real]).norm() <= 4e-3 * expected[real].norm(), part.layer_type
+        # The last token by itself, with the window that it has then.
+        extra = query.shape[2] - 1
+        entries = 0 if part.compressor is None else query.shape[2] // part.compressor.compress_rate
+        window = key.shape[2] - entries - query.shape[2]
+        if window == 0 and extra >= part.sliding_window:
+            cut = extra - (part.sliding_window - 1)
+            alone = ours.attention_forward(part, query[:, :, -1:], key[:, :, cut:], value[:, :, cut:], visible[:, :, -1:, cut:], **options)[0]
+            assert torch.equal(alone[:, 0].float(), found[:, -1])
+
+
+@torch.no_grad()
+def test_what_our_attention_refuses(model):
+    loaded = ours.load(tessera.bundled_model(), attention='tessera')
+    ids = prompts(model)[0]
+    holes = torch.ones_like(ids)
+    holes[0, 4] = 0
+    with pytest.raises(tessera.Unsupported, match='attention_mask: expected the last 32 tokens of each, but for padding'):
+        loaded(ids, attention_mask=holes)
+    part = loaded.model.layers[0].self_attn
+    query, key = torch.zeros(1, part.num_heads, 2, part.head_dim), torch.zeros(1, 1, 2, part.head_dim)
+    with pytest.raises(tessera.InvalidArgument, match='attention_mask: expected a tensor, found NoneType'):
+        ours.attention_forward(part, query, key, key, None)
+    with pytest.raises(tessera.Unsupported, match=r'dropout: expected 0, found 0\.1'):
+        ours.attention_forward(part, query, key, key, torch.zeros(1, 1, 2, 2), dropout=0.1)
+    del part.tessera_attention
+    with pytest.raises(tessera.InvalidArgument, match='expected a module of ours, found none; call tessera.transformers.use_attention'):
+        loaded(ids)
+    with pytest.raises(tessera.InvalidArgument, match="attention: expected eager or tessera, found 'sdpa'"):
+        ours.load(tessera.bundled_model(), attention='sdpa')
 
 
 @pytest.mark.skipif('TESSERA_TINY_BF16' not in os.environ, reason='TESSERA_TINY_BF16: no BF16 original of the bundled model')

@@ -13,17 +13,8 @@ if importlib.util.find_spec('vllm') is not None:
     pytest.skip('vLLM is installed: tools/verify_plugins.py checks it', allow_module_level=True)
 
 import tessera  # noqa: E402
-import tessera.torch as tt  # noqa: E402
-
-
-class Parameter(torch.nn.Parameter):
-    def __new__(cls, data, weight_loader, **dims):
-        made = super().__new__(cls, data, requires_grad=False)
-        made.weight_loader = weight_loader
-        return made
-
-    def __init__(self, **_):
-        pass
+from modelopt_cases import (BuiltIn, FP8, LEGACY, MIXED, NVFP4, PUBLISHED, Parameter, expected_experts,  # noqa: E402
+                            fill_experts, fill_linear, nvfp4, relative)
 
 
 class RoutedExperts(torch.nn.Module):
@@ -47,19 +38,6 @@ class FusedMoEMethodBase:
 class QuantizationConfig:
     def __init__(self):
         self.packed_modules_mapping = {}
-
-
-class BuiltIn:
-    """A config of vLLM's own."""
-
-    def __init__(self, name, config):
-        self.name, self.config, self.mapped = name, config, None
-
-    def get_quant_method(self, layer, prefix):
-        return f'{self.name}: {prefix}'
-
-    def apply_vllm_mapper(self, mapper):
-        self.mapped = mapper
 
 
 @pytest.fixture
@@ -90,16 +68,6 @@ def plugin(monkeypatch):
     yield found
     sys.modules.pop('tessera.vllm', None)
     del tessera.vllm
-
-
-NVFP4 = {'quant_method': 'modelopt', 'quant_algo': 'NVFP4', 'group_size': 16, 'ignore': ['lm_head', '*.gate']}
-LEGACY = {'quantization': {'quant_algo': 'NVFP4', 'group_size': 16, 'exclude_modules': ['lm_head'], 'kv_cache_quant_algo': None}}
-MIXED = {'quant_method': 'modelopt', 'quant_algo': 'MIXED_PRECISION', 'ignore': [], 'quantized_layers': {
-    'model.layers.0.mlp.experts.0.w1': {'quant_algo': 'NVFP4'}, 'model.layers.0.q_a': {'quant_algo': 'FP8'},
-    'model.layers.0.gate_proj': {'quant_algo': 'NVFP4'}, 'model.layers.0.up_proj': {'quant_algo': 'NVFP4'},
-    'model.layers.1.gate_proj': {'quant_algo': 'NVFP4'}, 'model.layers.1.up_proj': {'quant_algo': 'FP8'}}}
-PUBLISHED = {'quant_method': 'fp8', 'moe_quant_algo': 'NVFP4', 'group_size': 16, 'fmt': 'e4m3'}
-FP8 = {'quant_method': 'modelopt', 'quant_algo': 'FP8'}
 
 
 def test_registration(plugin):
@@ -160,23 +128,11 @@ def test_which_layers_are_ours(plugin):
     assert made.rest.mapped is mapper and type(made.get_quant_method(linear, 'vllm.model.layers.0.gate_proj')) is plugin.TesseraLinearMethod
 
 
-def nvfp4(rows, cols, seed):
-    generator = torch.Generator().manual_seed(seed)
-    codes, scales, scale = tt.quantize_nvfp4(torch.randn(rows, cols, generator=generator) * (1 + seed), 'tensor')
-    return codes, scales.view(torch.float8_e4m3fn), scale[0], tt.context().dequantize_nvfp4(codes, scales, scale)
-
-
-def relative(found, expected):
-    return ((found.float() - expected).norm() / expected.norm()).item()
-
-
 def test_a_linear_map_of_fused_parts(plugin):
     layer, method, parts = LinearBase(), plugin.TesseraLinearMethod(), [nvfp4(24, 64, 1), nvfp4(8, 64, 2)]
     method.create_weights(layer, 64, [24, 8], 64, 32, torch.bfloat16, weight_loader=len)
     assert layer.weight.weight_loader is len and layer.weight.shape == (32, 32) and layer.weight_scale_2.shape == (2,)
-    for name, i in (('weight', 0), ('weight_scale', 1)):
-        getattr(layer, name).data.copy_(torch.cat([part[i] for part in parts]))
-    layer.weight_scale_2.data.copy_(torch.stack([part[2] for part in parts]))
+    fill_linear(layer, parts)
     method.process_weights_after_loading(layer)
     assert not [name for name, _ in layer.named_parameters()]
     x = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -194,28 +150,13 @@ def test_experts_of_a_rank(plugin):
     method = plugin.TesseraMoEMethod(layer.moe_config)
     method.create_weights(layer, num_experts, hidden, inner, torch.bfloat16, weight_loader=len, global_num_experts=6)
     assert layer.w13_weight.shape == (3, 64, 32) and layer.w13_weight_scale_2.shape == (3, 2) and method.uses_weight_scale_2_pattern()
-    dense = []
-    for e in range(num_experts):
-        gate, up, down = nvfp4(inner, hidden, 3 * e), nvfp4(inner, hidden, 3 * e + 1), nvfp4(hidden, inner, 3 * e + 2)
-        for i, name in enumerate(('weight', 'weight_scale')):
-            getattr(layer, f'w13_{name}').data[e] = torch.cat([gate[i], up[i]])
-            getattr(layer, f'w2_{name}').data[e] = down[i]
-        layer.w13_weight_scale_2.data[e] = torch.stack([gate[2], up[2]])
-        layer.w2_weight_scale_2.data[e] = down[2]
-        dense.append((gate[3], up[3], down[3]))
+    dense = fill_experts(layer, num_experts, hidden, inner)
     method.process_weights_after_loading(layer)
     assert not [name for name, _ in layer.named_parameters()] and method.get_fused_moe_quant_config(layer) is None
     layer.expert_map = torch.tensor([-1, 0, -1, 1, 2, -1], dtype=torch.int32)
     x = torch.randn(4, hidden, generator=torch.Generator().manual_seed(7)).bfloat16()
     ids, weights = torch.tensor([[1, 3], [0, 4], [2, 5], [4, 1]], dtype=torch.int32), torch.tensor([[0.25, 0.5]] * 4)
-    expected = torch.zeros(4, hidden)
-    for t in range(4):
-        for s in range(2):
-            local = int(layer.expert_map[ids[t, s]])
-            if local >= 0:
-                gate, up, down = dense[local]
-                h = torch.nn.functional.silu((gate @ x[t].float()).clamp(max=2)) * (up @ x[t].float()).clamp(-2, 2)
-                expected[t] += down @ (h * weights[t, s])
+    expected = expected_experts(dense, x, layer.expert_map[ids.long()], weights, 2)
     found = method.apply(layer, x, weights, ids, None, None)
     assert relative(found, expected) <= 4e-3 and not found[2].any()
     layer.apply_router_weight_on_input = True
