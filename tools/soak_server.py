@@ -5,7 +5,8 @@ traffic.
 
     tools/soak_server.py PROGRAM [--seconds 60] [--signals 100] [--kills 100] [--only NAME,...] [--record FILE.json]
 
-Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
+Other parts by name: disconnects (clients that go at random points, FIN and RST), schemas (hostile ones beside streams),
+conformance (schemathesis, where this Python has it: each operation of /openapi.json on servers of its own, in --seconds together). Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
 alone, something left in the caches at the end. Times and memory are printed and recorded, not judged.
 """
 import argparse
@@ -34,6 +35,12 @@ parser.add_argument('program')
 parser.add_argument('--seconds', type=float, default=60, help='of each part that has a length')
 parser.add_argument('--signals', type=int, default=100)
 parser.add_argument('--kills', type=int, default=100)
+parser.add_argument('--disconnects', type=int, default=1000)
+parser.add_argument('--examples', type=int, default=500, help='of each operation, by schemathesis')
+parser.add_argument('--slow', type=int, default=300, help='slow connections')
+parser.add_argument('--seed', type=int, default=0, help='of random moments')
+parser.add_argument('--pause', type=float, default=0,
+                    help="seconds between a client's requests in mixed traffic, after 20 s without (soaks beside other work)")
 parser.add_argument('--only', default='signals,kills,overload,slow,mixed')
 parser.add_argument('--record')
 ARGUMENTS = parser.parse_args()
@@ -74,7 +81,7 @@ def post_bytes(body):
 
 def signals():
     """SIGTERM (or two) at random moments of a stream: exit code 0, and the stream ends whole or with an error."""
-    generator = random.Random(1)
+    generator = random.Random(f'signals {ARGUMENTS.seed}')
     twice = 0
     for _ in range(ARGUMENTS.signals):
         with Server('--drain', '0.2') as server:
@@ -105,7 +112,7 @@ def signals():
 
 def kills():
     """kill -9 while the cache on the disk is written: the next life starts, sweeps, and answers as it always did."""
-    generator = random.Random(2)
+    generator = random.Random(f'kills {ARGUMENTS.seed}')
     rules = ['Rule %d: ' % i + 'say what is asked and no more. ' * 8 for i in range(6)]
     ask = lambda rule, question: {**chat(question, temperature=0, max_tokens=8), 'messages': [
         {'role': 'system', 'content': rule}, {'role': 'user', 'content': question}]}
@@ -202,7 +209,7 @@ def overload():
 
 
 def slow():
-    """300 connections that send a header or body byte by byte, or do not read, beside healthy answers."""
+    """Connections that send a header or body byte by byte, or do not read, beside healthy answers."""
     with Server() as server:
         begin = resident(server)
         ends = threading.Event()
@@ -231,8 +238,8 @@ def slow():
                 client.close()
 
         times = []
-        with concurrent.futures.ThreadPoolExecutor(300) as pool:
-            for i in range(300):
+        with concurrent.futures.ThreadPoolExecutor(ARGUMENTS.slow) as pool:
+            for i in range(ARGUMENTS.slow):
                 pool.submit(dawdle, ['header', 'body', 'read'][i % 3])
             end = time.monotonic() + ARGUMENTS.seconds
             while time.monotonic() < end:
@@ -246,7 +253,7 @@ def slow():
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
     times.sort()
-    return {'slow_connections': 300, 'closed_by_the_server': num_closed[0], 'healthy_answers': len(times),
+    return {'slow_connections': ARGUMENTS.slow, 'closed_by_the_server': num_closed[0], 'healthy_answers': len(times),
             'healthy_ms_p50': round(times[len(times) // 2] * 1e3, 1), 'healthy_ms_p99': round(times[int(len(times) * 0.99)] * 1e3, 1),
             'resident_growth_kib': grown}
 
@@ -260,7 +267,7 @@ def mixed():
 
         def client(number):
             generator = random.Random(number)
-            while not ends.is_set():
+            while not ends.wait(ARGUMENTS.pause * generator.uniform(0.5, 1.5) if time.monotonic() - start > 20 else 0):
                 kind = generator.random()
                 body = chat(f'Tell me {generator.randrange(200)}.', temperature=1.3, seed=generator.randrange(1 << 30),
                             max_tokens=generator.randrange(1, 80))
@@ -289,9 +296,9 @@ def mixed():
                 with mutex:
                     count[name] += 1
 
+        start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
             clients = [pool.submit(client, number) for number in range(12)]
-            start = time.monotonic()
             while (now := time.monotonic() - start) < ARGUMENTS.seconds:
                 samples.append((now, resident(server), descriptors(server)))
                 time.sleep(min(1, ARGUMENTS.seconds / 20))
@@ -309,7 +316,157 @@ def mixed():
             'most_descriptors': max(one[2] for one in samples)}
 
 
-PARTS = {'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
+def disconnects():
+    """Clients that go: anywhere within a request, while it waits, in its prompt, in its answer, in its tools' schema."""
+    generator = random.Random(f'disconnects {ARGUMENTS.seed}')
+    left = {'fin': 0, 'rst': 0}
+
+    def leave(kind, request, sent, wait):
+        client = socket.create_connection(('127.0.0.1', server.port))
+        try:
+            client.sendall(request[:sent])
+            client.settimeout(wait or 1e-4)
+            try:
+                while client.recv(4096):
+                    pass
+            except TimeoutError:
+                pass
+            if kind == 'rst':
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+        except OSError:
+            pass
+        client.close()
+
+    with Server('--max-running', '8') as server, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        begin = descriptors(server)
+        asked = []
+        for _ in range(ARGUMENTS.disconnects):
+            more = dict(max_tokens=2000, stream=generator.random() < 0.7, **LONG)
+            point = generator.choice(['anywhere', 'prompt', 'answer', 'tools'])
+            if point == 'tools':
+                parameters = {'type': 'object', 'properties': {f'p{generator.randrange(9)}': {'type': 'string'}}}
+                more['tools'] = [{'type': 'function', 'function': {'name': 'f', 'parameters': parameters, 'strict': True}}]
+                more['tool_choice'] = 'required'
+            request = post_bytes(chat('Tell me. ' * (300 if point == 'prompt' else 1), **more))
+            sent = generator.randrange(len(request)) if point == 'anywhere' else len(request)
+            kind = generator.choice(['fin', 'rst'])
+            left[kind] += 1
+            asked.append(pool.submit(leave, kind, request, sent, generator.random() * 0.1))
+        for one in asked:
+            one.result()
+        becomes_idle(server)
+        check(server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0))[0] == 200, 'an answer afterwards')
+        for _ in range(500):  # the last connections are closed a moment later
+            if descriptors(server) <= begin:
+                break
+            time.sleep(0.01)
+        grown = descriptors(server) - begin
+        check(grown <= 0, grown, 'descriptors more than at the start')
+        check(server.end() == 0, 'exit code')
+    return {**left, 'cache_bytes_at_rest': 0, 'descriptors_grown': grown}
+
+
+def schemas():
+    """The gaps of eight streams, alone and while hostile schemas are compiled; each ends in 400, or 503 on a busy machine."""
+    def hostile(number):
+        parameters = {'type': 'object', 'properties': {f'p{number}_{i}': {'type': 'string'} for i in range(3000)}}
+        return chat('x', response_format={'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': parameters}})
+
+    with Server() as server:
+        gaps, ends = {'alone': [], 'beside': []}, threading.Event()
+
+        def stream(kind):
+            while not ends.is_set():
+                connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=120)
+                connection.request('POST', '/v1/chat/completions', json.dumps(chat('Tell me.', max_tokens=200, stream=True, **LONG)))
+                last = None
+                for line in connection.getresponse():
+                    now = time.monotonic()
+                    if line.startswith(b'data: {'):
+                        if last is not None:
+                            gaps[kind].append(now - last)
+                        last = now
+                connection.close()
+
+        begin, counts, times, number = resident(server), {}, [], 0
+        for kind in gaps:
+            ends.clear()
+            with concurrent.futures.ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(stream, kind) for _ in range(8)]
+                end = time.monotonic() + ARGUMENTS.seconds / 2
+                while (now := time.monotonic()) < end:
+                    if kind == 'alone':
+                        time.sleep(end - now)
+                        continue
+                    number += 1
+                    status, _, body = server.post('/v1/chat/completions', hostile(number))
+                    check(status == 503 or status == 400 and b'response_format' in body, 'status', status, body[:300])
+                    counts[status] = counts.get(status, 0) + 1
+                    times.append(time.monotonic() - now)
+                ends.set()
+            for one in asked:
+                one.result()
+        becomes_idle(server)
+        grown = resident(server) - begin
+        check(server.end() == 0, 'exit code')
+    p99 = lambda values: round(sorted(values)[int(0.99 * (len(values) - 1))] * 1e3, 2)
+    return {'hostile_schemas': counts, 'refused_after_seconds_most': round(max(times), 2), 'gap_ms_p99_alone': p99(gaps['alone']),
+            'gap_ms_p99_beside': p99(gaps['beside']), 'resident_growth_kib': grown}
+
+
+def conformance():
+    """schemathesis: every operation with its own server; no server error, documented statuses, types and schemas."""
+    from other_clients_test import OFFLINE, name_the_model
+    with Server('--max-model-len', '512') as server:
+        document = json.loads(server.get('/openapi.json')[1])
+    name_the_model(document)
+    operations = [(path, method) for path, methods in document['paths'].items() for method in methods]
+
+    def hold(job):
+        (path, method), phases, seed, examples = job
+        unfinished = {'operation': f'{method} {path}', 'phases': phases, 'seed': seed, 'cases': None}
+        left = end - time.monotonic()
+        if left < 3:
+            return unfinished
+        with Server('--max-model-len', '512') as server, tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, 'openapi.json').write_text(json.dumps(document))
+            out = subprocess.Popen(
+                [sys.executable, '-c', 'from schemathesis.cli import schemathesis; schemathesis()', 'run', 'openapi.json',
+                 '--url', server.url, '--include-path', path, '--include-method', method.upper(), '--max-examples',
+                 str(examples), '--seed', str(seed), '--checks',
+                 'not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance',
+                 '--phases', phases, '--request-timeout', '60', '--no-color'],
+                env=OFFLINE, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                text, _ = out.communicate(timeout=left)
+            except subprocess.TimeoutExpired:
+                out.kill()
+                text = out.communicate()[0]
+            cases = re.search(r'([\d,]+) generated', text)
+            errors = sum(float(line.rsplit(' ', 1)[1]) for line in server.get('/metrics')[1].splitlines()
+                         if line.startswith('tessera_http_responses_total') and 'status="500"' in line)
+            check(errors == 0, 'server errors', path, text[-2000:])
+            check(server.get('/health/ready')[0] == 200, 'ready', path)
+            check(server.end() == 0, 'exit code')
+        check(out.returncode != 1, 'schemathesis:', path, text[-2000:])
+        return {**unfinished, 'cases': int(cases.group(1).replace(',', ''))} if cases else unfinished
+
+    # Fuzzing by five seeds, so that operations whose bodies take long to make have more than one process.
+    jobs = [(one, 'fuzzing', seed, -(-ARGUMENTS.examples // 5)) for seed in range(1, 6) for one in operations]
+    jobs += [(one, 'examples,coverage', 1, 1) for one in operations]
+    end = time.monotonic() + ARGUMENTS.seconds
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = list(pool.map(hold, sorted(jobs, key=lambda job: job[0][1] == 'get')))
+    out = {}
+    for one in done:
+        found = out.setdefault(one['operation'], {'cases': 0, 'unfinished': []})
+        found['cases'] += one['cases'] or 0
+        if one['cases'] is None:
+            found['unfinished'].append(f"{one['phases']}, seed {one['seed']}")
+    return {'examples': ARGUMENTS.examples, 'server_errors': 0, 'operations': out}
+
+
+PARTS = {'disconnects': disconnects, 'schemas': schemas, 'conformance': conformance, 'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
 cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
 record = {'what': 'tools/soak_server.py',
           'commit': subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD'], capture_output=True, text=True).stdout.strip(),

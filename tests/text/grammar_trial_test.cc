@@ -25,6 +25,10 @@ class Obedient final : public TrialWork {
       }
     }
     if (definition.text == "eat") throw std::bad_alloc();
+    if (definition.text == "grow") {
+      std::vector<std::vector<char>> blocks;
+      for (int i = 0; i < 64; ++i) blocks.emplace_back().reserve(size_t{8} << 20);
+    }
     if (definition.text == "crash") std::abort();
     if (definition.text == "killed") raise(SIGKILL);
     if (definition.text == "throw") throw std::runtime_error("no");
@@ -54,7 +58,10 @@ TEST(GrammarTrial, LimitsAreMetInAnotherProcess) {
   // A machine that gives it too little of its processors lets the clock end it.
   EXPECT_THAT(fault_of(trial, "loop"),
               ::testing::AnyOf(::testing::HasSubstr("within 1 s"), ::testing::HasSubstr("ask again")));
-  EXPECT_THAT(fault_of(trial, "eat"), ::testing::HasSubstr("1024 MiB"));
+  EXPECT_THAT(fault_of(trial, "eat"), ::testing::HasSubstr("256 MiB"));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_THAT(fault_of(trial, "grow"), ::testing::HasSubstr("256 MiB"));
+#endif
   EXPECT_THAT(fault_of(trial, "crash"), ::testing::HasSubstr("can be compiled"));
   // As the system does that lacks memory: it is not the definition's fault.
   EXPECT_THAT(fault_of(trial, "killed"), ::testing::HasSubstr("ask again"));

@@ -198,11 +198,17 @@ class GrammarCompiler::Body final : public TrialWork {
                                       mask_seconds_);
   }
 
-  // The first mask too: it is what compiling is for.
-  void run(const GrammarDefinition& definition) const override {
+  // The first mask too: where that takes too long no request needs to be taken for it.
+  std::shared_ptr<const Grammar> compile_with_mask(const GrammarDefinition& definition) const {
     std::vector<uint32_t> mask(static_cast<size_t>((vocabulary_.GetVocabSize() + 31) / 32));
-    compile(definition)->begin()->fill(mask);
+    std::shared_ptr<const Grammar> made = compile(definition);
+    if (!made->begin()->fill(mask)) {
+      fail(ErrorCode::kInvalidArgument, "expected a grammar that some answer fits, found one that none fits");
+    }
+    return made;
   }
+
+  void run(const GrammarDefinition& definition) const override { compile_with_mask(definition); }
 
  private:
   const std::optional<int32_t> markup_;
@@ -259,7 +265,7 @@ std::shared_ptr<const Grammar> GrammarCompiler::make(const GrammarDefinition& de
   trial_.run(definition);
   std::shared_ptr<const Grammar> made;
   try {
-    made = body_->compile(definition);
+    made = body_->compile_with_mask(definition);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const Error&) {

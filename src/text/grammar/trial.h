@@ -20,8 +20,8 @@ class TrialWork {
 };
 
 struct TrialLimits {
-  int seconds = 5;                 // of processor time; four times that of the clock's
-  size_t bytes = size_t{1} << 30;  // beyond what the process has; not in builds with sanitizers
+  int seconds = 2;                   // of processor time; four times that of the clock's
+  size_t bytes = size_t{256} << 20;  // beyond what the process has; not in builds with sanitizers
 };
 
 // Thread-safe; one trial at a time.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers that are held to a schema, a regular expression or a tool's parameters, through the whole server. The
 // scripted model says what it likes; where that is not allowed, the first token that is.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "base/json.h"
@@ -147,6 +148,43 @@ TEST(HttpGrammar, WhatCannotBeHeldIsRefusedNamingItsField) {
   refused(R"("tools":[{"function":{"name":"f","strict":true,"parameters":{"type":"object","properties":)"
           R"({"a":{"uniqueItems":true}}}}}],"tool_choice":"required",)",
           "tools[0].function.parameters", "schema.properties.a.uniqueItems");
+  EXPECT_TRUE(server.becomes_idle());
+}
+
+// What is built to take a grammar's compiler long is refused by its limits, or compiled, and nobody else notices.
+TEST(HttpGrammar, HostileDefinitionsEndAtTheirLimits) {
+  LiveServer server;
+  const auto many = [](int count, const std::string& begin, const std::string& one, const std::string& end) {
+    std::string out = begin;
+    for (int i = 0; i < count; ++i) out += (i > 0 ? "," : "") + fmt::format(fmt::runtime(one), i);
+    return out + end;
+  };
+  const std::string slow = many(3000, R"({"type":"object","properties":{)", R"("p{}":{{"type":"string"}})", "}}");
+  const std::string too_many = many(10001, R"({"type":"object","properties":{)", R"("p{}":{{}})", "}}");
+  std::string deep = R"({"type":"string"})";
+  for (int i = 0; i < 100; ++i) deep = R"({"type":"array","items":)" + deep + "}";
+  const char* cycle = R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})";
+  const auto ask_with = [&](const std::string& fields) {
+    return ask_at(server, "/v1/chat/completions", chat(fields + R"("max_tokens":4,)"));
+  };
+  for (const std::string& schema : {slow, too_many, deep, std::string(cycle), std::string(R"({"type":"no such"})")}) {
+    const Answer answer = ask_with(format_of(schema));
+    SCOPED_TRACE(schema.substr(0, 80) + " -> " + answer.body.substr(0, 300));
+    // 503 where the machine is so busy that the clock ends it.
+    const bool is_busy = answer.status == 503 && answer.body.find("ask again") != std::string::npos;
+    if (!is_busy) {
+      EXPECT_EQ(answer.status, 400);
+      if (schema != deep) {  // its depth may be the body's fault
+        EXPECT_NE(answer.body.find(R"("param":"response_format)"), std::string::npos);
+      }
+    }
+    EXPECT_EQ(ask_at(server, "/v1/chat/completions", chat()).status, 200);
+  }
+  for (const char* pattern : {"(a+)+$", "(a|a)*b", "(.*a){40}", "(a?){500}a{500}"}) {
+    const Answer answer =
+        ask_with(R"("response_format":{"type":"regex","pattern":")" + std::string(pattern) + R"("},)");
+    EXPECT_TRUE(answer.status == 200 || answer.status == 400 || answer.status == 503) << pattern << answer.body;
+  }
   EXPECT_TRUE(server.becomes_idle());
 }
 
