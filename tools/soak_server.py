@@ -432,8 +432,7 @@ def conformance():
             pathlib.Path(folder, 'openapi.json').write_text(json.dumps(document))
             out = subprocess.Popen(
                 [sys.executable, '-c', 'from schemathesis.cli import schemathesis; schemathesis()', 'run', 'openapi.json',
-                 '--url', server.url, '--include-path', path, '--include-method', method.upper(), '--max-examples',
-                 str(examples), '--seed', str(seed), '--checks',
+                 '--url', server.url, '--include-name', f'{method.upper()} {path}', '--max-examples', str(examples), '--seed', str(seed), '--checks',
                  'not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance',
                  '--phases', phases, '--request-timeout', '60', '--no-color'],
                 env=OFFLINE, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 and BF16 weights packed for a GPU's tensor cores give the same bits as in the checkpoint's layout (cuda.packed
-// and cuda.mma), for one and for many tokens, with codes of every kind.
+// FP8, BF16 and NVFP4 weights packed for a GPU's tensor cores give the same bits as in the checkpoint's layout
+// (cuda.packed and cuda.mma), for one and for many tokens, with codes of every kind.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -119,6 +119,22 @@ TEST_F(PackedVariantsTest, ANanIsFoundAnywhere) {
         EXPECT_EQ(std::isnan(y[static_cast<size_t>(r)]), r % 2 == run % 2) << "row " << r << ", run " << run;
       }
     });
+  }
+}
+
+// NVFP4's NaN scales make their rows NaN, as the reference has it, and no others.
+TEST_F(PackedVariantsTest, NanScalesOfAnyBlock) {
+  constexpr int64_t kOut = 41;
+  for (const int64_t in : {128, 640, 1024}) {
+    for (const int64_t tokens : {1, 8, 20}) {
+      check(WeightFormat::kNvfp4, in, kOut, 1, tokens, [&](testing::RandomWeight& weight) {
+        const uint64_t blocks = static_cast<uint64_t>(in / 16);
+        for (int i = 0; i < 6; ++i) {
+          const uint64_t row = rng_.below(static_cast<uint64_t>(kOut));
+          weight.scales.as<uint8_t>()[row * blocks + rng_.below(blocks)] = i % 2 == 0 ? 0x7F : 0xFF;
+        }
+      });
+    }
   }
 }
 

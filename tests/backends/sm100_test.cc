@@ -222,7 +222,7 @@ TEST_F(SlowBlackwellTest, MapsOfFlashAndPro) {
 
 // Rows enough that each multiprocessor of a large GPU has a tile of so many tokens.
 TEST_F(SlowBlackwellTest, TilesOf64And128Tokens) {
-  check(map(512, 9000 + some(0, 100)), 40 + some(0, 25));
+  check(map(512, 17000 + some(0, 100)), 40 + some(0, 25));
   check(map(1024, 17000 + some(0, 100)), 65 + some(0, 64));
 }
 
@@ -230,6 +230,7 @@ TEST_F(SlowBlackwellTest, PairsOfBlocks) {
   check(map(1024, 17000 + some(0, 100)), 129 + some(0, 64));
   check(map(512, 9000 + some(0, 100)), 300 + some(0, 60));
   check(map(16 * some(1, 30), 34000 + some(0, 100)), 129 + some(0, 64));  // blocks take two tiles
+  check(map(512, 34000 + some(0, 100)), 193 + some(0, 64));               // of 256 tokens, three
 }
 
 TEST_F(SlowBlackwellTest, ExpertsOfFlash) {

@@ -35,7 +35,7 @@ inline int64_t linear_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, i
 }
 
 // Of pairs' tiles those whose products take less time, which is as many rounds of all pairs as there are tiles for; as
-// the wide ones draw a sixth fewer bytes from L2, an eighth more products are worth it.
+// the wide ones draw a sixth fewer bytes from L2, a seventh more products are worth it.
 inline int32_t pair_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   const auto columns = [&](int64_t tile_tokens) {
     return ceil_div(linear_tiles(desc, num_tokens, tile_tokens), std::max<int64_t>(1, multiprocessors / 2)) *
