@@ -15,7 +15,12 @@ import tessera
 # Requests name options as Dynamo's preprocessor does; None is as good as absent.
 SAMPLING = {name: name for name in ('temperature', 'top_p', 'top_k', 'min_p', 'seed', 'repetition_penalty', 'frequency_penalty',
                                     'presence_penalty')}
-STOPPING = {'max_tokens': 'max_tokens', 'ignore_eos': 'ignore_eos', 'stop': 'stop', 'stop_token_ids': 'stop_ids'}
+# The hidden ids are those whose tokens the frontend leaves out of the text, the end of a turn among them.
+STOPPING = {'max_tokens': 'max_tokens', 'ignore_eos': 'ignore_eos', 'stop': 'stop', 'stop_token_ids': 'stop_ids',
+            'stop_token_ids_hidden': 'stop_ids'}
+# Values that ask for nothing, of options that it may send and that are not there.
+NEUTRAL = {'n': 1, 'best_of': 1, 'use_beam_search': False, 'length_penalty': 1, 'min_tokens': 0,
+           'include_stop_str_in_output': False}
 
 
 class Draining(RuntimeError):
@@ -34,14 +39,22 @@ class Facts:
 
 def options_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of tessera.Model.stream. Raises InvalidArgument for an option that is set and would be ignored."""
-    options = {}
-    for part, names in (('sampling_options', SAMPLING), ('stop_conditions', STOPPING)):
-        for name, value in (request.get(part) or {}).items():
-            if value is None:
+    options: dict[str, Any] = {}
+    stopping = dict(request.get('stop_conditions') or {})
+    if stopping.get('ignore_eos'):
+        stopping.pop('stop_token_ids_hidden', None)
+        if not stopping.get('stop') and not stopping.get('stop_token_ids'):
+            stopping.pop('min_tokens', None)  # it is set to max_tokens then, and nothing ends earlier
+    for part, names, found in (('sampling_options', SAMPLING, request.get('sampling_options') or {}),
+                               ('stop_conditions', STOPPING, stopping)):
+        for name, value in found.items():
+            if value is None or (name in NEUTRAL and value == NEUTRAL[name]):
                 continue
             if name not in names:
                 raise tessera.InvalidArgument(f'{part}.{name}: expected one of {", ".join(names)}, found {value!r}')
-            options[names[name]] = value
+            if names[name] == 'stop_ids':
+                value = sorted({*options.get('stop_ids', ()), *value})
+            options[names[name]] = 0 if name == 'top_k' and value == -1 else value
     return options
 
 

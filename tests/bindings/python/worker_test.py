@@ -62,6 +62,29 @@ def test_options(model):
     assert ids == model.generate(prompt, temperature=1.5, seed=7, max_tokens=3, ignore_eos=True).ids
 
 
+def test_a_request_as_the_preprocessor_makes_it(model):
+    prompt = model.encode_chat('Compute 257-7.')
+    sampling = {'n': 1, 'best_of': 1, 'temperature': 0.0, 'top_p': 1.0, 'top_k': -1, 'min_p': None, 'use_beam_search': False,
+                'length_penalty': None, 'seed': None}
+    stopping = {'max_tokens': 50, 'min_tokens': 0, 'stop': None, 'stop_token_ids': None, 'ignore_eos': False}
+    endless = {'max_tokens': 30, 'min_tokens': 30, 'stop': None, 'ignore_eos': True}
+    first = model.generate(prompt).ids[0]
+
+    async def steps(one):
+        async def ask(**stops):
+            return await answer(one, {'token_ids': prompt, 'sampling_options': sampling, 'stop_conditions': {**stopping, **stops}})
+
+        with pytest.raises(tessera.InvalidArgument, match='sampling_options.n'):
+            await answer(one, {'token_ids': prompt, 'sampling_options': {'n': 2}})
+        return [await ask(stop_token_ids_hidden=model.eos_ids), await ask(stop_token_ids=[first], stop_token_ids_hidden=model.eos_ids),
+                await ask(**endless, stop_token_ids_hidden=model.eos_ids)]
+
+    whole, stopped, long = run(steps)
+    assert model.detokenize(whole[0], skip_special=True) == '250' and whole[1] == 'stop'
+    assert stopped == (model.generate(prompt, stop_ids=[first]).ids, 'stop')
+    assert (len(long[0]), long[1]) == (30, 'length')
+
+
 def test_abort(model):
     request = {'token_ids': model.encode_chat('Spell mire.'), 'stop_conditions': ENDLESS}
 
