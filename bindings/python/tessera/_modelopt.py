@@ -119,7 +119,7 @@ class Nvfp4Linear(_Parameters):
     def process_weights_after_loading(self, layer: Any) -> None:
         codes, scales = layer.weight.data.split(layer.logical_widths), layer.weight_scale.data.split(layer.logical_widths)
         layer.tessera_linears = torch.nn.ModuleList(
-            tessera_torch.Linear(c.contiguous(), s.contiguous(), g, max_tokens=_MAX_TOKENS)
+            tessera_torch.Linear(tessera_torch.plain(c), tessera_torch.plain(s), g, max_tokens=_MAX_TOKENS)
             for c, s, g in zip(codes, scales, layer.weight_scale_2.tolist()))
         del layer.weight, layer.weight_scale, layer.weight_scale_2, layer.input_scale
 
@@ -154,7 +154,7 @@ class Nvfp4Experts(_Parameters):
         inner = layer.w13_weight.shape[1] // 2
 
         def half(rows: slice, column: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            return (layer.w13_weight.data[:, rows].contiguous(), layer.w13_weight_scale.data[:, rows].contiguous(),
+            return (tessera_torch.plain(layer.w13_weight.data[:, rows]), tessera_torch.plain(layer.w13_weight_scale.data[:, rows]),
                     layer.w13_weight_scale_2.data[:, column])
 
         down = layer.w2_weight.data, layer.w2_weight_scale.data, layer.w2_weight_scale_2.data

@@ -120,9 +120,10 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
             raise InvalidArgument(f'{name}: expected one number, [{num_experts}] or [{num_experts}, {width}], '
                                   f'found {list(found.shape)}')
     halves = globals1.reshape(-1, 1).expand(-1, 2) if globals1.dim() < 2 else globals1
-    parts = [(codes1[:, :inner].contiguous(), scales1[:, :inner].contiguous(), halves[:, 0].tolist()),
-             (codes1[:, inner:].contiguous(), scales1[:, inner:].contiguous(), halves[:, -1].tolist()),
-             (codes2.contiguous(), scales2.contiguous(), globals2.reshape(-1).tolist())]
+    plain = tessera_torch.plain
+    parts = [(plain(codes1[:, :inner]), plain(scales1[:, :inner]), halves[:, 0].tolist()),
+             (plain(codes1[:, inner:]), plain(scales1[:, inner:]), halves[:, -1].tolist()),
+             (plain(codes2), plain(scales2), globals2.reshape(-1).tolist())]
 
     def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float, rank: int = 0, ranks: int = 1) -> ops.Moe:
         w1, w3, w2 = (ops.Weight(context, *part) for part in parts)
@@ -165,7 +166,7 @@ def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, han
     rank, ranks, tokens = group.rank(), group.size(), y.shape[0]
     ids = tessera_torch.known_ids(buffer.topk_idx, experts)
     ids[tokens:] = experts
-    ids, order = ids.to(torch.int32).sort(dim=-1)
+    ids, order = ids.to(torch.int32).sort(dim=-1, stable=True)
     routing = buffer.topk_weights.gather(-1, order)
 
     def gathered(mine: torch.Tensor) -> torch.Tensor:
@@ -179,7 +180,7 @@ def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, han
         slots = x.new_empty((ranks, most, top_k, buffer.hidden))
         for r in range(ranks):
             rows = slice(r * most, (r + 1) * most)
-            moe.experts(all_x[rows], all_ids[rows], all_routing[rows], slots[r])
+            moe.experts(all_x[rows], tessera_torch.plain(all_ids[rows]), tessera_torch.plain(all_routing[rows]), slots[r])
     found = torch.empty_like(slots)
     torch.distributed.all_to_all_single(found, slots, group=group)
     # Each slot from the rank that has its expert; ids that nobody has are 0 everywhere.

@@ -13,13 +13,14 @@ Weights belong to a handle, made once (kernels pack them and take scratch memory
     tessera::quantize_nvfp4(x, rule) -> codes, scales, globals
 
 What a handle made of a module's weights is made anew where their tensors change (load_state_dict, an assignment, a write in
-place): a graph captured before must then be captured again. Copies of a module, and pickled ones, have handles of their own.
+place): a graph captured before must then be captured again. A write that PyTorch does not count (through .data, or into an
+inference tensor) is not noticed: call module.repack() after it. Copies of a module, and pickled ones, have handles of their own.
 
 On a GPU the kernels have one stream per device, tied to PyTorch's current stream by events: a call's work begins after what
 that stream held and ends before what it gets next, in a CUDA graph too. A handle is made at the first call on a device,
 which waits and allocates: make one call before a graph is captured. tessera.mega_moe has the fused mixture in the shape of
 the public mega-MoE interface. Replays and other calls with one handle share its scratch memory: keep them in the order of one
-stream, or of events. Tested on the CPU alone; tests/bindings/python/torch_test.py is what a GPU has to show."""
+stream, or of events. docs/python.md says what was tested where."""
 import contextlib
 import itertools
 import threading
@@ -36,6 +37,7 @@ _contexts: dict[str, tuple[ops.Context, Optional[torch.cuda.Stream]]] = {}
 _contexts_lock = threading.Lock()
 # An op goes with the module that made it.
 _handles: 'weakref.WeakValueDictionary[int, Handle]' = weakref.WeakValueDictionary()
+_RULES = ('rows', 'tensor', 'four-over-six')  # of Context.quantize_nvfp4
 _numbers = itertools.count(2)  # TorchDynamo takes 0 and 1 for constants whatever is said of them
 # And a module's integers, unless it is told of them: it would compile a module's code anew for each handle and stop at the
 # eighth. This says it of our attribute alone.
@@ -82,21 +84,23 @@ def ordered(device: Union[str, torch.device]) -> Iterator[ops.Context]:
 
 class Handle:
     """Something that make(context, *key) makes for `operator` at its first use on a device, and again where the key or the
-    memory or version of weights() has changed: what it made before goes then. The operator knows it by `number` for as long as
-    this object lives, and gives it max_tokens at a time."""
+    memory or version of weights() has changed: what it made before goes then, and what it made for another device where there
+    are weights, which have moved. The operator knows it by `number` for as long as this object lives, and gives it max_tokens
+    at a time."""
 
     def __init__(self, operator: str, make: Callable[..., Any], max_tokens: int, num_experts: int = 0,
                  weights: Callable[[], Iterable[torch.Tensor]] = tuple):
         self.operator, self.max_tokens, self.num_experts = operator, max_tokens, num_experts
         self._make, self._weights = make, weights
-        self._made: dict[str, tuple[tuple[Hashable, ...], Any]] = {}  # by device
+        self._made: dict[str, tuple[tuple[Hashable, ...], Any, list[torch.Tensor]]] = {}  # by device
         self._lock = threading.Lock()
         self.number = next(_numbers)
         _handles[self.number] = self
 
     def at(self, context: ops.Context, *key: Hashable) -> Any:
-        # What was made keeps the memory that it was made of, so another tensor has another address.
-        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in self._weights())
+        # What was made is kept with the weights that it was made of, so another tensor has another address.
+        weights = list(self._weights())
+        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
         with self._lock:
             found = self._made.get(context.device)
             if found is None or found[0] != (*key, *versions):
@@ -105,8 +109,16 @@ class Handle:
                                           'during capture')
                 found = None
                 self._made.pop(context.device, None)  # first, so that both are never there
-                found = self._made[context.device] = (*key, *versions), self._make(context, *key)
+                found = (*key, *versions), self._make(context, *key), weights
+                if weights:
+                    self._made.clear()
+                self._made[context.device] = found
             return found[1]
+
+    def drop(self) -> None:
+        """The next call makes all anew."""
+        with self._lock:
+            self._made.clear()
 
 
 def handle_of(number: int, operator: str) -> Handle:
@@ -120,8 +132,9 @@ def handle_of(number: int, operator: str) -> Handle:
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
-    """As the kernels take it."""
-    return x.detach().contiguous()
+    """As the kernels take it: dense, from an address that is a multiple of 16 on."""
+    x = x.detach().contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
 
 
 def check_shape(name: str, tensor: torch.Tensor, shape: Sequence[Optional[int]]) -> None:
@@ -155,7 +168,7 @@ def routed(moe: ops.Moe, num_experts: int, max_tokens: int, x: torch.Tensor, exp
     check_shape('routing', routing, experts.shape)
     if experts.is_floating_point() or experts.is_complex() or experts.dtype == torch.bool:
         raise InvalidArgument(f'experts: expected integers, found {experts.dtype}')
-    ids, order = known_ids(experts, num_experts).to(torch.int32).sort(dim=-1)
+    ids, order = known_ids(experts, num_experts).to(torch.int32).sort(dim=-1, stable=True)
     inputs, ids, weights = plain(x), plain(ids), plain(routing.to(torch.float32).gather(-1, order))
     slots = x.new_empty((min(max_tokens, x.shape[0]), *experts.shape[1:], x.shape[1]))
     with ordered(x.device):
@@ -230,7 +243,6 @@ def _(rows: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor, handle: int)
 
 @torch.library.custom_op('tessera::quantize_nvfp4', mutates_args=())
 def quantize_nvfp4(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    check_shape('x', x, (None, None))
     out = _quantized(x, rule)
     inputs = plain(x)
     with ordered(x.device) as c:
@@ -239,7 +251,12 @@ def quantize_nvfp4(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tens
 
 
 def _quantized(x: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    check_shape('x', x, (None, None))
     rows, cols = x.shape
+    if cols < 16 or cols % 16:
+        raise InvalidArgument(f'x: expected columns in multiples of 16, found {cols}')
+    if rule not in _RULES:
+        raise InvalidArgument(f'rule: expected rows, tensor or four-over-six, found {rule!r}')
     globals_ = x.new_empty((rows if rule == 'rows' else 1,), dtype=torch.float32)
     return x.new_empty((rows, cols // 2), dtype=torch.uint8), x.new_empty((rows, cols // 16), dtype=torch.uint8), globals_
 
@@ -259,6 +276,11 @@ class _Module(torch.nn.Module):
         self.operator, self.max_tokens, self.num_experts = operator, max_tokens, num_experts
         self._handle = Handle(operator, self._make, max_tokens, num_experts, lambda: self.buffers(recurse=False))
         self.tessera_handle = self._handle.number
+
+    def repack(self) -> None:
+        """Drops what was made of the weights, for the next call to make anew. Needed after a write that PyTorch does not count:
+        through .data, or into an inference tensor. Capture graphs again after it."""
+        self._handle.drop()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ('_handle', 'tessera_handle')}
@@ -283,7 +305,7 @@ class Linear(_Module):
         self._take_handle('linear', max_tokens)
 
     def _make(self, context: ops.Context) -> ops.Linear:
-        weight = ops.Weight(context, self.codes, self.block_scales, [self.tensor_scale])
+        weight = ops.Weight(context, plain(self.codes), plain(self.block_scales), [self.tensor_scale])
         return ops.Linear(weight, input=self.input, max_tokens=self.max_tokens)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -312,7 +334,7 @@ class Experts(_Module):
         self._take_handle('experts', max_tokens, w1[0].shape[0])
 
     def _make(self, context: ops.Context) -> ops.Moe:
-        weights = [ops.Weight(context, getattr(self, f'{name}_codes'), getattr(self, f'{name}_scales'), tensor_scales)
+        weights = [ops.Weight(context, plain(getattr(self, f'{name}_codes')), plain(getattr(self, f'{name}_scales')), tensor_scales)
                    for name, tensor_scales in zip(('w1', 'w3', 'w2'), self.tensor_scales)]
         # One more than there are, so that the id that says "skip" is one of an expert that is not here.
         return ops.Moe(*weights, top_k=self.top_k, num_experts=self.num_experts + 1, swiglu_limit=self.swiglu_limit,

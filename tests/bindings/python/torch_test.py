@@ -287,6 +287,9 @@ def test_arguments_that_are_refused():
         (lambda: attention(*inputs[:4], None, inputs[5]), 'entry_cache: expected an array beside num_entries'),
         (lambda: attention(*inputs[:5], inputs[5] + 9, inputs[6]), r'num_entries\[0\]: expected 0 to 3, found 11'),
         (lambda: attention(*inputs[:6], inputs[6] + 4), r'selected\[0\]\[1\]: expected 0 to 5, found 8'),
+        (lambda: tt.quantize_nvfp4(normal(2, 24), 'rows'), 'x: expected columns in multiples of 16, found 24'),
+        (lambda: tt.quantize_nvfp4(normal(2, 32), 'row'), "rule: expected rows, tensor or four-over-six, found 'row'"),
+        (lambda: tt.quantize_nvfp4(torch.empty(2, 24, device='meta'), 'rows'), 'x: expected columns in multiples of 16, found 24'),
         (lambda: linear(torch.tensor(1.0)), r'x: expected shape \[..., in\], found \[\]'),
         (lambda: torch.ops.tessera.experts(tokens, ids, routing, linear.tessera_handle), r'handle: expected one for tessera::experts.*tessera::linear'),
         (lambda: torch.ops.tessera.linear(x, l1.handle, 48), r'handle: expected one for tessera::linear.*tessera::mega_moe'),
@@ -337,6 +340,7 @@ def test_new_weights_are_packed_anew(device):
     old, new = (tt.Linear(codes[i].to(device, copy=True), scales[i].to(device, copy=True), float(globals_[0])) for i in range(2))
     x = normal(3, 64, seed=5).bfloat16().to(device)
     first, second = old(x), new(x)
+    before = codes[0].clone(), scales[0].clone()
     assert not torch.equal(first, second)
     old.load_state_dict(new.state_dict())
     assert torch.equal(old(x), second)
@@ -345,6 +349,45 @@ def test_new_weights_are_packed_anew(device):
     old.codes.copy_(new.codes)
     old.block_scales.copy_(new.block_scales)
     assert torch.equal(old(x), second)
+    old.codes.data.copy_(before[0])  # PyTorch does not count it
+    old.block_scales.data.copy_(before[1])
+    old.repack()
+    assert torch.equal(old(x), first)
+
+
+def test_what_was_made_on_a_device_that_weights_left_goes():
+    class Context:
+        def __init__(self, device):
+            self.device = device
+
+    weights, made = [torch.zeros(4)], []
+    handle = tt.Handle('linear', lambda context: made.append(context.device) or context.device, 8, weights=lambda: weights)
+    assert handle.at(Context('cpu')) == handle.at(Context('cpu')) == 'cpu' and made == ['cpu']
+    weights[0] = torch.ones(4)
+    assert handle.at(Context('cpu')) == 'cpu' and made == ['cpu', 'cpu'] and list(handle._made) == ['cpu']
+    handle._made['elsewhere'] = handle._made.pop('cpu')
+    assert handle.at(Context('cpu')) == 'cpu' and list(handle._made) == ['cpu']
+
+
+def odd(x):
+    """The same values at an address that no alignment holds for but the element's own."""
+    base = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    base[1:] = x.reshape(-1)
+    assert base[1:].data_ptr() % 16
+    return base[1:].view(x.shape)
+
+
+@on_each_device
+@pytest.mark.parametrize('name', ['linear', 'experts', 'attention'])
+def test_tensors_at_odd_addresses(name, device):
+    module, inputs, *_ = CASES[name](device)
+    expected = module(*inputs)
+    assert torch.equal(module(*(odd(x) for x in inputs)), expected)
+    for key, buffer in list(module.named_buffers()):
+        setattr(module, key, odd(buffer))
+    assert torch.equal(module(*inputs), expected)
+    codes, *_ = tt.quantize_nvfp4(odd(normal(4, 64, seed=7).to(device)), 'rows')
+    assert torch.equal(codes, tt.quantize_nvfp4(normal(4, 64, seed=7).to(device), 'rows')[0])
 
 
 @pytest.mark.parametrize('is_used', [False, True])
