@@ -54,7 +54,12 @@ class Checkers(unittest.TestCase):
             self.assertEqual(code, 1, part)
             self.assertIn(part, out)
         self.write('src/base/b.cc', SPDX + '// Size: one table.\n' + 'int a;\n' * 700)
+        self.write('bench/results/a.json', '{}\n')
         self.assertEqual(self.check('check_sizes')[0], 0)
+        self.write('bench/results/a.json', '{}\nrc 0\n')
+        code, out = self.check('check_sizes')
+        self.assertEqual(code, 1)
+        self.assertIn('bench/results/a.json: no JSON', out)
 
 
 if __name__ == '__main__':
