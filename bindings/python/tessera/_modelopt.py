@@ -42,8 +42,15 @@ def rest_name(config: dict[str, Any], fp8_name: str) -> Optional[str]:
 
 class Nvfp4Layers:
     """Of an engine's config: which layers are NVFP4. The engine's base class has packed_modules_mapping, layers of the
-    checkpoint by the name of the one that they are fused into."""
+    checkpoint by the name of the one that they are fused into; `rest` is the engine's own config for what is not NVFP4, and
+    answers for what models ask a config of that kind (weight_block_size and the like)."""
     packed_modules_mapping: dict[str, list[str]]
+
+    def __getattr__(self, name: str) -> Any:
+        # Not before there is a rest, as while copying, and nothing of Python's own protocols.
+        if name.startswith('__') or 'rest' not in self.__dict__:
+            raise AttributeError(f'{type(self).__name__} has no attribute {name!r}')
+        return getattr(self.rest, name)
 
     def read_layers(self, config: dict[str, Any], rest: Optional[str]) -> None:
         facts = _facts(config)

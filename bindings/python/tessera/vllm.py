@@ -3,11 +3,10 @@
 
 vLLM finds register() by the entry point "tessera" of vllm.general_plugins, in each of its processes. Then
 
-    vllm serve DIR --quantization tessera      # any NVFP4 checkpoint of ModelOpt
-    vllm serve DIR                             # DeepSeek-V4 with NVFP4 experts is claimed by itself
+    vllm serve DIR --quantization tessera      # an NVFP4 checkpoint of ModelOpt, or DeepSeek-V4 with NVFP4 experts
 
 Layers that are NVFP4 are ours, with activations in BF16; all others (FP8, excluded ones, caches) are left to the method that
-vLLM has for the checkpoint. Tensor and expert parallelism are vLLM's own. **Tested by import against stand-ins of vLLM's
+vLLM has for the checkpoint. Nothing is claimed that was not asked for. Tensor and expert parallelism are vLLM's own. **Tested by import against stand-ins of vLLM's
 classes; it has not run inside vLLM.** Written against vLLM's main of summer 2026 (base_config.py 026bb17, modelopt.py 00155cd,
 routed_experts.py 002d607). tools/verify_plugins.py checks it where both are installed."""
 from typing import Any, Optional
@@ -55,9 +54,8 @@ class TesseraConfig(Nvfp4Layers, QuantizationConfig):
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: Optional[str],
                                      hf_config: Any = None) -> Optional[str]:
-        """Claims NVFP4 where it was asked for, and DeepSeek-V4's where nothing was."""
-        is_ours = user_quant == NAME or (user_quant is None and getattr(hf_config, 'model_type', None) == 'deepseek_v4')
-        return NAME if is_ours and hf_quant_cfg is not None and rest_name(hf_quant_cfg, _FP8) is not None else None
+        """Claims what was asked for where it has NVFP4."""
+        return NAME if user_quant == NAME and hf_quant_cfg is not None and rest_name(hf_quant_cfg, _FP8) is not None else None
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
         self.rename_layers(hf_to_vllm_mapper)

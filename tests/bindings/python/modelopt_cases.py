@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the plug-ins for vLLM and SGLang share: configs of checkpoints, stand-ins of classes that both engines have, and
 NVFP4 weights with what they stand for."""
+import copy
+import pickle
+
 import torch
 
 import tessera.torch as tt
@@ -30,6 +33,7 @@ class BuiltIn:
 
     def __init__(self, name, config):
         self.name, self.config, self.mapped = name, config, None
+        self.weight_block_size = [128, 128]
 
     def get_quant_method(self, layer, prefix):
         return f'{self.name}: {prefix}'
@@ -41,6 +45,13 @@ class BuiltIn:
 
     def update_packed_modules_mapping(self, mapping):
         self.packed = mapping
+
+
+def check_rest(config):
+    """What models read off the engine's own config they get from ours, in copies too."""
+    for one in (config, copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert one.weight_block_size == [128, 128] and not hasattr(one, 'is_something_else')
+    assert not hasattr(object.__new__(type(config)), 'weight_block_size')
 
 
 def nvfp4(rows, cols, seed):

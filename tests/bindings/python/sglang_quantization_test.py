@@ -16,7 +16,7 @@ if importlib.util.find_spec('sglang') is not None:
 
 import tessera  # noqa: E402
 from modelopt_cases import (BuiltIn, FP8, LEGACY, MIXED, NVFP4, PUBLISHED, Parameter, expected_experts,  # noqa: E402
-                            fill_experts, fill_linear, nvfp4, relative)
+                            check_rest, fill_experts, fill_linear, nvfp4, relative)
 
 
 class FusedMoE(torch.nn.Module):
@@ -117,6 +117,7 @@ def test_which_layers_are_ours(plugin):
         made = plugin.TesseraConfig.from_config({**config, 'packed_modules_mapping': {'gate_up': ['gate_proj', 'up_proj']}})
         method = made.get_quant_method(layer, prefix)
         assert (method if isinstance(method, str) else type(method).__name__) == expected, prefix
+    check_rest(plugin.TesseraConfig.from_config(PUBLISHED))
     made = plugin.TesseraConfig.from_config(MIXED)
     assert made.packed_modules_mapping == {}
     made.update_packed_modules_mapping({'gate_up': ['gate_proj', 'up_proj']})

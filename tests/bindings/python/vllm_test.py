@@ -14,7 +14,7 @@ if importlib.util.find_spec('vllm') is not None:
 
 import tessera  # noqa: E402
 from modelopt_cases import (BuiltIn, FP8, LEGACY, MIXED, NVFP4, PUBLISHED, Parameter, expected_experts,  # noqa: E402
-                            fill_experts, fill_linear, nvfp4, relative)
+                            check_rest, fill_experts, fill_linear, nvfp4, relative)
 
 
 class RoutedExperts(torch.nn.Module):
@@ -81,8 +81,8 @@ def test_claims(plugin):
     claim = plugin.TesseraConfig.override_quantization_method
     deepseek, other = types.SimpleNamespace(model_type='deepseek_v4'), types.SimpleNamespace(model_type='llama')
     for config in (NVFP4, LEGACY, MIXED, PUBLISHED):
-        assert claim(config, 'tessera', other) == 'tessera' and claim(config, None, deepseek) == 'tessera'
-        assert claim(config, None, other) is None and claim(config, 'modelopt_fp4', deepseek) is None
+        assert claim(config, 'tessera', other) == 'tessera' == claim(config, 'tessera', deepseek)
+        assert claim(config, None, deepseek) is None and claim(config, 'modelopt_fp4', deepseek) is None
         assert claim(config, 'tessera') == 'tessera' and claim(config, None) is None  # a vLLM that does not give hf_config
     for config in (FP8, {'quant_method': 'fp8'}, {'quant_method': 'awq', 'quant_algo': 'NVFP4'}, {}, None):
         assert claim(config, 'tessera', deepseek) is None
@@ -122,6 +122,7 @@ def test_which_layers_are_ours(plugin):
         assert kind(config, layer, prefix) == expected, prefix
     with pytest.raises(tessera.Unsupported, match='gate_up: expected one quant_algo in a fused layer, found FP8, NVFP4'):
         kind(MIXED, linear, 'model.layers.1.gate_up')
+    check_rest(plugin.TesseraConfig.from_config(PUBLISHED))
     made = plugin.TesseraConfig.from_config(MIXED)
     mapper = types.SimpleNamespace(apply_list=lambda names: names, apply_dict=lambda d: {f'vllm.{k}': v for k, v in d.items()})
     made.apply_vllm_mapper(mapper)
