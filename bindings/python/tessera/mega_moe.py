@@ -87,6 +87,9 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
                            torch.device(device), group if ranks > 1 else None)
 
 
+symmetric_buffer = get_symmetric_buffer  # as others call it
+
+
 class TransformedWeights:
     """One of the pair that transform_weights returns, for run()."""
 
@@ -113,6 +116,8 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
     copied; the kernels pack at the first run."""
     _check_swiglu(activation)
     (codes1, scales1, globals1), (codes2, scales2, globals2) = _stack('l1_weights', l1_weights), _stack('l2_weights', l2_weights)
+    if codes1.shape[1] % 2:
+        raise InvalidArgument(f'l1_weights[0]: expected an even number of rows, gate above up, found {codes1.shape[1]}')
     num_experts, inner, hidden = codes1.shape[0], codes1.shape[1] // 2, 2 * codes1.shape[2]
     tessera_torch.check_shape('l2_weights[0]', codes2, (num_experts, hidden, inner // 2))
     for name, found, width in (('l1_weights[2]', globals1, 2), ('l2_weights[2]', globals2, 1)):
@@ -193,11 +198,23 @@ def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, han
     return all_ids
 
 
+def _check_y(y: torch.Tensor, buffer: SymmetricBuffer) -> None:
+    tessera_torch.check_shape('y', y, (None, buffer.hidden))
+    if y.shape[0] > buffer.num_max_tokens_per_rank:
+        raise InvalidArgument(f'y: expected at most {buffer.num_max_tokens_per_rank} tokens, found {y.shape[0]}')
+    for expected, found in ((torch.bfloat16, y.dtype), (buffer.x.device, y.device)):
+        if found != expected:
+            raise InvalidArgument(f'y: expected {expected}, found {found}')
+    if not y.is_contiguous() or (not torch.compiler.is_compiling() and y.data_ptr() % 16):
+        raise InvalidArgument(f'y: expected a dense tensor aligned to 16 bytes, found strides {y.stride()}')
+
+
 def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: TransformedWeights, sym_buffer: SymmetricBuffer,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, activation: str = 'swiglu',
         activation_clamp: Optional[float] = None) -> None:
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
-    [experts of this rank]: the tokens that each got, of any rank's, are added. On several ranks all have to call it. activation_clamp: None for none."""
+    [experts of this rank]: the tokens that each got, of any rank's, are added. activation_clamp: None for none. On several ranks all
+    have to call it: where one refuses its arguments, the others wait for it until the group gives up."""
     _check_swiglu(activation)
     for name, weights in (('l1_weights', l1_weights), ('l2_weights', l2_weights)):
         if weights.name != name:
@@ -211,6 +228,7 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
             raise InvalidArgument(f'sym_buffer.{name}: expected {expected}, as the weights have, found {getattr(sym_buffer, name)}')
     if sym_buffer.x is None:
         raise InvalidArgument('sym_buffer: expected one that lives, found a destroyed one')
+    _check_y(y, sym_buffer)
     clamp = 0.0 if activation_clamp is None else activation_clamp
     if not 0 <= clamp < math.inf:
         raise InvalidArgument(f'activation_clamp: expected None or a finite number of at least 0, found {clamp}')
@@ -219,10 +237,7 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
         tessera_torch.check_shape('cumulative_local_expert_recv_stats', stats, (l1_weights.num_experts,))
         if stats.dtype != torch.int32:
             raise InvalidArgument(f'cumulative_local_expert_recv_stats: expected torch.int32, found {stats.dtype}')
-    tessera_torch.check_shape('y', y, (None, sym_buffer.hidden))
     tokens = y.shape[0]
-    if tokens > sym_buffer.num_max_tokens_per_rank:
-        raise InvalidArgument(f'y: expected at most {sym_buffer.num_max_tokens_per_rank} tokens, found {tokens}')
     topk_idx = sym_buffer.topk_idx[:tokens]
     x, x_sf = sym_buffer.x[:tokens], sym_buffer.x_sf
     if ranks > 1:
