@@ -93,7 +93,7 @@ class Attention:
         entry p mod slots, slots at least window - 1 + num_tokens) that holds the tokens themselves; sink float32 [heads].
         entry_cache: compressed entries; num_entries int32 [num_tokens] of them are visible, or are the lengths of the lists
         `selected` int32 [num_tokens, n]. Returns [num_tokens, heads, head_dim]. Values of positions, num_entries and
-        selected are not checked."""
+        selected are checked on a CPU, and not on a GPU."""
     @property
     def kernel(self) -> str: ...
 
