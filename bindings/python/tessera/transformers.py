@@ -126,22 +126,32 @@ def attention_forward(self: Any, query: torch.Tensor, key: torch.Tensor, value: 
 def use_attention(model: torch.nn.Module, *, max_tokens: int = 256) -> int:
     """Switches every DeepseekV4Attention of the model to attention_forward: the scores, the softmax with its sink and the sum
     over the window and the compressed entries; maps, norms, rotation, compressors and indexer stay Hugging Face's. Sequences
-    of a batch run one by one, max_tokens of a sequence at a time. Returns the number of layers."""
+    of a batch run one by one, max_tokens of a sequence at a time. Returns the number of layers. Raises Unsupported for a model
+    that has none, or whose layers differ, and leaves it as it was."""
     shared: Optional[tessera_torch.Attention] = None
-    count = 0
+    first: Optional[dict[str, Any]] = None
+    found = []
     for part in list(model.modules()):
         if type(part).__name__ != 'DeepseekV4Attention':
             continue
+        options = {name: getattr(part, name) for name in ('num_heads', 'head_dim', 'sliding_window', 'scaling')}
+        if first is not None and options != first:
+            name = next(name for name in options if options[name] != first[name])
+            raise Unsupported(f'{name}: expected {first[name]} in all layers, found {options[name]}')
         if shared is None:  # layers run one after another
+            first = options
             is_f32 = part.kv_proj.weight.dtype == torch.float32
             shared = tessera_torch.Attention(heads=part.num_heads, head_dim=part.head_dim, window=part.sliding_window,
                                              scale=part.scaling, cache='f32' if is_f32 else 'bf16', max_tokens=max_tokens)
+        found.append(part)
+    if shared is None:
+        raise Unsupported(f'model: expected layers of DeepseekV4Attention, found none in {type(model).__name__}')
+    for part in found:
         part.tessera_attention = shared
-        count += 1
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention_forward)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
     model.set_attn_implementation(NAME)
-    return count
+    return len(found)
 
 
 def _stack(weights: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -151,8 +161,8 @@ def _stack(weights: torch.Tensor, rule: str) -> tuple[torch.Tensor, torch.Tensor
 
 def use_experts(model: torch.nn.Module, *, rule: str = 'four-over-six', keep_dense: bool = False, max_tokens: int = 1024) -> int:
     """Quantises gate_up_proj [experts, 2 inner, hidden] and down_proj [experts, hidden, inner] of every DeepseekV4Experts in
-    the model, drops them unless keep_dense, and switches the model to them. Returns the number of layers. `rule` as that of
-    Context.quantize_nvfp4; longer inputs are run max_tokens at a time."""
+    the model, drops them unless keep_dense, and switches the model to them. Returns the number of layers; raises Unsupported where
+    there are none. `rule` as that of Context.quantize_nvfp4; longer inputs are run max_tokens at a time."""
     count = 0
     for _, part in _experts_of(model):
         gate_up, down = part.gate_up_proj.detach(), part.down_proj.detach()
@@ -162,6 +172,8 @@ def use_experts(model: torch.nn.Module, *, rule: str = 'four-over-six', keep_den
         if not keep_dense:
             del part.gate_up_proj, part.down_proj
         count += 1
+    if not count:
+        raise Unsupported(f'model: expected layers of DeepseekV4Experts, found none in {type(model).__name__}')
     _switch(model, NAME)
     return count
 
@@ -246,6 +258,8 @@ def load(directory: Union[str, 'os.PathLike[str]'], device: Union[str, torch.dev
     blocks (mtp.*) are left out, as the class does."""
     if attention not in ('eager', NAME):
         raise InvalidArgument(f'attention: expected eager or {NAME}, found {attention!r}')
+    if experts not in (NAME, 'eager') and experts not in ALL_EXPERTS_FUNCTIONS.valid_keys():
+        raise InvalidArgument(f'experts: expected {NAME}, eager or another that transformers has, found {experts!r}')
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
         raise InvalidArgument(f'dtype: expected a floating-point torch.dtype of at least 16 bits, found {dtype!r}')
     if max_tokens < 1:

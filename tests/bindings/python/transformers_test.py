@@ -173,6 +173,25 @@ def test_what_our_attention_refuses(model):
         loaded(ids)
     with pytest.raises(tessera.InvalidArgument, match="attention: expected eager or tessera, found 'sdpa'"):
         ours.load(tessera.bundled_model(), attention='sdpa')
+    with pytest.raises(tessera.InvalidArgument, match="experts: expected tessera, eager or .*found 'tesera'"):
+        ours.load(tessera.bundled_model(), experts='tesera')
+
+
+def test_models_that_are_not_switched(model):
+    other = torch.nn.Linear(2, 2)
+    for use, layers in ((ours.use_attention, 'DeepseekV4Attention'), (ours.use_experts, 'DeepseekV4Experts')):
+        with pytest.raises(tessera.Unsupported, match=f'model: expected layers of {layers}, found none in Linear'):
+            use(other)
+    loaded = ours.load(tessera.bundled_model())
+    parts = [layer.self_attn for layer in loaded.model.layers]
+    for name, value in (('sliding_window', 7), ('scaling', 0.5), ('head_dim', 8)):
+        before = getattr(parts[-1], name)
+        setattr(parts[-1], name, value)
+        with pytest.raises(tessera.Unsupported, match=f'{name}: expected {before} in all layers, found {value}'):
+            ours.use_attention(loaded)
+        setattr(parts[-1], name, before)
+    assert not any(hasattr(part, 'tessera_attention') for part in parts) and loaded.config._attn_implementation == 'eager'
+    assert ours.use_attention(loaded) == len(parts)
 
 
 @pytest.mark.skipif('TESSERA_TINY_BF16' not in os.environ, reason='TESSERA_TINY_BF16: no BF16 original of the bundled model')
