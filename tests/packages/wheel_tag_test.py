@@ -24,12 +24,12 @@ class TagWheel(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
 
-    def wheel(self, files, platform='linux_x86_64'):
-        path = self.folder / f'some_thing-1.0-cp311-cp311-{platform}.whl'
+    def wheel(self, files, platform='linux_x86_64', python='cp311-cp311'):
+        path = self.folder / f'some_thing-1.0-{python}-{platform}.whl'
         with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as wheel:
             for name, data in files.items():
                 wheel.writestr(zipfile.ZipInfo(f'some/{name}', (2001, 2, 3, 4, 5, 6)), data)
-            wheel.writestr('some_thing-1.0.dist-info/WHEEL', f'Wheel-Version: 1.0\nTag: cp311-cp311-{platform}\n')
+            wheel.writestr('some_thing-1.0.dist-info/WHEEL', f'Wheel-Version: 1.0\nTag: {python}-{platform}\n')
             wheel.writestr('some_thing-1.0.dist-info/RECORD', 'some_thing-1.0.dist-info/WHEEL,sha256=x,1\nsome_thing-1.0.dist-info/RECORD,,\n')
         return path
 
@@ -71,6 +71,16 @@ class TagWheel(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(f'-manylinux_2_{expected}_x86_64.whl', done.stdout)
         self.check_error(self.wheel({'x.so': self.library_that_needs('2.99')}), 'manylinux_2_39', 'GLIBC_2.99', 'x.so')
+
+    def test_a_wheel_for_all_pythons_that_follow(self):
+        other = self.wheel({'x.so': self.library_that_needs('2.34')})
+        done = self.tag(self.wheel({'x.so': self.library_that_needs('2.34')}, python='cp312-abi3'))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        tagged = pathlib.Path(done.stdout.strip())
+        self.assertEqual(tagged.name, 'some_thing-1.0-cp312-abi3-manylinux_2_34_x86_64.whl')
+        with zipfile.ZipFile(tagged) as wheel:
+            self.assertIn('Tag: cp312-abi3-manylinux_2_34_x86_64', wheel.read('some_thing-1.0.dist-info/WHEEL').decode())
+        self.assertTrue(other.exists())
 
     def library_that_needs(self, version):
         """A library that takes a symbol of that version from a libc.so.6 of this test."""
