@@ -213,8 +213,8 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, activation: str = 'swiglu',
         activation_clamp: Optional[float] = None) -> None:
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
-    [experts of this rank]: the tokens that each got, of any rank's, are added. activation_clamp: None for none. On several ranks all
-    have to call it: where one refuses its arguments, the others wait for it until the group gives up."""
+    [experts of this rank]: the tokens that each got, of any rank's, are added. activation_clamp: None for none. On several
+    ranks all have to call it: where one refuses its arguments, the others wait for it until the group gives up."""
     _check_swiglu(activation)
     for name, weights in (('l1_weights', l1_weights), ('l2_weights', l2_weights)):
         if weights.name != name:

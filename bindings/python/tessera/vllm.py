@@ -6,9 +6,10 @@ vLLM finds register() by the entry point "tessera" of vllm.general_plugins, in e
     vllm serve DIR --quantization tessera      # an NVFP4 checkpoint of ModelOpt, or DeepSeek-V4 with NVFP4 experts
 
 Layers that are NVFP4 are ours, with activations in BF16; all others (FP8, excluded ones, caches) are left to the method that
-vLLM has for the checkpoint. Nothing is claimed that was not asked for. Tensor and expert parallelism are vLLM's own. **Tested by import against stand-ins of vLLM's
-classes; it has not run inside vLLM.** Written against vLLM's main of summer 2026 (base_config.py 026bb17, modelopt.py 00155cd,
-routed_experts.py 002d607). tools/verify_plugins.py checks it where both are installed."""
+vLLM has for the checkpoint. Nothing is claimed that was not asked for. Tensor and expert parallelism are vLLM's own. **Tested
+by import against stand-ins of vLLM's classes; it has not run inside vLLM.** Written against vLLM's main of summer 2026
+(base_config.py 026bb17, modelopt.py 00155cd, routed_experts.py 002d607). tools/verify_plugins.py checks it where both are
+installed."""
 from typing import Any, Optional
 
 import torch
