@@ -434,7 +434,7 @@ def conformance():
                 [sys.executable, '-c', 'from schemathesis.cli import schemathesis; schemathesis()', 'run', 'openapi.json',
                  '--url', server.url, '--include-name', f'{method.upper()} {path}', '--max-examples', str(examples), '--seed', str(seed), '--checks',
                  'not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance',
-                 '--phases', phases, '--request-timeout', '60', '--no-color'],
+                 '--phases', phases, '--request-timeout', '60', '--suppress-health-check', 'too_slow', '--no-color'],
                 env=OFFLINE, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             try:
                 text, _ = out.communicate(timeout=left)
