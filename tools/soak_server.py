@@ -65,6 +65,10 @@ def check(is_so, *what):
         raise AssertionError(' '.join(str(one) for one in what))
 
 
+def quantile_ms(seconds, share):
+    return round(sorted(seconds)[int(share * (len(seconds) - 1))] * 1e3, 2)
+
+
 def becomes_idle(server):
     for _ in range(3000):
         if server.metric('tessera_requests_running') == 0 and server.metric('tessera_requests_waiting') == 0:
@@ -202,10 +206,9 @@ def overload():
         becomes_idle(server)
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
-    quantile = lambda values, share: round(sorted(values)[int(share * (len(values) - 1))] * 1e3, 2)
-    return {'answered': counts.get(200, 0), 'refused': counts.get(429, 0), 'refusal_ms_p50': quantile(refusals, 0.5),
-            'refusal_ms_p99': quantile(refusals, 0.99), 'gap_ms_p99_at_capacity': quantile(gaps['at_capacity'], 0.99),
-            'gap_ms_p99_overloaded': quantile(gaps['overloaded'], 0.99), 'resident_growth_kib': grown}
+    return {'answered': counts.get(200, 0), 'refused': counts.get(429, 0), 'refusal_ms_p50': quantile_ms(refusals, 0.5),
+            'refusal_ms_p99': quantile_ms(refusals, 0.99), 'gap_ms_p99_at_capacity': quantile_ms(gaps['at_capacity'], 0.99),
+            'gap_ms_p99_overloaded': quantile_ms(gaps['overloaded'], 0.99), 'resident_growth_kib': grown}
 
 
 def slow():
@@ -409,9 +412,8 @@ def schemas():
         becomes_idle(server)
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
-    p99 = lambda values: round(sorted(values)[int(0.99 * (len(values) - 1))] * 1e3, 2)
-    return {'hostile_schemas': counts, 'refused_after_seconds_most': round(max(times), 2), 'gap_ms_p99_alone': p99(gaps['alone']),
-            'gap_ms_p99_beside': p99(gaps['beside']), 'resident_growth_kib': grown}
+    return {'hostile_schemas': counts, 'refused_after_seconds_most': round(max(times), 2), 'gap_ms_p99_alone': quantile_ms(gaps['alone'], 0.99),
+            'gap_ms_p99_beside': quantile_ms(gaps['beside'], 0.99), 'resident_growth_kib': grown}
 
 
 def conformance():

@@ -52,6 +52,27 @@ class Nvfp4Layers:
             raise AttributeError(f'{type(self).__name__} has no attribute {name!r}')
         return getattr(self.rest, name)
 
+    # What both engines ask any config; vLLM some of it of an instance.
+    @classmethod
+    def get_name(cls) -> str:
+        return NAME
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 80
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return ['hf_quant_config.json']
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> 'Nvfp4Layers':
+        return cls(config)  # an engine's
+
     def read_layers(self, config: dict[str, Any], rest: Optional[str]) -> None:
         facts = _facts(config)
         if rest is None:

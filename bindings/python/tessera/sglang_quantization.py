@@ -43,26 +43,6 @@ class TesseraConfig(Nvfp4Layers, QuantizationConfig):
         self.rest.update_packed_modules_mapping(mapping)
 
     @classmethod
-    def get_name(cls) -> str:
-        return NAME
-
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ['hf_quant_config.json']
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> 'TesseraConfig':
-        return cls(config)
-
-    @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Optional[dict[str, Any]], user_quant: Optional[str]) -> Optional[str]:
         """Claims what was asked for where it has NVFP4. SGLang may give here no more than the method's name, which it has
         worked out itself; from_config() gets all of it."""

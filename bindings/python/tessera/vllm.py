@@ -34,24 +34,6 @@ class TesseraConfig(Nvfp4Layers, QuantizationConfig):
         self.read_layers(config, name)
         self.rest = get_quantization_config(name).from_config(config)
 
-    def get_name(self) -> str:
-        return NAME
-
-    def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-    @classmethod
-    def get_min_capability(cls) -> int:
-        return 80
-
-    @staticmethod
-    def get_config_filenames() -> list[str]:
-        return ['hf_quant_config.json']
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> 'TesseraConfig':
-        return cls(config)
-
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: dict[str, Any], user_quant: Optional[str],
                                      hf_config: Any = None) -> Optional[str]:
