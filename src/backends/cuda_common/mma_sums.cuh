@@ -9,12 +9,13 @@
 #include <cstdint>
 
 #include "backends/cuda_common/packed_shares.cuh"
+#include "backends/cuda_common/stream_plan.h"
 #include "backends/cuda_common/weight_shares.cuh"
 #include "base/integer_math.h"
 
 namespace tessera::backends::cuda_common {
 
-constexpr int kWarp = 32, kTileRows = 16, kTileTokens = 8, kChunk = 512, kMaxWarps = 8;
+constexpr int kWarp = 32, kTileRows = 16, kTileTokens = 8, kChunk = 512;
 constexpr int kTileSums = kTileRows * kTileTokens;
 
 // 16 rows of a matrix in the checkpoint's layout: this lane's two. Loaded a unit at a time.

@@ -24,6 +24,7 @@
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
+#include "backends/cuda_common/stream_plan.h"
 
 namespace tessera::backends::cuda_common {
 
@@ -35,9 +36,8 @@ struct TileWeights {
 };
 
 // How the work of a launch is dealt out.
-struct StreamShape {
+struct StreamShape : StreamPlan {
   int width = 0, num_chunks = 0;  // columns, a multiple of 128
-  int tile_warps = 0, block_tiles = 0;
 
   unsigned threads() const { return static_cast<unsigned>(tile_warps * block_tiles * kWarp); }
   // Chunk sums of a round of tiles, twice: written by turns, so that one barrier a round is enough.
@@ -48,10 +48,8 @@ struct StreamShape {
            2 * static_cast<size_t>(round_sums(passes)) * sizeof(float);
   }
   unsigned blocks(int64_t num_tiles) const {
-    return static_cast<unsigned>(
-        std::min(ceil_div<int64_t>(num_tiles, block_tiles), int64_t{kBlocksPerMultiprocessor} * multiprocessors()));
+    return static_cast<unsigned>(stream_blocks(*this, num_tiles, multiprocessors()));
   }
-  static constexpr int kBlocksPerMultiprocessor = 2;
 };
 
 // Stages of a ring where so few blocks are launched that each may have a multiprocessor's shared memory, should rings
@@ -62,28 +60,11 @@ inline bool can_stream(int64_t width) {
   return width % kShareBlock == 0;
 }
 
-// For at most num_tiles tiles. Many warps to a tile spread few tiles over the GPU; few warps to a tile have longer
-// between two barriers. What takes the least time is taken, a barrier counted as some blocks of 128 columns.
+// For at most num_tiles tiles (stream_plan.h).
 inline StreamShape stream_shape(int64_t width, int64_t num_tiles, int passes) {
-  constexpr int64_t kRoundBlocks = 4, kMostChunks = 16;
-  StreamShape best;
-  int64_t least = 0;
   const int64_t num_chunks = ceil_div<int64_t>(width, kChunk);
-  for (int64_t tile_warps = std::min<int64_t>(num_chunks, kMaxWarps); tile_warps > 0; tile_warps /= 2) {
-    const int64_t block_tiles = kMaxWarps / tile_warps;
-    if (block_tiles > 1 && block_tiles * num_chunks * passes > 2 * kMostChunks) break;  // shared memory
-    const int64_t at_once = block_tiles * StreamShape::kBlocksPerMultiprocessor * multiprocessors();
-    const int64_t blocks = ceil_div(num_chunks, tile_warps) * passes * (kChunk / kShareBlock);
-    const int64_t time = ceil_div(num_tiles, at_once) * (blocks + kRoundBlocks);
-    if (best.width != 0 && time >= least) continue;
-    least = time;
-    best.width = static_cast<int>(width), best.num_chunks = static_cast<int>(num_chunks);
-    best.tile_warps = static_cast<int>(tile_warps);
-    // No more tiles to a block than spread over all of them.
-    best.block_tiles =
-        static_cast<int>(std::clamp<int64_t>(ceil_div<int64_t>(num_tiles, 2 * multiprocessors()), 1, block_tiles));
-  }
-  return best;
+  const StreamPlan plan = stream_plan(num_chunks, num_tiles, passes, multiprocessors());
+  return {{plan}, static_cast<int>(width), static_cast<int>(num_chunks)};
 }
 
 // Of a tile's sums, lane by lane what mma_bf16 gives: rows and tokens.
