@@ -11,15 +11,26 @@ struct ExpertLoad {
 };
 ExpertLoad expert_load(const PlanShape& shape, int64_t tokens, int64_t tile_slots);
 
+// Loads that depend on each other: of a tile's expert before its copies; of grouping: ids, counts, tokens.
+constexpr int64_t kExpertLoads = 2, kGroupLoads = 3;
+
 double nvfp4_bytes(double values);
 double weight_bytes(ops::WeightFormat format, double values);
 
 // A kernel that only moves bytes: quantising, arranging.
 Kernel pass_kernel(const std::string& name, double read_bytes, double written_bytes, const Target& target);
 
-// The portable kernel of up to 8 tokens: `values` weights that all warps share evenly.
+// The portable kernel of up to 8 tokens (cuda_common/weight_stream.cuh): tiles of 16 rows by `width` columns, of as
+// many matrices as it has passes, dealt out as stream_plan.h says.
 constexpr int64_t kMostStreamTokens = 8;
-Kernel stream_kernel(const std::string& name, ops::WeightFormat format, double values, const Target& target);
+struct StreamWork {
+  ops::WeightFormat format{};
+  int64_t tiles = 0, width = 0;
+  int passes = 1;
+  double tokens = 1;  // of a tile
+};
+Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target);
+StreamWork stream_of(const ops::Linear::Desc& desc, int64_t tokens);
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target);
 std::vector<Kernel> tensor_memory_kernels(const PlanShape& shape, int64_t tokens, const Target& target);

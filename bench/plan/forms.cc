@@ -55,7 +55,9 @@ std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config
 }
 
 PlanShape square_shape(int64_t size) {
-  return map_shape("square", size, size);
+  PlanShape shape = map_shape("square", size, size);
+  shape.is_square = true;
+  return shape;
 }
 
 ExpertLoad expert_load(const PlanShape& shape, int64_t tokens, int64_t tile_slots) {
@@ -114,17 +116,14 @@ double shape_weight_bytes(const PlanShape& shape, int64_t tokens) {
 }
 
 Kernel pass_kernel(const std::string& name, double read_bytes, double written_bytes, const Target& target) {
-  // What a step has just written lies in L2 unless it is much.
-  constexpr double kMostCached = 32e6;
+  // What a step has just written lies in L2, and what it writes; of much more the rest goes to memory.
+  constexpr double kMostCached = 100e6;
   Kernel kernel;
   kernel.name = name;
   kernel.tiles = target.multiprocessors;
   const double bytes = read_bytes + written_bytes;
-  if (bytes > kMostCached) {
-    kernel.memory_bytes = bytes;
-  } else {
-    kernel.requested_bytes = bytes / target.multiprocessors;
-  }
+  kernel.requested_bytes = bytes / target.multiprocessors;
+  kernel.memory_bytes = std::max(0.0, bytes - kMostCached);
   return kernel;
 }
 

@@ -17,23 +17,27 @@ using backends::cuda_common::PackedNvfp4;
 double product_cycles(int tokens) {
   return std::max(13.2, 0.502 * tokens);
 }
-// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens: a quarter of what 128 columns take at
-// 32 tokens, at the H200's clock (sum_plans.h; docs/performance/hopper.md).
+// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens. Of NVFP4 set by the experts at 256
+// tokens, whose inputs are next to nothing: 0.41 us for 128 columns; of other formats by the same share of what their
+// maps take (sum_plans.h).
 double step_cycles(ops::WeightFormat format) {
-  constexpr double kCyclesPerUs = 1830;
-  return wide_tiles(format).front().block_us / 4 * kCyclesPerUs;
+  constexpr double kCyclesPerUs = 1830, kShare = 0.41 / 0.50;
+  return wide_tiles(format).front().block_us * kShare / 4 * kCyclesPerUs;
 }
-// Instructions of a warp for 16 rows by 128 columns by 8 tokens (docs/performance/hopper.md).
-constexpr double kFewInstructions = 130;
-// About 20 for each pair of sums that a lane stores.
-constexpr double kStoreInstructions = 20;
+// Cycles of a scheduler for a warp's 16 rows by 512 columns in few_sums, the times of its pipes one after another, by
+// their instructions as compiled: 250 of logic, shifts and permutes and 74 IMAD at two cycles each, 144 HMUL2 at one,
+// 32 products at 6.2 (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last
+// chunk.
+constexpr double kFewCycles = 1'030, kFewGatedEnd = 600, kFewDownEnd = 360;
+// Of a tile's end, for each token of its products: stores of 128 rows and what waits for them. Set by Flash's wo_a,
+// wo_b and w2.
+constexpr double kEndCyclesOfToken = 50;
 
-// A tile of `width` columns by tile_tokens, of which `tokens` are there.
+// A tile of `width` columns by so many tokens, with what pads them to eights.
 template <ops::WeightFormat kFormat>
 Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double tokens) {
   using WidePlan = WidePlanOf<kFormat>;
-  const int padded = static_cast<int>(ceil_div<int64_t>(static_cast<int64_t>(std::ceil(tokens)), 8) * 8);
-  const int product_tokens = WidePlan::product_tokens(padded);
+  const int product_tokens = WidePlan::product_tokens(static_cast<int>(std::ceil(tokens)));
   constexpr int kProducts = WidePlan::kInputColumns / 16, kGroups = WidePlan::kTileRows / 64;
   Kernel k;
   k.name = name;
@@ -42,11 +46,12 @@ Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double
   k.issue_cycles = WidePlan::kInputColumns / 32 * step_cycles(kFormat);
   const double weights = weight_bytes(kFormat, WidePlan::kTileRows * WidePlan::kInputColumns);
   k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 + weights;  // B for each warpgroup
-  k.copied_bytes = padded * WidePlan::kInputColumns * 2.0 + weights;
+  k.copied_bytes = tokens * WidePlan::kInputColumns * 2.0 + weights;
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = WidePlan::kInputStages;
-  constexpr int kWarpsOfScheduler = WidePlan::kConsumerWarps / 4;
-  k.end_cycles = product_tokens / 4.0 * kStoreInstructions * kWarpsOfScheduler + 4 * step_cycles(kFormat);
+  // A stage's place is free when the first of the four steps of the next one is through.
+  k.lead_stages = WidePlan::kInputStages - 1.25;
+  k.end_cycles = product_tokens * kEndCyclesOfToken;
   k.tile_flops = 2.0 * static_cast<double>(tiles * width) * WidePlan::kTileRows * product_tokens;
   return k;
 }
@@ -64,19 +69,32 @@ Kernel wide_kernel(ops::WeightFormat format, const std::string& name, int64_t ti
   return wide_kernel<ops::WeightFormat::kNvfp4>(name, tiles, width, tokens);
 }
 
-// Tiles of 8 slots by 64 rows, a team each.
-Kernel few_kernel(const std::string& name, double work, int64_t rows, int64_t tile_rows, int64_t width) {
+// Tiles of up to 8 slots by 64 rows, a team each; copies of the inputs of slots that are there.
+Kernel few_kernel(const std::string& name, const ExpertLoad& load, int64_t rows, int64_t tile_rows, int64_t width,
+                  double end_cycles) {
+  constexpr double kInputBytes = PackedNvfp4::kColumns * 2.0;
   Kernel k;
   k.name = name;
-  k.tiles = static_cast<int64_t>(std::lround(work)) * ceil_div<int64_t>(rows, tile_rows);
+  k.tiles = static_cast<int64_t>(std::lround(load.tiles)) * ceil_div<int64_t>(rows, tile_rows);
   k.tiles_at_once = FewPlan::kTeams;
   k.stages = width / PackedNvfp4::kColumns;
-  k.issue_cycles = PackedNvfp4::kBlocks * kFewInstructions;
-  k.copied_bytes = FewPlan::kSlots * PackedNvfp4::kBytes + FewPlan::kTokens * PackedNvfp4::kColumns * 2.0;
-  k.operand_bytes = k.copied_bytes + (FewPlan::kSlots - 1) * FewPlan::kTokens * PackedNvfp4::kColumns * 2.0;
+  k.issue_cycles = kFewCycles + end_cycles / static_cast<double>(k.stages);
+  k.copied_bytes = FewPlan::kSlots * PackedNvfp4::kBytes + load.slots_of_tile * kInputBytes;
+  k.operand_bytes = FewPlan::kSlots * (PackedNvfp4::kBytes + FewPlan::kTokens * kInputBytes);
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = FewPlan::kStages;
+  k.drain_cycles = FewPlan::kTeams * kFewCycles;
+  k.latencies = kExpertLoads;
   return k;
+}
+
+// Waves in which tiles of tokens are read for the first time: groups one after another, of each bands of a few tiles of
+// rows by all tokens (linear.cu).
+int64_t fresh_waves(const ops::Linear::Desc& desc, int64_t token_tiles, int64_t tiles, const Target& target) {
+  constexpr int64_t kBand = 8;
+  const int64_t row_tiles = ceil_div<int64_t>(desc.out, WidePlan::kTileRows);
+  const int64_t new_tiles = desc.groups > 1 ? tiles : std::min(kBand, row_tiles) * token_tiles;
+  return ceil_div<int64_t>(new_tiles, target.multiprocessors);
 }
 
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
@@ -85,15 +103,16 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
   std::vector<Kernel> kernels;
   if (tile_tokens == 0) {
     if (tokens > kMostStreamTokens) return {};  // the portable kernel of more, which this model does not describe
-    kernels.push_back(stream_kernel("cuda linear_stream", desc.format, values, target));
+    kernels.push_back(stream_kernel("cuda linear_stream", stream_of(desc, tokens), target));
   } else {
     const double bytes = 2.0 * static_cast<double>(tokens * desc.groups * desc.in);
     kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
     const int64_t token_tiles = ceil_div<int64_t>(tokens, tile_tokens);
     const int64_t tiles = desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * token_tiles;
-    kernels.push_back(wide_kernel(desc.format, "linear_wide", tiles, desc.in,
-                                  static_cast<double>(tokens) / static_cast<double>(token_tiles)));
+    const auto padded = static_cast<double>(round_up<int64_t>(ceil_div(tokens, token_tiles), 8));
+    kernels.push_back(wide_kernel(desc.format, "linear_wide", tiles, desc.in, padded));
     kernels.back().memory_bytes = weight_bytes(desc.format, values);
+    kernels.back().fresh_waves = fresh_waves(desc, token_tiles, tiles, target);
   }
   return kernels;
 }
@@ -108,23 +127,28 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
     case ExpertKernels::kPortable:
       return portable_kernels(shape, tokens, target);
     case ExpertKernels::kFew: {
-      const double work = expert_load(shape, tokens, FewPlan::kTokens).tiles;
+      const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
       kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target),
-                 few_kernel("gate_and_up", work, e.inner, FewPlan::kTileRows / 2, e.hidden),
-                 few_kernel("down", work, e.hidden, FewPlan::kTileRows, e.inner)};
+                 few_kernel("gate_and_up", load, e.inner, FewPlan::kTileRows / 2, e.hidden, kFewGatedEnd),
+                 few_kernel("down", load, e.hidden, FewPlan::kTileRows, e.inner, kFewDownEnd)};
+      kernels[0].latencies = kGroupLoads;
       break;
     }
     case ExpertKernels::kWide: {
+      constexpr double kMeanPadding = 3.5;  // to a multiple of eight
       const ExpertLoad load = expert_load(shape, tokens, WidePlan::kTokens);
       const auto work = static_cast<int64_t>(std::lround(load.tiles));
-      kernels = {pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
-                 wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2),
-                             e.hidden, load.slots_of_tile),
-                 wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner,
-                             load.slots_of_tile)};
+      const double padded = load.slots_of_tile + kMeanPadding;
+      kernels = {
+          pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
+          wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2), e.hidden,
+                      padded),
+          wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner, padded)};
       break;
     }
   }
+  const bool is_wide = kernels[1].lead_stages > 0;
+  for (size_t i = 1; is_wide && i < kernels.size(); ++i) kernels[i].is_all_cold = true, kernels[i].lead_stages = 0;
   kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = nvfp4_bytes(down * touched);
   const double flops = shape_flops(shape, tokens);
   kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;

@@ -29,17 +29,25 @@ struct Kernel {
   double copied_bytes = 0;     // that arrive in shared memory
   double requested_bytes = 0;  // from L2: fewer where a copy reaches several
   int64_t ring_stages = 1;     // on their way or in use
-  double store_cycles = 0;     // of a tile, while the next one's stages run
-  double end_cycles = 0;       // of a tile, behind its last stage, that nothing hides
+  // Stages from a copy's issue to its use, where a latency over them is added to what L2 takes for the bytes: in the
+  // first wave, and partly in later ones of new inputs. 0: a ring as a whole covers the latency, or does not.
+  double lead_stages = 0;
+  int64_t fresh_waves = 1;
+  bool is_all_cold = false;  // no tiles share weights: on an H200 all copies then come no faster than memory's
+  double store_cycles = 0;   // of a tile, while the next one's stages run
+  double end_cycles = 0;     // of a tile, behind its last stage, that nothing hides
   // Of the launch.
   double memory_bytes = 0;  // read from memory, once
+  double first_bytes = 0;   // of them, those that come before the first stage of all can be multiplied
+  double drain_cycles = 0;  // what is still to be multiplied when the last of them have come
+  int64_t latencies = 1;    // that pass before the first copy has come; 0: it is made before the kernel waits
   double flops = 0;         // those that are asked for; power follows those of whole tiles
   double tile_flops = 0;
   bool is_bulk = true;  // bulk copies: the target's lower figure of memory
 };
 
 struct Term {
-  std::string name;  // "products", "issue", "shared memory", "entry port", "L2", "memory", "power", "stores",
+  std::string name;  // "products", "issue", "shared memory", "entry port", "L2", "copies", "memory", "power", "stores",
                      // "latency"
   double us = 0;
 };

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable GPU backend's maps and experts (backends/cuda): few tokens stream weights, more have tiles of products.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "backends/cuda/expert_plan.h"
 #include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/stream_plan.h"
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 
@@ -12,11 +14,17 @@ namespace tessera::bench {
 
 namespace {
 
-using backends::cuda_common::PackedNvfp4;
+using namespace backends::cuda_common;  // NOLINT: the plans' names
 
-// Instructions of a warp for 16 rows by 128 columns by 8 tokens, counted (docs/performance/cuda.md).
-double stream_instructions(ops::WeightFormat format) {
-  return format == ops::WeightFormat::kNvfp4 ? 191 : format == ops::WeightFormat::kFp8Block ? 226 : 99;
+// Cycles of a scheduler for a warp's 16 rows by 512 columns: the pipes' times one after another, since four warps do
+// not overlap them (docs/performance/prediction.md). Set by wo_b at one token in each format. A token more is a
+// wavefront more of each of 16 loads of inputs, which the four schedulers share.
+double stream_cycles(ops::WeightFormat format, double tokens) {
+  constexpr double kOfToken = 64;
+  const double weights = format == ops::WeightFormat::kNvfp4      ? 1'240
+                         : format == ops::WeightFormat::kFp8Block ? 1'200
+                                                                  : 500;
+  return weights + kOfToken * std::ceil(tokens);
 }
 
 // FLOP a cycle of a multiprocessor of maps of many tokens in any format: 75 TFLOP/s on an H200 (cuda.md, 64 tokens).
@@ -36,13 +44,41 @@ Kernel tile_kernel(const std::string& name, double bytes, double flops, const Ta
 
 }  // namespace
 
-Kernel stream_kernel(const std::string& name, ops::WeightFormat format, double values, const Target& target) {
-  const double blocks = values / (PackedNvfp4::kRows * 128.0), warps = 4.0 * target.multiprocessors;
+StreamWork stream_of(const ops::Linear::Desc& d, int64_t tokens) {
+  return {.format = d.format,
+          .tiles = d.groups * ceil_div<int64_t>(d.out, PackedNvfp4::kRows),
+          .width = d.in,
+          .tokens = static_cast<double>(tokens)};
+}
+
+Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target) {
+  constexpr int64_t kSchedulers = 4, kChunk = PackedNvfp4::kColumns;
+  const int64_t chunks = ceil_div(work.width, kChunk);
+  const StreamPlan plan = stream_plan(chunks, work.tiles, work.passes, target.multiprocessors);
+  const int64_t blocks = stream_blocks(plan, work.tiles, target.multiprocessors);
+  const int64_t rounds = ceil_div<int64_t>(work.tiles, blocks * plan.block_tiles);
+  const int64_t turns = rounds * ceil_div<int64_t>(chunks, plan.tile_warps) * work.passes;  // of a warp
+  // Of a scheduler, which has every fourth warp, on the fullest multiprocessor.
+  std::array<int64_t, kSchedulers> chunks_of{}, warps_of{};
+  for (int64_t warp = 0; warp < int64_t{plan.block_tiles} * plan.tile_warps; ++warp) {
+    chunks_of[static_cast<size_t>(warp % kSchedulers)] +=
+        ceil_div(chunks - warp % plan.tile_warps, int64_t{plan.tile_warps});
+    ++warps_of[static_cast<size_t>(warp % kSchedulers)];
+  }
+  const int64_t at_once = ceil_div<int64_t>(blocks, target.multiprocessors);
+  const auto units =
+      static_cast<double>(rounds * at_once * work.passes * *std::max_element(chunks_of.begin(), chunks_of.end()));
+  const auto warps = static_cast<double>(at_once * *std::max_element(warps_of.begin(), warps_of.end()));
+  const double cycles = stream_cycles(work.format, work.tokens);
   Kernel k;
   k.name = name;
   k.tiles = target.multiprocessors;
-  k.issue_cycles = blocks / warps * stream_instructions(format);
-  k.memory_bytes = weight_bytes(format, values);
+  k.issue_cycles = units * cycles;
+  k.memory_bytes =
+      weight_bytes(work.format, static_cast<double>(work.tiles * work.passes * PackedNvfp4::kRows * work.width));
+  k.first_bytes = k.memory_bytes / static_cast<double>(turns);
+  k.drain_cycles = warps * cycles;
+  k.latencies = 0;
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
   k.is_bulk = false;
   return k;
@@ -53,15 +89,22 @@ std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, con
   if (!shape.is_experts) {
     const ops::Linear::Desc& d = shape.map;
     const auto values = static_cast<double>(d.groups * d.out * d.in);
-    if (tokens <= kMostStreamTokens) return {stream_kernel("cuda linear_stream", d.format, values, target)};
+    if (tokens <= kMostStreamTokens) return {stream_kernel("cuda linear_stream", stream_of(d, tokens), target)};
     const double padded = static_cast<double>(round_up(tokens, kTileTokens)) / static_cast<double>(tokens);
     return {tile_kernel("cuda linear_mma", weight_bytes(d.format, values), flops * padded, target)};
   }
   const ops::MoeExperts::Desc& e = shape.experts;
   const double touched = expert_load(shape, tokens, 1).touched;
+  const ExpertLoad load = expert_load(shape, tokens, kTileTokens);
+  const auto entries = static_cast<int64_t>(std::lround(load.tiles));
+  const auto row_tiles = [&](int64_t rows) { return entries * ceil_div<int64_t>(rows, PackedNvfp4::kRows); };
+  std::vector<Kernel> kernels = {
+      stream_kernel("cuda gate_and_up", {e.format, row_tiles(e.inner), e.hidden, 2, load.slots_of_tile}, target),
+      stream_kernel("cuda down", {e.format, row_tiles(e.hidden), e.inner, 1, load.slots_of_tile}, target)};
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner) * touched;
-  std::vector<Kernel> kernels = {stream_kernel("cuda gate_and_up", e.format, gate_up, target),
-                                 stream_kernel("cuda down", e.format, gate_up / 2, target)};
+  kernels[0].memory_bytes = weight_bytes(e.format, gate_up),
+  kernels[1].memory_bytes = weight_bytes(e.format, gate_up / 2);
+  for (Kernel& kernel : kernels) kernel.latencies = kExpertLoads;
   for (size_t i = 0; i < kernels.size(); ++i) {
     const Kernel tiles = tile_kernel("", 0, flops * (i == 0 ? 2.0 : 1.0) / 3, target);
     kernels[i].issue_cycles = std::max(kernels[i].issue_cycles, tiles.issue_cycles);

@@ -31,6 +31,10 @@ std::vector<PlanRow> plan_rows(const std::vector<PlanShape>& shapes, const std::
   for (const PlanShape& shape : shapes) {
     for (const int64_t n : tokens) {
       if (auto ours = our_kernels(shape, n, target); !ours.empty()) {
+        // What others measure: without making the inputs NVFP4.
+        if (shape.is_square && ours.size() > 1 && target.family != Family::kHopper) {
+          rows.push_back(row_of(shape, n, Form::kOurs, "product", {ours.begin() + 1, ours.end()}, target));
+        }
         rows.push_back(row_of(shape, n, Form::kOurs, "", std::move(ours), target));
       }
       std::vector<int64_t> product_columns = {64};

@@ -7,10 +7,12 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 #include "comm/nccl.h"
+#include "comm/peer.h"
 #include "model/rank_memory.h"
 #include "ops/cache_entry.h"
 #include "ops/mhc/mhc.h"
@@ -178,6 +180,7 @@ class Layer {
   // Maps of one input: one launch where they stream weights. `parts`: of their rows, over so many ranks.
   void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1) {
     std::vector<Kernel> streams, others;
+    std::optional<StreamWork> together;
     for (const char* map : names) {
       const Held& held = held_.at(map);
       PlanShape shape;
@@ -196,12 +199,15 @@ class Layer {
       // Of one input and format: wo_a and wo_b, and w2, wait for what is before them.
       const bool waits = std::string_view(map) == "attn.wo_b" || std::string_view(map).ends_with(".w2");
       const bool is_stream = kernels.size() == 1 && load_.rows() <= kMostStreamTokens && !waits;
-      if (is_stream && !streams.empty()) {
-        streams[0].issue_cycles += kernels[0].issue_cycles, streams[0].memory_bytes += kernels[0].memory_bytes;
-        streams[0].requested_bytes += kernels[0].requested_bytes;
+      const StreamWork work = stream_of(shape.map, load_.rows());
+      if (!is_stream) {
+        others.insert(others.end(), kernels.begin(), kernels.end());
+      } else if (together && together->format == work.format && together->width == work.width) {
+        together->tiles += work.tiles;
+        streams.back() = stream_kernel(kernels[0].name, *together, t_);
       } else {
-        std::vector<Kernel>& to = is_stream ? streams : others;
-        to.insert(to.end(), kernels.begin(), kernels.end());
+        together = work;
+        streams.push_back(kernels[0]);
       }
     }
     streams.insert(streams.end(), others.begin(), others.end());
@@ -293,22 +299,31 @@ class Layer {
          shape_flops(shape, n), is_nvfp4);
   }
 
-  // `bytes` of every rank to every other.
-  void gather(double bytes) { exchange(bytes, 0); }
-  // The sum over ranks of `bytes`: everything is gathered, then added (comm/nccl.h).
-  void sum(double bytes) { exchange(bytes, bytes); }
-
-  void exchange(double bytes, double summed) {
-    CostPart& p = part(kSumsPart);
-    const auto world = static_cast<double>(plan_.world);
-    const double received = bytes * (world - 1), link_us = received / (t_.link.low * 1e3);
+  // `bytes` of every rank to every other, by NCCL.
+  void gather(double bytes) {
     const double one = plan_.world == 2 ? t_.collective.high : t_.collective.low;
-    const double pieces = std::max(1.0, std::ceil(bytes * world / static_cast<double>(kScratchBytes)));
-    const double begin_us = plan_.has_peer_sums ? t_.peer_sum.low : one * pieces;
+    const double gathered = bytes * static_cast<double>(plan_.world);
+    const double pieces = std::max(1.0, std::ceil(gathered / static_cast<double>(kScratchBytes)));
+    exchange(bytes, one * pieces, t_.link.low);
+  }
+  // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
+  // else everything is gathered, then added (comm/nccl.h).
+  void sum(double bytes) {
+    if (t_.peer_rate.low > 0 && bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes)) {
+      // To each of the others side by side, and twice the bytes over the links.
+      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low / 2);
+      return exchange(bytes, t_.peer_sum.low, rate);
+    }
+    gather(bytes);
+    part(kSumsPart).us += us(pass(bytes * static_cast<double>(plan_.world), bytes));
+  }
+
+  void exchange(double bytes, double begin_us, double gigabytes) {
+    CostPart& p = part(kSumsPart);
+    const double received = bytes * static_cast<double>(plan_.world - 1), link_us = received / (gigabytes * 1e3);
     p.us += begin_us + link_us;
-    if (summed > 0 && !plan_.has_peer_sums) p.us += us(pass(summed * world, summed));
     p.received_bytes += received;
-    p.limit_us += link_us;
+    p.limit_us += received / (t_.link.low * 1e3);
     p.bound = link_us > begin_us ? "link" : "collectives";
   }
 

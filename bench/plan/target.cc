@@ -12,7 +12,7 @@ namespace tessera::bench {
 
 namespace {
 
-constexpr std::string_view kSpec = "data sheet", kUnlimited = "not known to limit";
+constexpr std::string_view kSpec = "data sheet", kAllEntries = "not known: what enters all multiprocessors";
 constexpr std::string_view kSlowRate =
     "N/2 cycles for a product of M = 128 and 32 bytes of K (SemiAnalysisAI/microbench-blackwell), and the data sheet";
 constexpr std::string_view kWarpRate = "4,095 measured on an RTX 5090 (Neroued/ninfer#160)";
@@ -23,7 +23,9 @@ constexpr std::string_view kOwnLaunch = "smallest kernels of a graph on an H200 
 constexpr std::string_view kAsHopper = "as on an H200: not known";
 constexpr double kNone = 1e6;  // a limit that is none
 constexpr std::string_view kAsCollective = "two H200: all-reduce of 8 KB (NCCL); of more GPUs a guess";
-constexpr std::string_view kAsPeerSum = "two H200: one-shot all-reduce of 8 KB in PyTorch's symmetric memory";
+constexpr std::string_view kAsPeerSum = "two H200: 8 KiB in 3.0 us (2026-11-22-h200-x2-flash.json)";
+constexpr std::string_view kAsPeerRate = "two H200: 256 KiB in 5.4 us, 512 in 7.6, 1,536 in 17.8";
+constexpr std::string_view kNoPeers = "none reaches another's memory";
 constexpr std::string_view kNvlinkShare = "the data sheet's, at the 87 % that a copy between two H200 reaches";
 
 constexpr Target kH200 = {
@@ -37,16 +39,16 @@ constexpr Target kH200 = {
     .shared_port = {128, "byte/cycle", kSpec},
     .copies_share = {1, "", "they share a port"},
     .entry_port = {64, "byte/cycle", kSpec},
-    .l2 = {6.7, "TB/s",
-           "set by one row: the prototype of 128 x 128 tiles at 664 TFLOP/s draws 41,984 bytes for 4.2 MFLOP "
-           "(2026-11-22-h200-hopper.json)"},
+    .l2 = {8.2, "TB/s", "set by rows: Flash's wo_a, wo_b, w2 (2026-11-23-h200-nvfp4-ops.json)"},
     .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
     .launch = {1.0, "us", kOwnLaunch},
     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
+    .crowding = {0.15, "us", "set by rows: Flash's wo_a, wo_b, w2 (2026-11-23-h200-nvfp4-ops.json)"},
     .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
     .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
     .collective = {20, 11.6, "us", kAsCollective},
-    .peer_sum = {6.5, "us", kAsPeerSum}};
+    .peer_sum = {3.0, "us", kAsPeerSum},
+    .peer_rate = {110, "GB/s", kAsPeerRate}};
 
 // As an H200 but for its memory: the same chip. What was measured was measured on an H200.
 constexpr Target h100() {
@@ -67,38 +69,43 @@ constexpr Target kTargets[] = {
      .multiprocessors = 148,
      .clock = {1.85, "GHz", "data sheet: 9.0 PFLOP/s"},
      .product_rate = {32768, "FLOP/cycle", kSlowRate},
-     .power_flops = {6.2, "PFLOP/s",
-                     "set by one row: 8,192^3 in 176.5 us (cfregly/ai-performance-engineering#33), at 1,000 W"},
+     .power_flops = {6.3, "PFLOP/s",
+                     "set by one row: 8,192^3 in 176.5 us, 2 of them launch and first bytes "
+                     "(cfregly/ai-performance-engineering#33), at 1,000 W"},
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
-     .l2 = {13.6, kNone, "TB/s", "at least what 6.2 PFLOP/s of a pair's 256 x 256 tiles draw; else unknown"},
+     .l2 = {14.8, 35, "TB/s", "at least what that row's pairs draw; at most what enters all at 128 bytes a cycle"},
      .memory = {7.26, "TB/s", "read with TMA (SemiAnalysisAI/microbench-blackwell)"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
+     .crowding = {0.15, "us", kAsHopper},
      .capacity = {180, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {6.5, "us", kAsPeerSum}},
+     .peer_sum = {3.0, "us", kAsPeerSum},
+     .peer_rate = {110, "GB/s", kAsPeerRate}},
     {.name = "b300",
      .gpu = "B300, GB300",
      .family = Family::kTensorMemory,
      .multiprocessors = 148,
      .clock = {1.92, "GHz", "data sheet: 14 PFLOP/s with K = 96; 2.06 at most"},
      .product_rate = {32768, "FLOP/cycle", kSlowRate},
-     .power_flops = {8.68, "PFLOP/s",
-                     "6.2 PFLOP/s of a B200 at 1,000 W, at 1,400 W (facebookexperimental/triton#2023)"},
+     .power_flops = {8.82, "PFLOP/s",
+                     "6.3 PFLOP/s of a B200 at 1,000 W, at 1,400 W (facebookexperimental/triton#2023)"},
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
-     .l2 = {13.6, kNone, "TB/s", "as B200"},
+     .l2 = {14.8, 35, "TB/s", "as B200"},
      .memory = {7.26, "TB/s", "as B200: the same 8 TB/s on the data sheet"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
+     .crowding = {0.15, "us", kAsHopper},
      .capacity = {288, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {6.5, "us", kAsPeerSum}},
+     .peer_sum = {3.0, "us", kAsPeerSum},
+     .peer_rate = {110, "GB/s", kAsPeerRate}},
     {.name = "rtx6000",
      .gpu = "RTX PRO 6000",
      .family = Family::kWarpProducts,
@@ -112,14 +119,16 @@ constexpr Target kTargets[] = {
      .shared_port = {128, "byte/cycle", kSpec},
      .copies_share = {1, "", "they share a port"},
      .entry_port = {64, "byte/cycle", kAsHopper},
-     .l2 = {kNone, "TB/s", kUnlimited},
+     .l2 = {26, "TB/s", kAllEntries},
      .memory = {1.6, "TB/s", "1.79 on the data sheet, at 90 %"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
+     .crowding = {0.15, "us", kAsHopper},
      .capacity = {96, "GB", kSpec},
      .link = {50, "GB/s", "PCIe 5.0 x16, 64 on the data sheet: a guess"},
      .collective = {40, 30, "us", "a guess: through PCIe"},
-     .peer_sum = {30, "us", "a guess: no peer access, a path through the host"}},
+     .peer_sum = {0, "us", kNoPeers},
+     .peer_rate = {0, "GB/s", kNoPeers}},
     {.name = "gb10",
      .gpu = "GB10",
      .family = Family::kWarpProducts,
@@ -130,14 +139,16 @@ constexpr Target kTargets[] = {
      .shared_port = {128, "byte/cycle", kSpec},
      .copies_share = {1, "", "they share a port"},
      .entry_port = {64, "byte/cycle", kAsHopper},
-     .l2 = {kNone, "TB/s", kUnlimited},
+     .l2 = {7.7, "TB/s", kAllEntries},
      .memory = {0.231, "TB/s", "measured: antirez/ds4#773"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
+     .crowding = {0.15, "us", kAsHopper},
      .capacity = {120, "GB", "128 on the data sheet, less 8 for the system: a guess"},
      .link = {20, "GB/s", "200 Gbit/s Ethernet: a guess"},
      .collective = {60, 40, "us", "a guess: through a network"},
-     .peer_sum = {40, "us", "no peer memory between machines"}},
+     .peer_sum = {0, "us", kNoPeers},
+     .peer_rate = {0, "GB/s", kNoPeers}},
 };
 
 }  // namespace
@@ -156,7 +167,7 @@ const Target& target_of(std::string_view name) {
        fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
-std::array<NamedFigure, 14> figures_of(const Target& t) {
+std::array<NamedFigure, 16> figures_of(const Target& t) {
   return {{{"clock", t.clock},
            {"products", t.product_rate},
            {"power", t.power_flops},
@@ -167,10 +178,12 @@ std::array<NamedFigure, 14> figures_of(const Target& t) {
            {"memory", t.memory},
            {"launch", t.launch},
            {"latency", t.latency},
+           {"crowding", t.crowding},
            {"capacity", t.capacity},
            {"link between GPUs", t.link},
            {"small collective", t.collective},
-           {"one-shot sum over peers", t.peer_sum}}};
+           {"small sum over peers", t.peer_sum},
+           {"sums over peers", t.peer_rate}}};
 }
 
 }  // namespace tessera::bench

@@ -36,10 +36,12 @@ struct Target {
   Figure memory;        // TB/s read
   Figure launch;        // us: a kernel of a recorded step that does nothing
   Figure latency;       // us: from a copy's issue to its bytes
+  Figure crowding;      // us more for a stage of the first wave where nearly every multiprocessor has a tile
   Figure capacity;      // GB of memory that a program can have
   Figure link;          // GB/s, one way, from one GPU to another
   Figure collective;    // us: NCCL with next to no bytes; high: two GPUs, low: more
-  Figure peer_sum;      // us: a one-shot sum over peer memory, with next to no bytes
+  Figure peer_sum;      // us: a sum over peer memory (comm/peer.h), with next to no bytes
+  Figure peer_rate;     // GB/s of such sums from one GPU to another; 0: none reaches another's memory
 };
 
 std::span<const Target> targets();
@@ -51,6 +53,6 @@ struct NamedFigure {
   std::string_view name;
   Figure figure;
 };
-std::array<NamedFigure, 14> figures_of(const Target& target);
+std::array<NamedFigure, 16> figures_of(const Target& target);
 
 }  // namespace tessera::bench

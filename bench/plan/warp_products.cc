@@ -83,6 +83,7 @@ std::vector<Kernel> warp_product_kernels(const PlanShape& shape, int64_t tokens,
   kernels.push_back(
       is_wide ? wide_kernel("down", work * ceil_div<int64_t>(e.hidden, WidePlan::kRows), e.inner, load.slots_of_tile)
               : few_kernel("down", 1, work, e.hidden, e.inner));
+  kernels[0].latencies = kGroupLoads, kernels[2].latencies = kernels[4].latencies = kExpertLoads;
   const double bytes = shape_weight_bytes(shape, tokens);
   kernels[2].memory_bytes = bytes * 2 / 3, kernels[4].memory_bytes = bytes / 3;
   kernels[2].flops = flops * 2 / 3, kernels[4].flops = flops / 3;

@@ -16,9 +16,9 @@ constexpr int64_t kWidthUnit = 128;
 
 std::string ParallelPlan::name() const {
   if (world == 1) return "one GPU";
-  return fmt::format("{}, experts by {}{}{}{}", attention == AttentionSplit::kByGroup ? "heads" : "whole attention",
+  return fmt::format("{}, experts by {}{}{}", attention == AttentionSplit::kByGroup ? "heads" : "whole attention",
                      experts == ExpertSplit::kByWidth ? "width" : "id", cuts_projections ? ", projections" : "",
-                     cuts_entries ? ", entries" : "", has_peer_sums ? ", peer sums" : "");
+                     cuts_entries ? ", entries" : "");
 }
 
 std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
@@ -43,8 +43,7 @@ std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
   // Each with one thing more, where heads are cut: what is not written lies there.
   for (const ParallelPlan& plan : std::vector<ParallelPlan>(plans)) {
     if (plan.attention == AttentionSplit::kWhole) continue;
-    for (bool ParallelPlan::*more :
-         {&ParallelPlan::has_peer_sums, &ParallelPlan::cuts_projections, &ParallelPlan::cuts_entries}) {
+    for (bool ParallelPlan::*more : {&ParallelPlan::cuts_projections, &ParallelPlan::cuts_entries}) {
       plans.push_back(plan);
       plans.back().*more = true;
     }

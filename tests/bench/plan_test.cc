@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "backends/sm100/sums_plan.h"
 #include "base/error.h"
@@ -36,11 +40,25 @@ TEST(KernelPlan, AStageOfEachResource) {
   EXPECT_NEAR(us_of(high, "shared memory"), 20 * 1280 / 128.0 / 1850, 1e-9);
   EXPECT_NEAR(us_of(low, "entry port"), 20 * 10 / 1850.0, 1e-9);
   EXPECT_NEAR(us_of(high, "entry port"), 20 * 5 / 1850.0, 1e-9);
-  EXPECT_NEAR(us_of(low, "L2"), 1490 * 1000 / 13.6e6, 1e-9);
+  EXPECT_NEAR(us_of(low, "L2"), 1490 * 1000 / 14.8e6, 1e-9);
   EXPECT_NEAR(us_of(low, "memory"), 1.0, 1e-9);
   EXPECT_NEAR(us_of(low, "latency"), 5.0, 1e-9);
   EXPECT_EQ(low.limit().name, "latency");
   EXPECT_NEAR(low.us(), 5.0 + 2.0 + 2.0, 1e-9);  // fill and two tiles' ends
+}
+
+TEST(KernelPlan, TheFirstWaveOfARingWaits) {
+  const Target& target = target_of("h200");
+  Kernel kernel;
+  kernel.tiles = 66, kernel.stages = 10, kernel.requested_bytes = 8.2e3, kernel.lead_stages = 2.5;
+  const double bytes_us = 66 * 10 * 8.2e3 / 8.2e6;
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "L2"), bytes_us + 10 * 0.4, 1e-9);  // 1 us over 2.5 stages
+  kernel.tiles = 132;  // nearly all multiprocessors: 0.15 us more
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "L2"), 2 * bytes_us + 10 * 0.55, 1e-9);
+  kernel.tiles = 133;  // a second wave, counted as full
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "L2"), 4 * bytes_us + 10 * 0.55, 1e-9);
+  kernel.fresh_waves = 2;
+  EXPECT_NEAR(us_of(predict(kernel, target, true), "L2"), 4 * bytes_us + 10 * (0.55 + 0.3 * 0.4), 1e-9);
 }
 
 TEST(KernelPlan, TilesAtOnceShareAMultiprocessor) {
@@ -92,6 +110,36 @@ TEST(KernelPlan, ExpertsLoad) {
   EXPECT_NEAR(shape_flops(shape, 64), flops / 4, 1e-6 * flops);
   EXPECT_NEAR(expert_load(shape, 64, 1).touched, touched / 4, 1e-6 * touched);
   EXPECT_NEAR(expert_load(shape, 4096, 128).slots_of_tile, 96, 0.5);
+}
+
+// Maps and experts of `tessera bench ops` on an H200. docs/performance/prediction.md has the rows, and those among them
+// that set constants (Flash's wo_b, wo_a, w2); none of Pro's did.
+TEST(KernelPlan, ReproducesAnH200) {
+  const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-23-h200-nvfp4-ops.json";
+  const nlohmann::json record = nlohmann::json::parse(std::ifstream(path));
+  std::map<std::string, std::vector<double>> off;
+  for (const char* model : {"flash", "pro"}) {
+    for (const PlanShape& shape : plan_shapes(model, published_config(model))) {
+      for (const nlohmann::json& row : record["rows"]) {
+        std::string name = row["op"];
+        for (const char* word : {"linear ", "moe_experts ", " nvfp4", " a16"}) {
+          if (const size_t at = name.find(word); at != std::string::npos) name.erase(at, std::strlen(word));
+        }
+        if (name != shape.name) continue;
+        const auto kernels = our_kernels(shape, row["tokens"], target_of("h200"));
+        if (kernels.empty()) continue;
+        const double us = estimate(kernels, target_of("h200"), true).us, measured = row["median_us"];
+        EXPECT_NEAR(us, measured, 0.26 * measured) << name << ' ' << row["tokens"];
+        off[model].push_back(std::abs(us / measured - 1));
+      }
+    }
+  }
+  for (auto& [model, errors] : off) {
+    EXPECT_EQ(errors.size(), model == "flash" ? 70u : 74u);
+    std::sort(errors.begin(), errors.end());
+    EXPECT_LT(errors[errors.size() / 2], 0.04) << model;
+    EXPECT_LT(errors[errors.size() * 4 / 5], 0.1) << model;
+  }
 }
 
 // One of the three sets its target's figure; the others test the model.

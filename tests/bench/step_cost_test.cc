@@ -43,7 +43,7 @@ double part_of(const StepCost& step, const std::string& name, double CostPart::*
 }
 
 // Rows of `tessera bench layer`, which set no figure of the model. docs/performance/several_gpus.md has them.
-TEST(StepCost, LayersOfFlashAreWithinAThirdOfTheRecord) {
+TEST(StepCost, LayersOfFlashAreWithinASixthOfTheRecord) {
   const nlohmann::json record = nlohmann::json::parse(std::ifstream(kRecord));
   int compared = 0;
   for (const char* steps : {"64", "4096"}) {
@@ -55,7 +55,7 @@ TEST(StepCost, LayersOfFlashAreWithinAThirdOfTheRecord) {
         const std::string kind = row["kind"];
         const LayerCost cost = layer_cost(stored("flash"), {}, target_of("h200"), load, layer_of(kind));
         const double measured = row["median_us"];
-        EXPECT_GT(cost.us(), 0.67 * measured) << kind << ' ' << tokens;
+        EXPECT_GT(cost.us(), 0.84 * measured) << kind << ' ' << tokens;
         EXPECT_LT(cost.us(), 1.1 * measured) << kind << ' ' << tokens;
         EXPECT_LT(cost.limit_us(), cost.us()) << kind << ' ' << tokens;
         RecordProperty(kind + std::to_string(tokens), std::to_string(cost.us() / measured - 1));
@@ -68,13 +68,13 @@ TEST(StepCost, LayersOfFlashAreWithinAThirdOfTheRecord) {
 
 // Four layers and the head (docs/performance/hopper.md, prefill.md): 1,093 tokens/s to decode at 4,096, 93,200 to
 // prefill 4,096.
-TEST(StepCost, FourLayersAndTheHeadAreWithinAThird) {
+TEST(StepCost, FourLayersAndTheHeadAreWithinASixth) {
   const model::StoredModel model = published_model(with_layers(published_config("flash"), 4), WeightFormat::kNvfp4);
   const double decode = step_cost(model, {}, target_of("h200"), {1, 1, 4096}).us();
-  EXPECT_GT(decode, 0.67 * 1e6 / 1093);
+  EXPECT_GT(decode, 0.84 * 1e6 / 1093);
   EXPECT_LT(decode, 1.1 * 1e6 / 1093);
   const double prefill = step_cost(model, {}, target_of("h200"), {1, 4096, 0}).us();
-  EXPECT_GT(prefill, 0.67 * 4096e6 / 93200);
+  EXPECT_GT(prefill, 0.84 * 4096e6 / 93200);
   EXPECT_LT(prefill, 1.1 * 4096e6 / 93200);
   RecordProperty("decode_us", std::to_string(decode));
   RecordProperty("prefill_us", std::to_string(prefill));
@@ -114,10 +114,9 @@ TEST(StepCost, PlansMoveBytesAndShareWork) {
   whole.attention = AttentionSplit::kWhole;
   EXPECT_NEAR(part_of(of(whole, 64), kSumsPart, &CostPart::received_bytes), vector * 2, 1);
   EXPECT_GT(part_of(of(whole, 64), "attention"), part_of(of(by_width, 64), "attention"));
-  ParallelPlan peers = by_width;
-  peers.has_peer_sums = true;
-  EXPECT_LT(part_of(of(peers, 1), kSumsPart), part_of(of(by_width, 1), kSumsPart));
-  EXPECT_EQ(part_of(of(peers, 1), "attention"), part_of(of(by_width, 1), "attention"));
+  // Few bytes are summed over peer memory: two of 3 us and what goes over the link a layer; many by NCCL.
+  EXPECT_NEAR(part_of(of(by_width, 1), kSumsPart), 43 * (2 * 3.0 + 4096 * (4 + 2) / 110e3), 1e-6);
+  EXPECT_GT(part_of(of(by_width, 512), kSumsPart), 43 * 2 * target_of("h200").collective.high);
 }
 
 TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
