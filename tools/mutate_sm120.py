@@ -79,7 +79,8 @@ def run(command, folder, seconds=600):
 
 def compile_mutant(commands, overlay, source, target):
     entry = commands[str(source)]
-    words = [w for w in entry['command'].split() if 'ccache' not in w]
+    # Undefined behaviour is looked for by the tests themselves, and takes half of the compiler's time.
+    words = [w.replace('address,undefined', 'address') for w in entry['command'].split() if 'ccache' not in w]
     mine = overlay / source.relative_to(ROOT / 'src') if source.is_relative_to(ROOT / 'src') else source
     words = [str(mine) if w == str(source) and mine.exists() else w for w in words]
     words[words.index('-o') + 1] = str(target)
@@ -127,7 +128,7 @@ def main():
             at = words.index('-o')
             program = overlay / 'mutant'
             words[at + 1] = str(program)
-            words[at:at] = objects
+            words[1:1] = objects  # first, so that the linker keeps what the changed text makes of inline functions
             code, output = run(words, build)
             if code != 0:
                 sys.exit(f'{number}: does not link\n{output[-3000:]}')

@@ -2,6 +2,8 @@
 // On a machine with a GPU the other tests of this program run the GPU's variants too. This says whether they did.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "testing/op_harness.h"
 
 namespace tessera {
@@ -21,6 +23,29 @@ TEST(Gpu, HasAVariantOfEveryOp) {
     has_every_op |= std::apply([](const auto&... lists) { return (!lists.empty() && ...); }, backend->variants.lists);
   }
   EXPECT_TRUE(has_every_op) << "what an architecture's backend lacks, the portable one has";
+}
+
+// A build has Blackwell's kernels either for Blackwell or, with its instructions in software, for Hopper.
+TEST(Gpu, BlackwellsBackendsAreForOneArchitecture) {
+  const std::map<std::string, std::vector<std::pair<int, int>>> targets = {{"sm100", {{10, 0}, {10, 3}}},
+                                                                           {"sm120", {{12, 0}, {12, 1}}}};
+  for (const ops::Backend* backend : backends::all_backends()) {
+    const auto found = targets.find(backend->name);
+    if (found == targets.end()) continue;
+    std::string why_not;
+    const auto takes = [&](int major, int minor) {
+      device::Machine machine;
+      machine.gpu.emplace(), machine.gpu->compute_major = major, machine.gpu->compute_minor = minor;
+      return backend->available(machine, why_not);
+    };
+    const bool is_in_software = takes(9, 0);
+    for (const auto& [major, minor] : found->second) EXPECT_NE(takes(major, minor), is_in_software) << backend->name;
+    for (const auto& [major, minor] : {std::pair(8, 0), std::pair(10, 2), std::pair(11, 0), std::pair(12, 2)}) {
+      EXPECT_FALSE(takes(major, minor)) << backend->name << " on " << major << "." << minor;
+    }
+    EXPECT_EQ(why_not.rfind("needs compute capability ", 0), 0u) << why_not;
+    EXPECT_NE(why_not.find(", found 12.2"), std::string::npos) << why_not;
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "backends/layout_round_trip.h"
 #include "backends/scaled_experts.h"
 #include "backends/sm100/packed_tiles.h"
+#include "backends/sm100/sums_plan.h"
 #include "ops/linear/linear.h"
 #include "ops/reference_rows.h"
 #include "tensor/scale_layout.h"
@@ -127,6 +128,12 @@ TEST_F(BlackwellTest, Linear) {
     const bool is_bf16 = output == DType::kBF16;
     check(desc(some(1, 12) * 16, some(is_bf16 ? 513 : 1, 100), 1), is_bf16 ? some(193, 64) : some(385, 100));
   }
+  // Last tiles of fewer tokens than the sets share, in either set; the tiles before are full.
+  const int64_t last = some(1, 47);
+  ASSERT_EQ(backends::sm100::pair_tile_tokens({.out = 300}, 768 + last, 2), backends::sm100::kWidePairTileTokens);
+  check(
+      {.in = 16 * some(1, 2), .out = some(257, 100), .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4},
+      768 + last);
   check({.in = 272,
          .out = 40,
          .format = ops::WeightFormat::kNvfp4,
@@ -231,6 +238,8 @@ TEST_F(SlowBlackwellTest, PairsOfBlocks) {
   check(map(512, 9000 + some(0, 100)), 300 + some(0, 60));
   check(map(16 * some(1, 30), 34000 + some(0, 100)), 129 + some(0, 64));  // blocks take two tiles
   check(map(512, 34000 + some(0, 100)), 193 + some(0, 64));               // of 256 tokens, three
+  // Of 256 tokens with one of fewer than the sets share behind them, in either set.
+  check(map(16 * some(1, 4), 39 * 256 + some(1, 255)), 768 + some(1, 47));
 }
 
 TEST_F(SlowBlackwellTest, ExpertsOfFlash) {

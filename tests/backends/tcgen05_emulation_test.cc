@@ -1,176 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulated GPU's tensor cores (cuda_common/ptx/emulated/tcgen05.h) themselves: products of operands that this file
-// lays out by the ISA's tables, and each rule that they trap on, one broken at a time.
-#include <cuda_runtime.h>
+// The emulated GPU's tensor cores (cuda_common/ptx/emulated/tcgen05.h) themselves: products of operands that
+// tcgen05_blocks.h lays out by the ISA's tables, and each rule that they trap on, one broken at a time.
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <bit>
 #include <cstring>
 
-#include "backends/cuda_common/ptx/tcgen05.cuh"
-#include "backends/cuda_common/tcgen05_operands.h"
-#include "testing/op_harness.h"
+#include "backends/tcgen05_blocks.h"
 
 namespace tessera {
 namespace {
 
-using namespace backends::cuda_common;
+using namespace testing::tcgen05_blocks;
 using ::testing::HasSubstr;
-namespace tcgen05 = ptx::tcgen05;
 
-constexpr int kM = 128, kMostN = 256, kSteps = 4;  // 256 columns: four products
-
-// Shared memory of a block. 128-byte swizzle: from 0 and from 16 K on; scales: an atom per step and 128 rows.
-struct Shared {
-  uint8_t a[kM * 128], b[kMostN * 128];
-  uint8_t a_scales[kSteps][512], b_scales[kSteps][2][512];
-  ptx::SharedBarrier done, never;
-  uint32_t memory;
-};
-constexpr int kScalesOfA = 256, kScalesOfB = 264;  // columns, of two steps
-
-Shared& shared() {
-  return *static_cast<Shared*>(device::emulated::dynamic_shared());
-}
-
-struct Said {
-  bool is_sound;
-  std::string line;
-};
-
-// Runs a block of `threads` threads.
-template <class Kernel>
-Said run_block(int threads, const Kernel& kernel) {
-  class Code final : public device::emulated::ThreadCode {
-   public:
-    explicit Code(const Kernel& called) : kernel_(called) {}
-    void run() const override { kernel_(); }
-
-   private:
-    const Kernel& kernel_;
-  };
-  ::testing::internal::CaptureStderr();
-  const bool is_sound =
-      device::emulated::run_grid(Code(kernel), dim3(1), dim3(static_cast<unsigned>(threads)), sizeof(Shared));
-  return {is_sound, ::testing::internal::GetCapturedStderr()};
-}
-
-int thread() {
-  return static_cast<int>(threadIdx.x);
-}
-
-// Codes and scales of a product's operands, row by row.
-struct Operands {
-  int n;
-  std::vector<uint8_t> a, b, a_scales, b_scales;  // [rows][128 bytes], [rows][16]
-
-  void place(Shared& s) const {
-    const auto lay = [](const std::vector<uint8_t>& rows, uint8_t* to) {
-      for (size_t at = 0; at < rows.size(); ++at) {
-        const size_t m = at / 128, kb = at % 128;  // the table of the 128-byte swizzle
-        to[(m / 8) * 1024 + (m % 8) * 128 + ((kb / 16) ^ (m % 8)) * 16 + kb % 16] = rows[at];
-      }
-    };
-    lay(a, s.a), lay(b, s.b);
-    for (int step = 0; step < kSteps; ++step) {
-      const auto lay_scales = [&](const std::vector<uint8_t>& rows, uint8_t* to) {
-        for (size_t row = 0; row < rows.size() / 16; ++row) {
-          for (size_t j = 0; j < 4; ++j) {
-            to[row / 128 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + j] =
-                rows[row * 16 + static_cast<size_t>(step) * 4 + j];
-          }
-        }
-      };
-      lay_scales(a_scales, s.a_scales[step]), lay_scales(b_scales, s.b_scales[step][0]);
-    }
-  }
-
-  // Of `steps` products one after another: the model's sum of row m and column n.
-  uint32_t sum(int m, int column, int steps) const {
-    uint32_t sum = 0;
-    for (int step = 0; step < steps; ++step) {
-      int groups[4];
-      uint8_t sa[4], sb[4];
-      for (int j = 0; j < 4; ++j) {
-        groups[j] = 0;
-        for (int k = step * 64 + j * 16; k < step * 64 + j * 16 + 16; ++k) {
-          const auto code = [&](const std::vector<uint8_t>& rows, int row) {
-            return ptx::emulated::halves_of_e2m1(
-                static_cast<uint32_t>(rows[static_cast<size_t>(row * 128 + k / 2)] >> k % 2 * 4 & 15));
-          };
-          groups[j] += code(a, m) * code(b, column);
-        }
-        sa[j] = a_scales[static_cast<size_t>(m * 16 + step * 4 + j)];
-        sb[j] = b_scales[static_cast<size_t>(column * 16 + step * 4 + j)];
-      }
-      sum = ptx::emulated::add_scaled_groups(sum, groups, sa, sb);
-    }
-    return sum;
-  }
-};
-
-class Tcgen05EmulationTest : public testing::RandomTest {
- protected:
-  Operands random_operands(int n) {
-    const auto bytes = [&](int count, uint64_t below) {
-      std::vector<uint8_t> made(static_cast<size_t>(count));
-      for (uint8_t& byte : made) byte = static_cast<uint8_t>(rng_.below(below));
-      return made;
-    };
-    return {n, bytes(kM * 128, 256), bytes(n * 128, 256), bytes(kM * 16, 0x7F), bytes(n * 16, 0x7F)};
-  }
-};
-
-void allocate(int columns = 512) {
-  Shared& s = shared();
-  if (thread() < 32) tcgen05::alloc(&s.memory, columns);
-  if (thread() == 0) s.done.init(1), s.never.init(1);
-  __syncthreads();
-}
-void release(int columns = 512) {
-  __syncthreads();
-  if (thread() < 32) tcgen05::dealloc(shared().memory, columns);
-}
-
-void copy_scales(int step, int n) {
-  Shared& s = shared();
-  const auto at = static_cast<uint32_t>(s.memory);
-  tcgen05::cp_scales(at + kScalesOfA + 4 * (step % 2), scales_descriptor(ptx::shared_address(s.a_scales[step])));
-  for (int half = 0; half < (n + 127) / 128; ++half) {
-    tcgen05::cp_scales(at + kScalesOfB + 8 * (step % 2) + 4 * half,
-                       scales_descriptor(ptx::shared_address(s.b_scales[step][half])));
-  }
-}
-// What a product takes; a test changes a part of it.
-struct Issue {
-  uint32_t d, a_scales, b_scales, instruction;
-  uint64_t a, b;
-  bool adds;
-};
-Issue issue_of(int step, int n) {
-  Shared& s = shared();
-  return {s.memory,
-          s.memory + kScalesOfA + 4 * (step % 2),
-          s.memory + kScalesOfB + 8 * (step % 2),
-          nvfp4_instruction(kM, n),
-          advance_descriptor(codes_descriptor(ptx::shared_address(s.a)), 32 * step),
-          advance_descriptor(codes_descriptor(ptx::shared_address(s.b)), 32 * step),
-          step > 0};
-}
-void multiply(const Issue& i) {
-  tcgen05::mma_nvfp4(i.d, i.a, i.b, i.instruction, i.a_scales, i.b_scales, i.adds);
-}
-uint32_t row_address() {
-  return shared().memory + (static_cast<uint32_t>(thread() / 32 % 4 * 32) << 16);
-}
+class Tcgen05EmulationTest : public OperandsTest {};
 
 TEST_F(Tcgen05EmulationTest, ProductsAreTheModelsSums) {
   for (const int n : {8, 16, 40, 128, 136, 256}) {
     const Operands operands = random_operands(n);
     std::vector<uint32_t> found(static_cast<size_t>(kM * n));
-    const Said said = run_block(192, [&] {
+    const Said said = run_blocks(192, [&] {
       Shared& s = shared();
       if (thread() == 0) operands.place(s);
       allocate();
@@ -180,12 +31,7 @@ TEST_F(Tcgen05EmulationTest, ProductsAreTheModelsSums) {
       }
       if (thread() < 128) {
         s.done.wait(0);
-        for (int first = 0; first < n; first += 8) {
-          uint32_t r[8];
-          tcgen05::ld(r, row_address() + static_cast<uint32_t>(first));
-          tcgen05::wait_ld(r);
-          for (int i = 0; i < 8; ++i) found[static_cast<size_t>(thread() * n + first + i)] = r[i];
-        }
+        load_row(n, &found[static_cast<size_t>(thread() * n)]);
       }
       release();
     });
@@ -216,7 +62,7 @@ TEST_F(Tcgen05EmulationTest, ReadsEverySwizzle) {
       {0, 128, 256, [](size_t m, size_t kb) { return m / 8 * 256 + m % 8 * 16 + kb / 16 * 128 + kb % 16; }}};
   for (const Layout& layout : layouts) {
     std::vector<uint32_t> found(static_cast<size_t>(kM * 24));
-    const Said said = run_block(128, [&] {
+    const Said said = run_blocks(128, [&] {
       Shared& s = shared();
       if (thread() == 0) {
         operands.place(s);
@@ -240,12 +86,7 @@ TEST_F(Tcgen05EmulationTest, ReadsEverySwizzle) {
         tcgen05::commit(s.done);
       }
       s.done.wait(0);
-      for (int first = 0; first < 24; first += 8) {
-        uint32_t r[8];
-        tcgen05::ld(r, row_address() + static_cast<uint32_t>(first));
-        tcgen05::wait_ld(r);
-        for (int i = 0; i < 8; ++i) found[static_cast<size_t>(thread() * 24 + first + i)] = r[i];
-      }
+      load_row(24, &found[static_cast<size_t>(thread() * 24)]);
       release();
     });
     ASSERT_TRUE(said.is_sound) << said.line;
@@ -259,7 +100,7 @@ TEST_F(Tcgen05EmulationTest, ReadsEverySwizzle) {
 
 // Stores and loads of 8 and 16 columns, by every warp in its own lanes.
 TEST_F(Tcgen05EmulationTest, StoresComeBack) {
-  const Said said = run_block(256, [&] {
+  const Said said = run_blocks(256, [&] {
     allocate(64);
     const int warp = thread() / 32;
     const uint32_t address = row_address() + static_cast<uint32_t>(warp / 4 * 32);
@@ -318,7 +159,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWhatDescriptorsMayNotSay) {
       {"where nothing was written", [](Issue& i) { i.adds = true; }},
   };
   for (const Case& one : cases) {
-    const Said said = run_block(128, [&] {
+    const Said said = run_blocks(128, [&] {
       Shared& s = shared();
       if (thread() == 0) operands.place(s);
       allocate();
@@ -334,7 +175,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWhatDescriptorsMayNotSay) {
     });
     EXPECT_FALSE(said.is_sound) << one.expected;
     EXPECT_THAT(said.line, HasSubstr(one.expected));
-    EXPECT_THAT(said.line, HasSubstr("tcgen05_emulation_test.cc:")) << "the place that issued it";
+    EXPECT_THAT(said.line, HasSubstr("tcgen05_blocks.h:")) << "the place that issued it";
   }
 }
 
@@ -501,7 +342,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
         .end = [] {}}},
   };
   for (const Case& one : cases) {
-    const Said said = run_block(128, [&] {
+    const Said said = run_blocks(128, [&] {
       Shared& s = shared();
       if (thread() == 0) operands.place(s);
       one.around.before();

@@ -23,9 +23,23 @@ enum class BrokenRule {
   kNoPair,        // cta_group::2 in a launch without clusters
   kDealloc,       // gives other columns back than it got
   kMissingBytes,  // a barrier expects more bytes than are copied: waits 20 seconds
+  // Of a pair alone; "odd" is its odd block.
+  kOddCopies,        // issues a copy of scales
+  kOddMultiplies,    // a product
+  kOddCommits,       // a commit
+  kRowsOfOneBlock,   // a product of 128 rows
+  kColumnsInEights,  // a product of N = 8 more
+  kBothGroups,       // scales are copied in the even block alone, by cta_group::1
+  kScalesOfFewer,    // scales of the first 128 columns of N alone
+  kOddHasLess,       // has allocated fewer columns
+  kOddIsEarly,       // loads sums that are not there yet
+  kOddLeavesSums,    // does not load what the next product begins anew
+  kOddIsLoading,     // has not waited for its loads when the next product is issued
+  kOddKeepsBack,     // does not say that its part has come: the even block waits 20 seconds
 };
 
-// Starts it on the current GPU and waits; false: it was refused, and the GPU's context is lost.
-bool obeys_rules(BrokenRule rule);
+// Starts it on the current GPU, in one block or in a pair of a cluster's, and waits; false: it was refused, and the
+// GPU's context is lost.
+bool obeys_rules(BrokenRule rule, int num_blocks);
 
 }  // namespace tessera::testing

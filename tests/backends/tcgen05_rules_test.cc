@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <span>
 
 #include "testing/gpu_stage.h"
 
@@ -19,8 +20,25 @@ struct Case {
   const char* expected;
 };
 
-TEST(SlowTcgen05RulesDeathTest, BrokenOnesEndTheKernelWithALine) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+class SlowTcgen05RulesDeathTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string why_not;
+    if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+  static void run(BrokenRule rule, int num_blocks) {
+    std::string why_not;
+    if (!testing::find_test_gpu(why_not).has_value()) std::exit(77);
+    std::exit(testing::obeys_rules(rule, num_blocks) ? 0 : 1);
+  }
+  static void check(int num_blocks, std::span<const Case> cases) {
+    EXPECT_EXIT(run(BrokenRule::kNone, num_blocks), ::testing::ExitedWithCode(0), "");
+    for (const Case& one : cases) EXPECT_EXIT(run(one.rule, num_blocks), ::testing::ExitedWithCode(1), one.expected);
+  }
+};
+
+TEST_F(SlowTcgen05RulesDeathTest, BrokenOnesEndTheKernelWithALine) {
   const Case cases[] = {
       {BrokenRule::kReservedBits, "reserved bits set"},
       {BrokenRule::kStride, "stride is not 8 swizzled rows"},
@@ -40,15 +58,28 @@ TEST(SlowTcgen05RulesDeathTest, BrokenOnesEndTheKernelWithALine) {
       {BrokenRule::kDealloc, "gives back columns that no allocation gave"},
       {BrokenRule::kMissingBytes, "waits for ever for a barrier in shared memory"},
   };
-  const auto run = [](BrokenRule rule) {
-    std::string why_not;
-    if (!testing::find_test_gpu(why_not).has_value()) std::exit(77);
-    std::exit(testing::obeys_rules(rule) ? 0 : 1);
+  check(1, cases);
+}
+
+TEST_F(SlowTcgen05RulesDeathTest, ThoseOfPairsDoToo) {
+  const Case cases[] = {
+      {BrokenRule::kOddCopies, "is for the pair's even block to give"},
+      {BrokenRule::kOddMultiplies, "is for the pair's even block to give"},
+      {BrokenRule::kOddCommits, "is for the pair's even block to give"},
+      {BrokenRule::kRowsOfOneBlock, "M is not 128 rows of each thread block"},
+      {BrokenRule::kColumnsInEights, "N is not 8 to 256 in steps of 8"},
+      {BrokenRule::kBothGroups, "instructions of both cta_groups"},
+      {BrokenRule::kNoScalesOfA, "scales of A were not written"},
+      {BrokenRule::kScalesOfFewer, "scales of B were not written"},
+      {BrokenRule::kOddHasLess, "sums take columns which are not all allocated"},
+      {BrokenRule::kOverlap, "overlap in tensor memory"},
+      {BrokenRule::kAddsToNothing, "adds where nothing was written"},
+      {BrokenRule::kOddIsEarly, "product that is under way"},
+      {BrokenRule::kOddLeavesSums, "whose sums nobody has read"},
+      {BrokenRule::kOddIsLoading, "of which a load has not been waited for"},
+      {BrokenRule::kOddKeepsBack, "waits for ever for a barrier in shared memory"},
   };
-  std::string why_not;
-  if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
-  EXPECT_EXIT(run(BrokenRule::kNone), ::testing::ExitedWithCode(0), "");
-  for (const Case& one : cases) EXPECT_EXIT(run(one.rule), ::testing::ExitedWithCode(1), one.expected);
+  check(2, cases);
 }
 
 }  // namespace

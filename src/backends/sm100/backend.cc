@@ -14,16 +14,18 @@ namespace {
 
 using namespace tessera::ops;
 
-// The kernels are for 10.0 and 10.3 alone. The emulated GPU has every instruction that ptx/ has, and with the CMake
-// option TESSERA_SM100_EMULATED so has a Hopper GPU.
+// The kernels are for 10.0 and 10.3 alone; with the CMake option TESSERA_SM100_EMULATED for a Hopper GPU alone. The
+// emulated GPU of decision 0019 has every instruction that ptx/ has.
 bool available(const device::Machine& machine, std::string& why_not) {
-#ifdef TESSERA_SM100_EMULATED
-  if (machine.gpu->compute_major == 9) return true;
-#endif
   const device::GpuDevice& gpu = *machine.gpu;
+#ifdef TESSERA_SM100_EMULATED
+  constexpr const char* kNeeded = "9.0 (this build has tcgen05 in software)";
+  if (gpu.compute_major == 9) return true;
+#else
+  constexpr const char* kNeeded = "10.0 or 10.3 (Blackwell B200, B300)";
   if (gpu.compute_major == 10 && (gpu.compute_minor == 0 || gpu.compute_minor == 3)) return true;
-  why_not = fmt::format("needs compute capability 10.0 or 10.3 (Blackwell B200, B300), found {}.{}", gpu.compute_major,
-                        gpu.compute_minor);
+#endif
+  why_not = fmt::format("needs compute capability {}, found {}.{}", kNeeded, gpu.compute_major, gpu.compute_minor);
   return false;
 }
 

@@ -5,6 +5,7 @@
 #include "backends/cuda_common/map_groups.h"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/row_parts.cuh"
+#include "backends/cuda_common/tiled_map.cuh"
 #include "backends/sm100/block_scaled_sums.cuh"
 #include "backends/sm100/kernels.h"
 
@@ -12,22 +13,15 @@ namespace tessera::backends::sm100 {
 
 namespace {
 
-using cuda_common::Values;
+using cuda_common::tile_tokens_of, cuda_common::Values;
 
-struct LinearJob {
-  Values x;        // [tokens, groups * in]
-  char* tiles;     // [groups][token tiles] (input_tiles.cuh)
-  float* factors;  // [groups, tokens]
-  const char* data;
-  float tensor_scale;
-  Values y;  // [tokens, groups * out]
-  int64_t in, out, groups, num_tokens;
-  int32_t tile_tokens, token_group;  // of a tile at most; tiles are multiples of
+struct LinearJob : cuda_common::TiledMap {
+  Values x;             // [tokens, groups * in]
+  char* tiles;          // [groups][token tiles] (input_tiles.cuh)
+  float* factors;       // [groups, tokens]
+  int32_t token_group;  // tiles are multiples of
 };
 
-__device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
-  return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
-}
 __device__ char* tile_of(const LinearJob& job, int64_t group, int64_t first_token) {
   const int64_t rows = round_up<int64_t>(job.num_tokens, job.token_group), tile = first_token / job.tile_tokens;
   const int64_t tiles = ceil_div<int64_t>(job.num_tokens, job.tile_tokens);
@@ -65,17 +59,12 @@ __global__ void __launch_bounds__(kQuantizeThreads) norm_and_quantize_inputs(Lin
 
 // Row tiles of a token tile of a group are neighbours, so that blocks at work share inputs.
 template <int kTileTokens>
-class LinearTiles {
+class LinearTiles : public cuda_common::MapTiles {
  public:
   static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens > kMostTileTokens ? 2 : 1;
-  struct Place {
-    int64_t group, first_row, first_token;
-  };
-  __device__ explicit LinearTiles(const LinearJob& job)
-      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
+  __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
 
   __device__ int64_t width() const { return job_.in; }
-  __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
   __device__ Place place(int tile, int rank) const {
     const int token_tile = tile / row_tiles_;
     return {token_tile / token_tiles_, int64_t{tile % row_tiles_} * kTileRows + rank * PackedTile::kRows,
@@ -88,7 +77,6 @@ class LinearTiles {
     return job_.data + PackedTile::offset(place.group * job_.out + row, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return tile_of(job_, place.group, place.first_token); }
-  __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
   template <int kCount>
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[1][kCount]) const {
     const int64_t out_row = place.first_row + row, first = place.first_token + first_token;
@@ -126,12 +114,8 @@ class LinearTiles {
       }
     }
   }
-  __device__ static int tiles_of(int64_t count, int64_t tile) {
-    return static_cast<int>(ceil_div<int64_t>(count, tile));
-  }
 
   const LinearJob& job_;
-  const int row_tiles_, token_tiles_;
 };
 
 // The workspace: input tiles, then factors.
@@ -143,17 +127,8 @@ int64_t tile_bytes(const ops::Linear::Desc& desc, int64_t num_tokens) {
 // All of a map but the tiles' places.
 LinearJob job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args, int32_t tile_tokens) {
   char* workspace = static_cast<char*>(args.workspace);
-  return {cuda_common::values_of(args.x),
-          workspace,
+  return {cuda_common::tiled_map(desc, args, tile_tokens), cuda_common::values_of(args.x), workspace,
           reinterpret_cast<float*>(workspace + tile_bytes(desc, args.num_tokens)),
-          static_cast<const char*>(args.weight.data),
-          args.weight.tensor_scale,
-          cuda_common::values_of(args.y),
-          desc.in,
-          desc.out,
-          desc.groups,
-          args.num_tokens,
-          tile_tokens,
           tile_tokens > kMostTileTokens ? 2 * InputTile::kGroup : InputTile::kGroup};
 }
 

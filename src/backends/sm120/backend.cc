@@ -14,15 +14,18 @@ namespace {
 
 using namespace tessera::ops;
 
-// The kernels are for 12.0 and 12.1 alone. The emulated GPU has every instruction that ptx/ has, and with the CMake
-// option TESSERA_SM120_EMULATED so has any from 9.0 on.
+// The kernels are for 12.0 and 12.1 alone; with the CMake option TESSERA_SM120_EMULATED for a Hopper GPU alone. The
+// emulated GPU of decision 0019 has every instruction that ptx/ has.
 bool available(const device::Machine& machine, std::string& why_not) {
+  const device::GpuDevice& gpu = *machine.gpu;
 #ifdef TESSERA_SM120_EMULATED
-  if (machine.gpu->compute_major == 9) return true;
+  constexpr const char* kNeeded = "9.0 (this build has block-scaled mma.sync in software)";
+  if (gpu.compute_major == 9) return true;
+#else
+  constexpr const char* kNeeded = "12.0 or 12.1 (RTX PRO 6000, RTX 5090, GB10)";
+  if (gpu.compute_major == 12 && gpu.compute_minor <= 1) return true;
 #endif
-  if (machine.gpu->compute_major == 12 && machine.gpu->compute_minor <= 1) return true;
-  why_not = fmt::format("needs compute capability 12.0 or 12.1 (RTX PRO 6000, RTX 5090, GB10), found {}.{}",
-                        machine.gpu->compute_major, machine.gpu->compute_minor);
+  why_not = fmt::format("needs compute capability {}, found {}.{}", kNeeded, gpu.compute_major, gpu.compute_minor);
   return false;
 }
 

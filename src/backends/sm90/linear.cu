@@ -2,7 +2,7 @@
 // linear with packed weights: many tokens by wide_sums.cuh, few by the portable backend. What bounds it: the tensor
 // cores' BF16 products.
 #include "backends/cuda/kernels.h"
-#include "backends/cuda_common/values.cuh"
+#include "backends/cuda_common/tiled_map.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/wide_sums.cuh"
 
@@ -10,26 +10,18 @@ namespace tessera::backends::sm90 {
 
 namespace {
 
-using cuda_common::Values, cuda_common::wait_for_previous;
+using cuda_common::tile_tokens_of, cuda_common::wait_for_previous;
 using ops::WeightFormat;
 
 constexpr int kTileRows = Wide::kTileRows;  // whatever the weights
 
-struct LinearJob {
-  const uint16_t* x;  // [tokens, groups * in]
-  char* arranged;     // [groups][tokens, in]
-  const char* data;
+struct LinearJob : cuda_common::TiledMap {
+  const uint16_t* x;    // [tokens, groups * in]
+  char* arranged;       // [groups][tokens, in]
   const float* scales;  // FP8's, of blocks
-  float tensor_scale;
-  Values y;  // [tokens, groups * out]
-  int64_t in, out, groups, num_tokens;
-  int32_t tile_tokens;
 };
 
 // A tile of tokens.
-__device__ int tile_tokens_of(const LinearJob& job, int64_t first_token) {
-  return static_cast<int>(min(job.num_tokens - first_token, int64_t{job.tile_tokens}));
-}
 __device__ char* arranged_of(const LinearJob& job, int64_t group, int64_t first_token) {
   const int64_t padded = (job.num_tokens + ProductInputs::kRows - 1) / ProductInputs::kRows * ProductInputs::kRows;
   return job.arranged + ProductInputs::bytes(group * padded + first_token, job.in);
@@ -51,19 +43,14 @@ __global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
 
 // Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
 template <WeightFormat kWeightFormat>
-class LinearTiles {
+class LinearTiles : public cuda_common::MapTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
   using Layout = cuda_common::PackedUnit<kFormat>;
   using Share = cuda_common::PackedShare<kFormat>;
-  struct Place {
-    int64_t group, first_row, first_token;
-  };
-  __device__ explicit LinearTiles(const LinearJob& job)
-      : job_(job), row_tiles_(tiles_of(job.out, kTileRows)), token_tiles_(tiles_of(job.num_tokens, job.tile_tokens)) {}
+  __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
 
   __device__ int width() const { return static_cast<int>(job_.in); }
-  __device__ int count() const { return static_cast<int>(job_.groups) * row_tiles_ * token_tiles_; }
   __device__ Place place(int tile) const {
     constexpr int kBand = 8;
     const int group = tile / (row_tiles_ * token_tiles_), in_group = tile - group * row_tiles_ * token_tiles_;
@@ -81,7 +68,6 @@ class LinearTiles {
     return job_.scales + cuda_common::packed_scale_at(place.group * job_.out + row, 0, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return arranged_of(job_, place.group, place.first_token); }
-  __device__ int tokens(const Place& place) const { return tile_tokens_of(job_, place.first_token); }
   __device__ Share share(const typename WideOf<kFormat>::Weights& stage, int block, int part, int warp,
                          int lane) const {
     return stage.share_of(warp, block, part, lane);
@@ -110,12 +96,7 @@ class LinearTiles {
   }
 
  private:
-  __device__ static int tiles_of(int64_t count, int tile) {
-    return static_cast<int>((count + tile - 1) / tile);
-  }
-
   const LinearJob& job_;
-  const int row_tiles_, token_tiles_;
 };
 
 }  // namespace
@@ -133,17 +114,8 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   const int32_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
   if (tile_tokens == 0) return cuda::linear_packed(desc, args, queue);
-  const LinearJob job{static_cast<const uint16_t*>(args.x.data),
-                      static_cast<char*>(args.workspace),
-                      static_cast<const char*>(args.weight.data),
-                      static_cast<const float*>(args.weight.block_scales),
-                      args.weight.tensor_scale,
-                      cuda_common::values_of(args.y),
-                      desc.in,
-                      desc.out,
-                      desc.groups,
-                      args.num_tokens,
-                      tile_tokens};
+  const LinearJob job{cuda_common::tiled_map(desc, args, tile_tokens), static_cast<const uint16_t*>(args.x.data),
+                      static_cast<char*>(args.workspace), static_cast<const float*>(args.weight.block_scales)};
   const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ProductInputs::kRows)),
                           static_cast<unsigned>(desc.groups));
   cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);

@@ -32,17 +32,23 @@ class EmulatedBlackwell : public ::testing::TestWithParam<Blackwell> {
   EmulatedBlackwell() {
     device::emulated::set_compute_capability(GetParam().compute_major, 0);
   }
-  ~EmulatedBlackwell() override {
-    device::emulated::set_compute_capability(9, 0);
-  }
 #endif
+  ~EmulatedBlackwell() override {
+    unsetenv("TESSERA_BACKENDS");
+#ifdef TESSERA_CUDA_EMULATED
+    device::emulated::set_compute_capability(9, 0);
+#endif
+  }
   void SetUp() override {
     std::string why_not;
     if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
   }
 
-  static model::LoadedModel load_on(const char* device) {
-    setenv("TESSERA_DEVICE", device, 1);
+  // On a GPU with the test's backend and the portable one alone: a build may have both in software for one GPU.
+  static model::LoadedModel load_on(const std::string& device) {
+    const std::string variant = GetParam().variant;
+    setenv("TESSERA_DEVICE", device.c_str(), 1);
+    setenv("TESSERA_BACKENDS", device == "cpu" ? "" : ("cuda," + variant.substr(0, variant.find('.'))).c_str(), 1);
     return testing::load(testing::tiny_model(), ops::InputMode::kA4, ops::CacheMode::kFp8);
   }
 };
@@ -128,14 +134,14 @@ TEST_P(SlowEmulatedBlackwell, EightSequencesAnswerAsTheReferenceDoesAndAsAlone) 
 }
 
 std::vector<Blackwell> targets() {
-  if (!testing::kGpuIsEmulated) {
-#ifdef TESSERA_SM100_EMULATED
-    return {{10, "sm100.tcgen05"}};
-#else
-    return {{12, "sm120.block_scaled"}};
+  std::vector<Blackwell> all;
+#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM100_EMULATED)
+  all.push_back({10, "sm100.tcgen05"});
 #endif
-  }
-  return {{10, "sm100.tcgen05"}, {12, "sm120.block_scaled"}};
+#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM120_EMULATED)
+  all.push_back({12, "sm120.block_scaled"});
+#endif
+  return all;
 }
 std::string name_of(const ::testing::TestParamInfo<Blackwell>& test) {
   return "Compute" + std::to_string(test.param.compute_major) + "0";

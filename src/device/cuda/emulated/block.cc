@@ -143,6 +143,7 @@ class Grid {
     if (!open_barrier(block)) pause(kAtBarrier, site);
   }
 
+  int num_cluster_barriers() const { return num_cluster_barriers_; }
   void sync_cluster(const Site& site) {
     ++num_at_cluster_barrier_;
     if (!open_cluster_barrier()) pause(kAtClusterBarrier, site);
@@ -240,7 +241,7 @@ class Grid {
   }
   bool open_cluster_barrier() {
     if (num_at_cluster_barrier_ < num_alive()) return false;
-    num_at_cluster_barrier_ = 0;
+    num_at_cluster_barrier_ = 0, ++num_cluster_barriers_;
     for (int i = 0; i < num_cluster_threads(); ++i) {
       Thread& thread = thread_at(0, i);
       if (thread.waits_for == kAtClusterBarrier && &thread != running_) thread.waits_for = nullptr;
@@ -296,7 +297,7 @@ class Grid {
     }
 #endif
     engine_work_.clear();
-    num_tensor_work_ = num_at_cluster_barrier_ = 0;
+    num_tensor_work_ = num_at_cluster_barrier_ = num_cluster_barriers_ = 0;
     ahead_ = cluster_size() > 1 ? below(cluster_size()) : kNobody;
     for (Block& block : blocks_) {
       if (block.shared != nullptr) std::memset(block.shared, kPoison, shared_bytes_);
@@ -414,7 +415,7 @@ class Grid {
   std::vector<EngineWork> engine_work_;
   Thread* running_ = nullptr;
   int num_threads_ = 0;  // of a block
-  int num_at_cluster_barrier_ = 0, num_tensor_work_ = 0;
+  int num_at_cluster_barrier_ = 0, num_cluster_barriers_ = 0, num_tensor_work_ = 0;
   int ahead_ = kNobody;  // the block that alone runs
   std::minstd_rand random_{1};
 };
@@ -453,6 +454,10 @@ void sync_block(const Site& site) {
 
 void sync_cluster(const Site& site) {
   the_grid().sync_cluster(site);
+}
+
+int num_cluster_barriers() {
+  return the_grid().num_cluster_barriers();
 }
 
 int cluster_size() {

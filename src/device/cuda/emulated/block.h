@@ -46,6 +46,8 @@ std::string words(const Site& site);
 void sync_block(const Site& site);
 // Waits for all threads of the cluster that have not ended.
 void sync_cluster(const Site& site);
+// How often they have met there.
+int num_cluster_barriers();
 int cluster_size();
 // Waits for the lanes of `mask`, this one among them, at the same place. The last to arrive calls complete() with every
 // lane's payload (null: not in the mask); payloads live until each lane has returned.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What ptx/bulk_copy.cuh does on the emulated GPU. A barrier's 64 bits: arrivals of a phase, arrivals still to come,
-// the phase's number and the bytes announced that have not come.
+// the phase's number, the bytes announced that have not come, and how often the cluster had met when it was made.
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -14,7 +14,8 @@ namespace tessera::backends::cuda_common::ptx::emulated {
 
 struct BarrierState {
   uint32_t count : 11, pending : 11, phase : 10;
-  int32_t bytes;
+  int32_t bytes : 22;
+  uint32_t meeting : 10;
 };
 static_assert(sizeof(BarrierState) == sizeof(uint64_t));
 
@@ -29,10 +30,15 @@ inline void store_barrier(uint64_t* bits, BarrierState state) {
   std::memcpy(bits, &state, sizeof state);
 }
 
+inline uint32_t meeting_now() {
+  return static_cast<uint32_t>(device::emulated::num_cluster_barriers()) & 1023;
+}
+
 inline void init_barrier(uint64_t* bits, int count) {
   if (count < 1 || count > 1024) device::emulated::fail("a barrier for no thread, or for more than a block has");
   BarrierState state{};
   state.count = state.pending = static_cast<uint32_t>(count) & 2047;
+  state.meeting = meeting_now();
   store_barrier(bits, state);
 }
 
@@ -44,11 +50,18 @@ inline void arrive(uint64_t* bits, int bytes) {
   store_barrier(bits, state);
 }
 
-// At the barrier that block `rank` of the cluster has at the same place.
+// At the barrier that block `rank` of the cluster has at the same place, which has to be made there: the cluster has
+// met since. Memory that nobody has written has all bits set.
 inline void arrive_at(const uint64_t* here, int rank) {
   const int64_t offset = shared_offset(here);
   if (offset < 0) device::emulated::fail("a barrier of another block that is not in dynamic shared memory");
-  arrive(reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset), 0);
+  auto* const there =
+      reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset);
+  const bool is_other = rank != device::emulated::current.rank;
+  if (*there == ~uint64_t{0} || (is_other && load_barrier(there).meeting == meeting_now())) {
+    device::emulated::fail("arrives at a barrier that another block may not have made: the cluster has not met since");
+  }
+  arrive(there, 0);
 }
 
 struct BarrierPhase {
