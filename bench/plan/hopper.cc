@@ -80,7 +80,9 @@ Kernel few_kernel(const std::string& name, double work, int64_t rows, int64_t ti
 }
 
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
-  const int32_t tile_tokens = linear_tile_tokens(desc, tokens, target.multiprocessors);
+  const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors);
+  if (choice.kernels == LinearKernels::kChunks) return {};  // not described
+  const int32_t tile_tokens = choice.tile_tokens;
   const auto values = static_cast<double>(desc.groups * desc.out * desc.in);
   std::vector<Kernel> kernels;
   if (tile_tokens == 0) {

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How many tokens weights stream for (weight_stream.cuh): a plain number, for launches and for predictions of their
+// time.
+#include <cstdint>
+
+#include "base/integer_math.h"
+
+namespace tessera::backends::cuda_common {
+
+// Weights are read, and decoded, once for each 8 tokens. Beyond 8 that is worth it where the map is so small that tiles
+// of more tokens would leave most of the GPU idle: up to so many units of 16 rows by 512 columns by 8 tokens in all,
+// about 25 us of an H200.
+constexpr int64_t kMostStreamedUnits = 16384;
+
+// Of maps with `row_tiles` tiles of 16 rows by `width` columns.
+inline bool streams_tokens(int64_t row_tiles, int64_t width, int64_t num_tokens) {
+  constexpr int64_t kTokens = 8, kColumns = 512;
+  const int64_t token_tiles = ceil_div(num_tokens, kTokens);
+  return token_tiles == 1 || row_tiles * ceil_div(width, kColumns) * token_tiles <= kMostStreamedUnits;
+}
+
+}  // namespace tessera::backends::cuda_common
