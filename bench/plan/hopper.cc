@@ -98,7 +98,9 @@ int64_t fresh_waves(const ops::Linear::Desc& desc, int64_t token_tiles, int64_t 
 }
 
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
-  const int32_t tile_tokens = linear_tile_tokens(desc, tokens, target.multiprocessors);
+  const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors);
+  if (choice.kernels == LinearKernels::kChunks) return {};  // not described
+  const int32_t tile_tokens = choice.tile_tokens;
   const auto values = static_cast<double>(desc.groups * desc.out * desc.in);
   std::vector<Kernel> kernels;
   if (tile_tokens == 0) {

@@ -7,8 +7,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 
+#include "backends/sm90/sum_plans.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_group/linear_group.h"
 #include "ops/moe/moe.h"
 #include "testing/op_harness.h"
 
@@ -23,8 +26,12 @@ class HopperSumsTest : public testing::RandomTest {
  protected:
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens);
   void check_linear(const ops::Linear::Desc& desc, const testing::RandomWeight& weight, const std::vector<float>& x);
+  void check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, bool has_nans = false);
 };
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kNvfp4, WeightFormat::kFp8Block, WeightFormat::kBf16};
+constexpr int64_t kMultiprocessors = testing::kGpuIsEmulated ? 3 : 132;
 
 // Every NaN as one: which of their bits a sum keeps, no contract says.
 std::vector<float> with_one_nan(std::vector<float> values) {
@@ -82,6 +89,94 @@ TEST_F(HopperSumsTest, Linear) {
     check_linear({.in = 4096, .out = 2048, .format = format}, some(500, 600));
     check_linear({.in = 2048, .out = 4096 + 16, .groups = 3, .format = format}, some(200, 600));
   }
+}
+
+// What streams, goes by tiles of the whole width and by chunks, at numbers of tokens that leave a tail of each tile.
+// The emulated GPU is slow: it takes the last for one of the formats, by chance.
+TEST_F(HopperSumsTest, LinearOfEachKind) {
+  using backends::sm90::LinearKernels;
+  struct Case {
+    LinearKernels kernels;
+    int64_t in, out, tokens;
+  };
+  const std::vector<Case> cases = testing::kGpuIsEmulated ? std::vector<Case>{{LinearKernels::kPortable, 512, 48, 21},
+                                                                              {LinearKernels::kWide, 512, 336, 70},
+                                                                              {LinearKernels::kChunks, 4096, 112, 50}}
+                                                          : std::vector<Case>{{LinearKernels::kPortable, 4096, 272, 21},
+                                                                              {LinearKernels::kWide, 1024, 32784, 70},
+                                                                              {LinearKernels::kChunks, 4096, 4112, 50},
+                                                                              {LinearKernels::kChunks, 8192, 4096, 32}};
+  const uint64_t chosen = rng_.below(std::size(kFormats));
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    SCOPED_TRACE("format " + std::to_string(static_cast<int>(kFormats[i])));
+    for (const Case& one : cases) {
+      if (testing::kGpuIsEmulated && one.kernels == LinearKernels::kChunks && i != chosen) continue;
+      SCOPED_TRACE("out " + std::to_string(one.out));
+      const ops::Linear::Desc desc{.in = one.in,
+                                   .out = one.out,
+                                   .format = kFormats[i],
+                                   .output = rng_.below(2) == 0 ? DType::kBF16 : DType::kF32};
+      EXPECT_EQ(backends::sm90::linear_choice(desc, one.tokens, kMultiprocessors).kernels, one.kernels);
+      check_linear(desc, one.tokens);
+    }
+  }
+}
+
+// The same of maps of one input in one launch: each map as it is alone, gate and up as their activation.
+TEST_F(HopperSumsTest, Group) {
+  using backends::sm90::LinearKernels;
+  const int64_t first = testing::kGpuIsEmulated ? 80 : 4112, last = testing::kGpuIsEmulated ? 144 : 4096;
+  const int64_t tokens = 61 + static_cast<int64_t>(rng_.below(4));
+  const uint64_t chosen = rng_.below(std::size(kFormats));
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (testing::kGpuIsEmulated && i != chosen) continue;
+    SCOPED_TRACE("format " + std::to_string(static_cast<int>(kFormats[i])));
+    const auto map = [&](int64_t out, DType output) {
+      return ops::Linear::Desc{.in = 1536, .out = out, .format = kFormats[i], .output = output};
+    };
+    const ops::LinearGroup::Desc maps{{map(first, DType::kF32), map(16, DType::kBF16), map(last, DType::kF32)}};
+    const ops::LinearGroup::Desc gated{{map(first, DType::kBF16), map(first, DType::kBF16)},
+                                       ops::SwiGlu::Desc{.inner = first, .limit = 0.5f}};
+    for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
+      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors).kernels, LinearKernels::kChunks);
+      check_group(desc, tokens);
+      check_group(desc, 9 + static_cast<int64_t>(rng_.below(8)));  // streams
+    }
+  }
+}
+
+void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens) {
+  SCOPED_TRACE(std::to_string(num_tokens) + " tokens");
+  const ops::Linear::Desc& first = desc.maps.front();
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, num_tokens, first.in), DType::kBF16, {num_tokens, first.in});
+  std::vector<testing::RandomWeight> weights;
+  for (const ops::Linear::Desc& map : desc.maps) {
+    weights.push_back(testing::random_weight(rng_, map.format, map.out, map.in));
+  }
+  Outputs outputs;  // of all maps
+  testing::for_each_variant<ops::LinearGroup>(desc, [&](const ops::Variant<ops::LinearGroup>& variant, bool) {
+    if (!testing::is_on_gpu(variant)) return;
+    ops::LinearGroup::Args args;
+    args.x = x.view(), args.num_tokens = num_tokens;
+    std::vector<testing::VariantWeight> packed;
+    std::vector<testing::PoisonedTensor> y;
+    for (size_t i = 0; i < desc.maps.size(); ++i) {
+      packed.push_back(testing::weight_for(variant, desc, weights[i].view));
+      y.emplace_back(desc.maps[i].output, Shape{num_tokens, desc.maps[i].out});
+      args.weights[i] = packed[i].view, args.y[i] = y[i].view();
+    }
+    const device::Buffer workspace = testing::workspace_for(variant, desc, num_tokens);
+    args.workspace = workspace.data();
+    device::Queue queue(1);
+    variant.run(desc, args, queue);
+    std::vector<float>& all = outputs[variant.name];
+    for (size_t i = 0; i < (desc.swiglu ? 1 : desc.maps.size()); ++i) {
+      const std::vector<float> values = y[i].floats();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  });
+  expect_same(outputs);
 }
 
 // Codes of NaN and infinities among weights and inputs come out as the portable backend's, row by row.

@@ -58,7 +58,7 @@ bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_n
 int64_t mhc_post_pre_workspace(const ops::MhcPostPre::Desc& desc, int64_t max_tokens);
 void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, device::Queue& queue);
 bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::string& why_not);
-// Up to 8 tokens, in one launch. False, and nothing done: more, or not on this GPU.
+// Few tokens (cuda_common/stream_limit.h), in one launch. False, and nothing done: more, or not on this GPU.
 bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
 void linear_group_packed(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
 

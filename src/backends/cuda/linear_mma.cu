@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; up to 8 tokens
-// they stream through shared memory (weight_stream.cuh), more load them into registers tile by tile. The sums are the
-// same. Weights are packed for it (linear_packed), those of odd widths are as in the checkpoint.
+// linear on tensor cores. What and bound: at few tokens the weights are read once at the memory's speed; then they
+// stream through shared memory, once for each 8 tokens (weight_stream.cuh, cuda_common/stream_limit.h); for more tokens
+// they are loaded into registers tile by tile. The sums are the same. Weights are packed for it (linear_packed), those
+// of odd widths are as in the checkpoint.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
 #include "backends/cuda_common/packed_ring.cuh"
+#include "backends/cuda_common/stream_limit.h"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/weight_ring.cuh"
 
@@ -23,6 +25,7 @@ struct Job {
   Values y;  // [tokens, groups * out]
   int64_t in, out, groups, num_tokens;
   FastDivisor tiles_per_group;
+  FastDivisor token_tiles;  // of kTileTokens
 };
 
 // Where weights come from: the lanes' shares of 16 rows in registers, and the ring of those that stream.
@@ -39,14 +42,16 @@ struct FromCheckpoint {
     return weight;
   }
 };
-template <ops::WeightFormat kFormat>
-struct StreamFromCheckpoint : FromCheckpoint<kFormat> {
+template <ops::WeightFormat kWeightFormat>
+struct StreamFromCheckpoint : FromCheckpoint<kWeightFormat> {
+  static constexpr ops::WeightFormat kFormat = kWeightFormat;
   template <int kStages, class Tiles>
   using Ring = WeightRing<kFormat, kStages, Tiles>;
   static constexpr int kFew = kFewStages<kFormat>;
 };
-template <ops::WeightFormat kFormat>
+template <ops::WeightFormat kWeightFormat>
 struct FromPacked {
+  static constexpr ops::WeightFormat kFormat = kWeightFormat;
   using Share = PackedShare<kFormat>;
   __device__ static PackedRows<kFormat> rows(const Job& job, int64_t group, int64_t first_row) {
     return {job.data, job.scales, group * job.out + first_row, job.in};
@@ -83,33 +88,38 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp) linear_mma_kernel(Job job) {
   }
 }
 
-// Tiles of 16 rows, group by group (weight_stream.cuh).
+// Tiles of 16 rows, group by group, each for 8 tokens after another (weight_stream.cuh): neighbours find the weights in
+// L2.
 template <class Share>
 class Tiles {
  public:
   static constexpr int kPasses = 1;
   struct Place {
     int64_t group, first_row;  // in the group
+    int64_t first_token;
   };
 
   __device__ explicit Tiles(const Job& job) : job_(job) {}
 
   __device__ Place place(int tile) const {
-    const uint32_t at = static_cast<uint32_t>(tile), group = job_.tiles_per_group.quotient(at);
-    return {group, static_cast<int64_t>((at - group * job_.tiles_per_group.divisor()) * kTileRows)};
+    const uint32_t at = job_.token_tiles.quotient(static_cast<uint32_t>(tile));
+    const uint32_t token_tile = static_cast<uint32_t>(tile) - at * job_.token_tiles.divisor();
+    const uint32_t group = job_.tiles_per_group.quotient(at);
+    return {group, static_cast<int64_t>((at - group * job_.tiles_per_group.divisor()) * kTileRows),
+            static_cast<int64_t>(token_tile) * kTileTokens};
   }
   __device__ TileWeights weights(const Place& place, int) const {
     const int64_t before = place.group * job_.out;
     return {job_.data, job_.scales, before + place.first_row, before + job_.out};
   }
   __device__ const uint16_t* inputs(const Place& place) const {
-    const int64_t token = min(static_cast<int64_t>(threadIdx.x) % kWarp / 4, job_.num_tokens - 1);
+    const int64_t token = min(place.first_token + threadIdx.x % kWarp / 4, job_.num_tokens - 1);
     return job_.x + (token * job_.groups + place.group) * job_.in;
   }
   struct Ticket {};
   __device__ Ticket ticket(const Place&, int) const { return {}; }
   __device__ void store(const Place& place, int at, const float (&sums)[1], Ticket) const {
-    const int64_t row = place.first_row + streamed_row(at), token = streamed_token(at);
+    const int64_t row = place.first_row + streamed_row(at), token = place.first_token + streamed_token(at);
     if (row >= job_.out || token >= job_.num_tokens) return;
     job_.y.store((token * job_.groups + place.group) * job_.out + row, sums[0] * Share::kFactor * job_.tensor_scale);
   }
@@ -129,18 +139,19 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) linear_stream_kernel(Job 
   stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
-// Up to 8 tokens. False: not this width, or not on this GPU.
+// Few tokens. False: not this width, or not on this GPU.
 template <class Source>
 bool launch_stream(const Job& job, unsigned row_tiles, device::Queue& queue) {
   if (!can_stream(job.in)) return false;
-  const StreamShape shape = stream_shape(job.in, row_tiles, 1);
-  const unsigned blocks = shape.blocks(row_tiles);
+  const unsigned num_tiles = row_tiles * job.token_tiles.divisor();
+  const StreamShape shape = stream_shape(job.in, num_tiles, 1);
+  const unsigned blocks = shape.blocks(num_tiles);
   constexpr int kStageBytes = Source::template Ring<2, Tiles<typename Source::Share>>::kBytes;  // whatever their number
   const auto bytes = [&](int stages) { return shape.shared_bytes(stages, kStageBytes, 1); };
   if (bytes(Source::kFew) > most_shared_bytes()) return false;
   const auto start = [&](auto kernel, int stages) {
     launch("linear_stream", queue, kernel, dim3(blocks), shape.threads(), bytes(stages), job, shape,
-           static_cast<int>(row_tiles));
+           static_cast<int>(num_tiles));
   };
   if (Source::kFew < kManyStages && static_cast<int>(blocks) <= multiprocessors() &&
       bytes(kManyStages) <= most_shared_bytes()) {
@@ -153,10 +164,12 @@ bool launch_stream(const Job& job, unsigned row_tiles, device::Queue& queue) {
 
 template <class Source>
 void launch_for(const Job& job, device::Queue& queue) {
-  if (job.num_tokens == 0) return;
   const unsigned row_tiles = static_cast<unsigned>(job.groups * ceil_div<int64_t>(job.out, kTileRows));
   if constexpr (requires { Source::kFew; }) {
-    if (job.num_tokens <= kTileTokens && launch_stream<Source>(job, row_tiles, queue)) return;
+    if (streams_tokens(Source::kFormat, 1, row_tiles, job.in, job.num_tokens) &&
+        launch_stream<Source>(job, row_tiles, queue)) {
+      return;
+    }
   }
   const auto start = [&](auto kernel, int64_t tokens) {
     const dim3 grid(row_tiles, static_cast<unsigned>(ceil_div(job.num_tokens, tokens)));
@@ -181,7 +194,8 @@ Job job_of(const ops::Linear::Desc& desc, const ops::Linear::Args& args) {
           desc.out,
           desc.groups,
           args.num_tokens,
-          FastDivisor(static_cast<uint32_t>(ceil_div<int64_t>(desc.out, kTileRows)))};
+          FastDivisor(static_cast<uint32_t>(ceil_div<int64_t>(desc.out, kTileRows))),
+          FastDivisor(static_cast<uint32_t>(ceil_div<int64_t>(args.num_tokens, kTileTokens)))};
 }
 
 }  // namespace
@@ -200,6 +214,7 @@ bool linear_mma_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 }
 
 void linear_mma(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
   const Job job = job_of(desc, args);
   switch (desc.format) {
     case ops::WeightFormat::kNvfp4:
@@ -223,6 +238,7 @@ bool linear_packed_supports(const ops::Linear::Desc& desc, std::string& why_not)
 }
 
 void linear_packed(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
   const Job job = job_of(desc, args);
   switch (desc.format) {
     case ops::WeightFormat::kNvfp4:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread block has up to 64 vectors of a token, so that sines and cosines are worked out once for them, and a warp
-// four at a time. What bounds it is the read and the write of the vectors. Their order of sums is that of
-// norm_factor(): for it a warp's vectors go through shared memory, where eight lanes have two of a vector's 16 sums
-// each.
+// A thread block has up to 64 vectors of a token (32 where blocks would be few), so that sines and cosines are worked
+// out once for them, and a warp four at a time. What bounds it is the read and the write of the vectors. Their order of
+// sums is that of norm_factor(): for it a warp's vectors go through shared memory, where eight lanes have two of a
+// vector's 16 sums each.
 #include "backends/cuda/many_vectors.cuh"
 
 #include "backends/cuda_common/launch.cuh"
@@ -15,12 +15,12 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kWarp = 32, kWarps = 8, kBlock = kWarps * kWarp;
-constexpr int kAtOnce = 4, kBlockVectors = 64;  // of a warp; of a block, at most
+constexpr int kAtOnce = 4, kMostBlockVectors = 64;  // of a warp; of a block
 constexpr int kNormWidth = 512, kHadamardWidth = 128, kMostRopeDim = 256;
 
 struct Job {
   ManyVectors all;
-  int groups;  // of kBlockVectors, of a row
+  int block_vectors, groups;  // groups of so many, of a row
 };
 
 // This block's vectors: [begin, end) of all.
@@ -28,9 +28,10 @@ struct Share {
   int64_t row, begin, end;
 };
 __device__ Share share_of_block(const Job& job) {
-  const int64_t row = blockIdx.x / job.groups, first = blockIdx.x % job.groups * kBlockVectors;
+  const int64_t row = blockIdx.x / job.groups,
+                first = static_cast<int64_t>(blockIdx.x) % job.groups * job.block_vectors;
   const int64_t base = row * job.all.vectors;
-  return {row, base + first, base + min(first + kBlockVectors, static_cast<int64_t>(job.all.vectors))};
+  return {row, base + first, base + min(first + job.block_vectors, static_cast<int64_t>(job.all.vectors))};
 }
 
 // Cosines, then sines, of the row's position; all threads.
@@ -90,18 +91,22 @@ __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ J
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   wait_for_previous();
   const Share share = share_of_block(job);
-  take_turns(all, share.row, s_turns);
-  const Turns<8> turns(all, s_turns, kNormWidth / 2 + 8 * lane);
   const uint4* from = static_cast<const uint4*>(all.x.data) + lane;
   uint4* to = static_cast<uint4*>(all.out.data) + lane;
-  for (int64_t first = share.begin + warp * kAtOnce; first < share.end; first += kWarps * kAtOnce) {
-    uint4 packs[kAtOnce][2];
+  uint4 packs[kAtOnce][2];
+  const auto load = [&](int64_t first) {
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const int64_t at = min(first + v, share.end - 1) * kPacks;
 #pragma unroll
       for (int half = 0; half < 2; ++half) packs[v][half] = from[at + half * kWarp];
     }
+  };
+  int64_t first = share.begin + warp * kAtOnce;
+  if (first < share.end) load(first);  // on their way while sines and cosines are worked out
+  take_turns(all, share.row, s_turns);
+  const Turns<8> turns(all, s_turns, kNormWidth / 2 + 8 * lane);
+  for (; first < share.end; first += kWarps * kAtOnce) {
     __syncwarp();  // the last vectors have been read
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
@@ -146,6 +151,7 @@ __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ J
                   exact_pair(values[6], values[7])};
       }
     }
+    if (first + kWarps * kAtOnce < share.end) load(first + kWarps * kAtOnce);
   }
 }
 
@@ -209,16 +215,18 @@ __global__ void __launch_bounds__(kBlock, 4) hadamard_many(const __grid_constant
 }  // namespace
 
 bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& queue) {
-  constexpr int64_t kFewest = 96;  // to a multiprocessor: fewer are a matter of latency
+  constexpr int64_t kFewest = 12;  // to a multiprocessor: fewer are a matter of latency
   const bool is_bf16 = all.x.is_bf16 && all.out.is_bf16;
   const bool is_norm = all.has_norm && !all.has_hadamard && all.width == kNormWidth && all.rope_dim <= kMostRopeDim;
   const bool is_hadamard =
       !all.has_norm && all.has_hadamard && all.width == kHadamardWidth && all.rope_dim <= kHadamardWidth;
   if (!is_bf16 || (!is_norm && !is_hadamard) || all.rope_dim % 8 != 0) return false;
   if (all.num_rows * all.vectors < kFewest * multiprocessors()) return false;
-  const int groups = ceil_div(all.vectors, kBlockVectors);
+  int block_vectors = kMostBlockVectors;
+  if (all.num_rows * ceil_div(all.vectors, block_vectors) < 2 * multiprocessors()) block_vectors = kWarps * kAtOnce;
+  const int groups = ceil_div(all.vectors, block_vectors);
   launch(name, queue, is_norm ? norm_many : hadamard_many, grid_for(all.num_rows * groups, 1), kBlock, 0,
-         Job{all, groups});
+         Job{all, block_vectors, groups});
   return true;
 }
 

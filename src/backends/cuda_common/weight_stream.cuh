@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sums of linear maps of at most 8 tokens, bit for bit those of mma_sums.cuh, with weights that stream through shared
-// memory. A warp has a ring of stages of its own, some columns of 16 rows each, and copies stages ahead while it
+// Sums of linear maps by tiles of at most 8 tokens, bit for bit those of mma_sums.cuh, with weights that stream through
+// shared memory. A warp has a ring of stages of its own, some columns of 16 rows each, and copies stages ahead while it
 // multiplies another, across tiles of rows too: what bounds a step of few tokens is how many bytes are on their way.
 //   tile   16 rows; W warps share it, each takes every W-th chunk of 512 columns
 //   block  T tiles at a time, W T warps; it walks over the tiles of the whole grid

@@ -71,18 +71,36 @@ struct LaneInputs : ArrangedInputs<512> {
   }
 };
 
-// Arranges 8 rows into blocks that begin at `to` and lie `stride` bytes apart; `values_of(r)`: row r's values, null
-// where there is none. All threads of the block take part.
+// Of these columns a thread block arranges at once: launches give each block so many.
+constexpr int kArrangedColumns = 1024;
+inline unsigned arranged_parts(int64_t width) {
+  return static_cast<unsigned>((width + kArrangedColumns - 1) / kArrangedColumns);
+}
+
+// Arranges part `part` of 8 rows' columns, kArrangedColumns each, into blocks that begin at `to` (for column 0) and lie
+// `stride` bytes apart; `values_of(r)`: row r's values, null where there is none. All threads of the block take part.
 template <class Layout, class ValuesOf>
-__device__ void arrange_rows(char* to, int stride, int64_t width, const ValuesOf& values_of) {
-  constexpr int kPlaces = Layout::kPlaces;
-  const int num_places = static_cast<int>(width / Layout::kColumns) * kPlaces;
-  for (int at = static_cast<int>(threadIdx.x); at < num_places; at += static_cast<int>(blockDim.x)) {
-    const uint16_t* values = values_of(Layout::row_of(at % kPlaces));
-    if (values == nullptr && !Layout::kHasAllRows) continue;
-    const uint4 sixteen_bytes =
-        values == nullptr ? uint4{0, 0, 0, 0} : Layout::load(values + at / kPlaces * Layout::kColumns, at % kPlaces);
-    reinterpret_cast<uint4*>(to + static_cast<int64_t>(at / kPlaces) * stride)[at % kPlaces] = sixteen_bytes;
+__device__ void arrange_rows(char* to, int stride, int64_t width, int part, const ValuesOf& values_of) {
+  static_assert(kArrangedColumns % Layout::kColumns == 0);
+  constexpr int kPlaces = Layout::kPlaces, kAtOnce = 4, kPartPlaces = kArrangedColumns / Layout::kColumns * kPlaces;
+  const int end = min((part + 1) * kPartPlaces, static_cast<int>(width / Layout::kColumns) * kPlaces);
+  const int threads = static_cast<int>(blockDim.x);
+  for (int first = part * kPartPlaces + static_cast<int>(threadIdx.x); first < end; first += kAtOnce * threads) {
+    uint4 loaded[kAtOnce];  // on their way together
+    bool is_there[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int at = first + n * threads, place = at % kPlaces;
+      const uint16_t* values = at < end ? values_of(Layout::row_of(place)) : nullptr;
+      is_there[n] = values != nullptr;
+      loaded[n] = is_there[n] ? Layout::load(values + at / kPlaces * Layout::kColumns, place) : uint4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int at = first + n * threads;
+      if (at >= end || (!is_there[n] && !Layout::kHasAllRows)) continue;
+      reinterpret_cast<uint4*>(to + static_cast<int64_t>(at / kPlaces) * stride)[at % kPlaces] = loaded[n];
+    }
   }
 }
 

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear with packed weights: many tokens by wide_sums.cuh, few by the portable backend. What bounds it: the tensor
-// cores' BF16 products.
+// linear with packed weights: many tokens by wide_sums.cuh, some by linear_chunks.cu, few by the portable backend. What
+// bounds it: the tensor cores' BF16 products.
+#include <algorithm>
+
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/tiled_map.cuh"
+#include "backends/sm90/arranged_tokens.h"
 #include "backends/sm90/kernels.h"
+#include "backends/sm90/linear_chunks.h"
 #include "backends/sm90/wide_sums.cuh"
 
 namespace tessera::backends::sm90 {
@@ -16,29 +20,21 @@ using ops::WeightFormat;
 constexpr int kTileRows = Wide::kTileRows;  // whatever the weights
 
 struct LinearJob : cuda_common::TiledMap {
-  const uint16_t* x;    // [tokens, groups * in]
-  char* arranged;       // [groups][tokens, in]
+  ArrangedTokens inputs;
   const float* scales;  // FP8's, of blocks
 };
 
-// A tile of tokens.
-__device__ char* arranged_of(const LinearJob& job, int64_t group, int64_t first_token) {
-  const int64_t padded = (job.num_tokens + ProductInputs::kRows - 1) / ProductInputs::kRows * ProductInputs::kRows;
-  return job.arranged + ProductInputs::bytes(group * padded + first_token, job.in);
-}
-
-// Grid: 8 tokens by groups.
-__global__ void __launch_bounds__(256) arrange_inputs(LinearJob job) {
+// Grid: 8 tokens by groups by parts of the columns.
+__global__ void __launch_bounds__(256) arrange_inputs(ArrangedTokens tokens) {
   wait_for_previous();
   const int64_t first_token = static_cast<int64_t>(blockIdx.x) * ProductInputs::kRows, group = blockIdx.y;
-  const int64_t tile_token = first_token / job.tile_tokens * job.tile_tokens;
-  char* to =
-      arranged_of(job, group, tile_token) + (first_token - tile_token) / ProductInputs::kRows * ProductInputs::kBytes;
-  const int stride = ProductInputs::stride(tile_tokens_of(job, tile_token));
-  arrange_rows<Wide::Inputs>(to, stride, job.in, [&](int row) {
-    const int64_t token = first_token + row;
-    return token < job.num_tokens ? job.x + (token * job.groups + group) * job.in : nullptr;
-  });
+  const int64_t tile_token = first_token / tokens.tile_tokens * tokens.tile_tokens;
+  char* to = tokens.tile(group, tile_token) + (first_token - tile_token) / ProductInputs::kRows * ProductInputs::kBytes;
+  arrange_rows<ProductInputs>(
+      to, ProductInputs::stride(tokens.tokens_of(tile_token)), tokens.in, static_cast<int>(blockIdx.z), [&](int row) {
+        const int64_t token = first_token + row;
+        return token < tokens.num_tokens ? tokens.x + (token * tokens.groups + group) * tokens.in : nullptr;
+      });
 }
 
 // Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
@@ -67,7 +63,7 @@ class LinearTiles : public cuda_common::MapTiles {
     const int64_t row = min(place.first_row + slot * Layout::kRows, job_.out - 1);
     return job_.scales + cuda_common::packed_scale_at(place.group * job_.out + row, 0, job_.in);
   }
-  __device__ const char* inputs(const Place& place) const { return arranged_of(job_, place.group, place.first_token); }
+  __device__ const char* inputs(const Place& place) const { return job_.inputs.tile(place.group, place.first_token); }
   __device__ Share share(const typename WideOf<kFormat>::Weights& stage, int block, int part, int warp,
                          int lane) const {
     return stage.share_of(warp, block, part, lane);
@@ -105,20 +101,31 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
   return cuda::linear_packed_supports(desc, why_not);
 }
 
+void arrange_tokens(const ArrangedTokens& tokens, const device::Queue& queue) {
+  const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(tokens.num_tokens, ProductInputs::kRows)),
+                  static_cast<unsigned>(tokens.groups), arranged_parts(tokens.in));
+  cuda_common::launch("arrange_inputs", queue, arrange_inputs, grid, 256, 0, tokens);
+}
+
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
-  return desc.in % kChunk != 0 || max_tokens <= kFewMapTokens
-             ? 0
-             : ProductInputs::bytes(desc.groups * round_up<int64_t>(max_tokens, ProductInputs::kRows), desc.in);
+  const int64_t chunks = linear_chunks_workspace({&desc, 1}, max_tokens);
+  if (desc.in % kChunk != 0 || max_tokens <= kFewMapTokens) return chunks;
+  return std::max(chunks, ArrangedTokens::bytes(desc.groups, max_tokens, desc.in));
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  const int32_t tile_tokens = linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors());
-  if (tile_tokens == 0) return cuda::linear_packed(desc, args, queue);
-  const LinearJob job{cuda_common::tiled_map(desc, args, tile_tokens), static_cast<const uint16_t*>(args.x.data),
-                      static_cast<char*>(args.workspace), static_cast<const float*>(args.weight.block_scales)};
-  const dim3 token_groups(static_cast<unsigned>(ceil_div<int64_t>(args.num_tokens, ProductInputs::kRows)),
-                          static_cast<unsigned>(desc.groups));
-  cuda_common::launch("arrange_inputs", queue, arrange_inputs, token_groups, 256, 0, job);
+  const LinearChoice choice = linear_choice(desc, args.num_tokens, cuda_common::multiprocessors());
+  if (choice.kernels == LinearKernels::kPortable) return cuda::linear_packed(desc, args, queue);
+  if (choice.kernels == LinearKernels::kChunks) {
+    return linear_chunks({{&desc, 1}, args.x, &args.weight, &args.y, args.num_tokens, args.workspace},
+                         choice.tile_tokens, queue);
+  }
+  const int32_t tile_tokens = choice.tile_tokens;
+  const LinearJob job{cuda_common::tiled_map(desc, args, tile_tokens),
+                      {static_cast<const uint16_t*>(args.x.data), static_cast<char*>(args.workspace), desc.in,
+                       desc.groups, args.num_tokens, tile_tokens},
+                      static_cast<const float*>(args.weight.block_scales)};
+  arrange_tokens(job.inputs, queue);
   const int64_t tiles =
       desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
   switch (desc.format) {

@@ -26,7 +26,7 @@ __device__ char* arranged_of(const MoeJob& job, int64_t first_position) {
   return job.scratch.x + Layout::bytes(first_position, job.hidden);
 }
 
-// Grid: entries of work by 8 slots of theirs.
+// Grid: entries of work by 8 slots of theirs by parts of the columns.
 __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   wait_for_previous();
   const MoeScratch& s = job.scratch;
@@ -35,42 +35,48 @@ __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   const int32_t before = static_cast<int32_t>(blockIdx.y) * kPositionGroup;
   if (before >= work.count) return;
   arrange_rows<ProductInputs>(arranged_of<ProductInputs>(job, work.first) + blockIdx.y * ProductInputs::kBytes,
-                              ProductInputs::stride(work.count), job.hidden,
+                              ProductInputs::stride(work.count), job.hidden, static_cast<int>(blockIdx.z),
                               [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
 }
 
-// All of that at once. Grid: 8 positions each, which are an entry of work; every block counts for itself.
+// All of that at once. Grid: 8 positions each, which are an entry of work, by parts of the columns; every block counts
+// for itself.
 __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
-  __shared__ int32_t s_experts[kMostFewSlots], s_slots[kPositionGroup];
+  __shared__ int32_t s_experts[kMostFewSlots], s_counts[kThreads], s_slots[kPositionGroup];
   __shared__ int32_t s_expert, s_begin;
   wait_for_previous();
   const MoeScratch& s = job.scratch;
   const int thread = static_cast<int>(threadIdx.x), num_slots = static_cast<int>(job.num_slots);
+  const int part = static_cast<int>(blockIdx.y);
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kPositionGroup;
   for (int slot = thread; slot < num_slots; slot += kThreads) {
     s_experts[slot] = job.experts[slot] - static_cast<int32_t>(job.first_expert);
   }
   if (thread < kPositionGroup) s_slots[thread] = -1;
   if (thread == 0) s_expert = -1;
-  __syncthreads();
-  for (int64_t slot = static_cast<int64_t>(blockIdx.x) * kBlockWarps + thread / kWarp; slot < num_slots;
-       slot += static_cast<int64_t>(gridDim.x) * kBlockWarps) {
-    zero_if_foreign(job, slot);
+  if (part == 0) {
+    for (int64_t slot = static_cast<int64_t>(blockIdx.x) * kBlockWarps + thread / kWarp; slot < num_slots;
+         slot += static_cast<int64_t>(gridDim.x) * kBlockWarps) {
+      zero_if_foreign(job, slot);
+    }
   }
   int32_t end = 0;  // of the experts so far
-  for (int64_t base = 0; base < job.num_local; base += kThreads) {
-    const auto expert = static_cast<int32_t>(base) + thread;
-    int32_t count = 0;
-    if (expert < job.num_local) {
-#pragma unroll 8
-      for (int slot = 0; slot < num_slots; ++slot) count += s_experts[slot] == expert;
+  for (int32_t base = 0; base < job.num_local; base += kThreads) {
+    s_counts[thread] = 0;
+    __syncthreads();
+    for (int slot = thread; slot < num_slots; slot += kThreads) {
+      const int32_t expert = s_experts[slot] - base;
+      // Whole numbers: the order of these additions changes nothing.
+      if (expert >= 0 && expert < kThreads && base + expert < job.num_local) atomicAdd(s_counts + expert, 1);
     }
+    __syncthreads();
+    const int32_t count = s_counts[thread];
     const auto sums = cuda_common::sum_before(round_up_to(count, kPositionGroup));
     const int32_t begin = end + sums.before;
-    if (begin <= first && first < begin + count) s_expert = expert, s_begin = begin;
+    if (begin <= first && first < begin + count) s_expert = base + thread, s_begin = begin;
     end += sums.total;
   }
-  if (blockIdx.x == 0 && thread == 0) s.totals[0] = end, s.totals[1] = end / kPositionGroup;
+  if (blockIdx.x == 0 && part == 0 && thread == 0) s.totals[0] = end, s.totals[1] = end / kPositionGroup;
   __syncthreads();
   if (s_expert < 0) return;  // nobody's positions
   if (thread < kWarp) {
@@ -78,11 +84,13 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
     const int32_t count = for_each_slot(s_experts, num_slots, s_expert, [&](int32_t slot, int32_t rank) {
       if (rank >= before && rank < before + kPositionGroup) s_slots[rank - before] = slot;
     });
-    if (thread == 0) s.work[blockIdx.x] = work_of(job, s_expert, first, min(count - before, kPositionGroup));
+    if (thread == 0 && part == 0) {
+      s.work[blockIdx.x] = work_of(job, s_expert, first, min(count - before, kPositionGroup));
+    }
   }
   __syncthreads();
-  if (thread < kPositionGroup) s.slots[first + thread] = s_slots[thread];
-  arrange_rows<LaneInputs>(arranged_of<LaneInputs>(job, first), LaneInputs::kBytes, job.hidden,
+  if (thread < kPositionGroup && part == 0) s.slots[first + thread] = s_slots[thread];
+  arrange_rows<LaneInputs>(arranged_of<LaneInputs>(job, first), LaneInputs::kBytes, job.hidden, part,
                            [&](int row) { return input_of(job, s_slots[row]); });
 }
 
@@ -100,14 +108,14 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
 
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
   const dim3 groups(static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots)),
-                    static_cast<unsigned>(ceil_div(job.work_slots, kPositionGroup)));
+                    static_cast<unsigned>(ceil_div(job.work_slots, kPositionGroup)), arranged_parts(desc.hidden));
   cuda_common::group_slots(job, job.scratch, queue);
   cuda_common::launch("arrange_slots", queue, arrange_slots, groups, kThreads, 0, job);
 }
 
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
-  const auto groups = static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots));
-  cuda_common::launch("group_few", queue, group_few, dim3(groups), kThreads, 0, job);
+  const dim3 groups(static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots)), arranged_parts(desc.hidden));
+  cuda_common::launch("group_few", queue, group_few, groups, kThreads, 0, job);
 }
 
 }  // namespace tessera::backends::sm90

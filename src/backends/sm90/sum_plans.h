@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
+#include <span>
 
 #include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/stream_limit.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
 
@@ -60,23 +63,108 @@ inline std::array<WideTile, 3> wide_tiles(ops::WeightFormat format) {
   return {{{32, 0.50}, {64, 0.52}, {128, 0.75}}};
 }
 
-// Tokens of a tile that take the least time, by what was measured on an H200; 0: the portable kernels do.
-inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+// What takes the least time, by what was measured on an H200. Times are of launches behind each other, in us.
+enum class LinearKernels { kPortable, kWide, kChunks };
+struct LinearChoice {
+  LinearKernels kernels = LinearKernels::kPortable;
+  int32_t tile_tokens = 0;  // of the others
+  double us = 0;
+};
+
+constexpr double kWideBeginUs = 6;  // inputs arranged, and the first tile of a multiprocessor
+
+// Chunks' sums stay in L2.
+constexpr int64_t kMostChunkTokens = 256, kMostChunkSums = int64_t{4} << 20;
+
+// Floats of the sums of these maps' chunks.
+inline int64_t chunk_sums_of(std::span<const ops::Linear::Desc> maps, int64_t num_tokens) {
+  int64_t rows = 0;
+  for (const ops::Linear::Desc& map : maps) rows += map.out;
+  return maps.front().in / cuda_common::PackedNvfp4::kColumns * num_tokens * rows;
+}
+
+// The most tokens, of `max_tokens`, whose sums fit; 0: no such maps.
+inline int64_t most_chunk_tokens(std::span<const ops::Linear::Desc> maps, int64_t max_tokens) {
   using cuda_common::PackedNvfp4;
-  if (num_tokens <= kFewMapTokens || desc.in % PackedNvfp4::kColumns != 0 || desc.out % PackedNvfp4::kRows != 0)
-    return 0;
-  constexpr double kPortableFlopsPerUs = 0.53e6, kPortableLeast = 5, kBegin = 6;  // the first of a multiprocessor
-  const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
-  double least = kPortableLeast + flops / (kPortableFlopsPerUs * static_cast<double>(multiprocessors));
-  int32_t best = 0;
-  for (const WideTile& tile : wide_tiles(desc.format)) {
-    const int64_t tiles =
-        desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
-    const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
-    const double time = kBegin + static_cast<double>(rounds * (desc.in / WidePlan::kInputColumns)) * tile.block_us;
-    if (time < least) least = time, best = tile.tokens;
+  for (const ops::Linear::Desc& map : maps) {
+    if (map.groups != 1 || map.in % PackedNvfp4::kColumns != 0 || map.out % PackedNvfp4::kRows != 0) return 0;
+  }
+  return std::min({max_tokens, kMostChunkTokens, kMostChunkSums / chunk_sums_of(maps, 1)});
+}
+
+inline LinearChoice chunk_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+  constexpr double kAddUs = 4, kSumsPerUs = 0.6e6;  // the second kernel; sums written and read
+  LinearChoice best{.us = std::numeric_limits<double>::infinity()};
+  if (num_tokens > most_chunk_tokens(maps, num_tokens)) return best;
+  for (const WideTile& tile : wide_tiles(maps.front().format)) {
+    int64_t tiles = 0;
+    for (const ops::Linear::Desc& map : maps) {
+      tiles += ceil_div<int64_t>(map.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens) *
+               (map.in / cuda_common::PackedNvfp4::kColumns);
+    }
+    const double us = kWideBeginUs +
+                      static_cast<double>(ceil_div(tiles, multiprocessors) * WidePlan::kInputStages) * tile.block_us +
+                      kAddUs + static_cast<double>(chunk_sums_of(maps, num_tokens)) / kSumsPerUs;
+    if (us < best.us) best = {LinearKernels::kChunks, tile.tokens, us};
   }
   return best;
+}
+
+// Of the portable kernels' launch of all maps; infinite where they have none (cuda_common/stream_limit.h).
+inline double stream_us(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+  const ops::Linear::Desc& first = maps.front();
+  const double units_per_us = first.format == ops::WeightFormat::kNvfp4 ? 4.4 : 2.9;  // of a multiprocessor
+  constexpr double kBegin = 1.5;
+  int64_t row_tiles = 0;
+  for (const ops::Linear::Desc& map : maps) row_tiles += map.groups * ceil_div<int64_t>(map.out, 16);
+  if (!cuda_common::streams_tokens(first.format, std::ssize(maps), row_tiles, first.in, num_tokens)) {
+    return std::numeric_limits<double>::infinity();
+  }
+  const int64_t units = row_tiles * ceil_div<int64_t>(first.in, cuda_common::PackedNvfp4::kColumns) *
+                        ceil_div<int64_t>(num_tokens, FewPlan::kTokens);
+  return kBegin + static_cast<double>(units) / (units_per_us * static_cast<double>(multiprocessors));
+}
+
+// Of the portable kernel of more tokens, for one map.
+inline double portable_us(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  const double least = desc.format == ops::WeightFormat::kBf16 ? 13 : 8;
+  const double flops_per_us = desc.format == ops::WeightFormat::kNvfp4 ? 1.2e6 : 0.75e6;  // of a multiprocessor
+  const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
+  return least + flops / (flops_per_us * static_cast<double>(multiprocessors));
+}
+
+// Of a map by itself. What multiplies it does not change a bit.
+inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  using cuda_common::PackedNvfp4;
+  const std::span<const ops::Linear::Desc> map(&desc, 1);
+  if (num_tokens <= FewPlan::kTokens) return {};
+  LinearChoice best{
+      .us = std::min(stream_us(map, num_tokens, multiprocessors), portable_us(desc, num_tokens, multiprocessors))};
+  const auto consider = [&](const LinearChoice& other) {
+    if (other.us < best.us) best = other;
+  };
+  if (num_tokens > kFewMapTokens && desc.in % PackedNvfp4::kColumns == 0 && desc.out % PackedNvfp4::kRows == 0) {
+    for (const WideTile& tile : wide_tiles(desc.format)) {
+      const int64_t tiles =
+          desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
+      const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
+      consider({LinearKernels::kWide, tile.tokens,
+                kWideBeginUs + static_cast<double>(rounds * (desc.in / WidePlan::kInputColumns)) * tile.block_us});
+    }
+  }
+  consider(chunk_choice(map, num_tokens, multiprocessors));
+  return best;
+}
+
+// Of maps of one input: kPortable is their one launch, kWide each by itself.
+inline LinearChoice group_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+  if (num_tokens <= FewPlan::kTokens) return {};
+  LinearChoice best{.kernels = LinearKernels::kWide};
+  for (const ops::Linear::Desc& map : maps) best.us += linear_choice(map, num_tokens, multiprocessors).us;
+  const double streamed = stream_us(maps, num_tokens, multiprocessors);
+  if (streamed < best.us) best = {.us = streamed};
+  const LinearChoice chunks = chunk_choice(maps, num_tokens, multiprocessors);
+  return chunks.us < best.us ? chunks : best;
 }
 
 enum class ExpertKernels { kPortable, kFew, kWide };

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_group with packed weights: few tokens by the portable backend's one launch, which reads the same layout
-// and has the same sums; more tokens the maps one by one, by this backend's linear.
+// and has the same sums; more tokens by one launch for all chunks, or the maps one by one, by this backend's linear.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/launch.cuh"
 #include "backends/sm90/kernels.h"
+#include "backends/sm90/linear_chunks.h"
+#include "backends/sm90/sum_plans.h"
 
 namespace tessera::backends::sm90 {
 
@@ -15,13 +18,20 @@ bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_
 }
 
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
-  int64_t most = 0;
+  int64_t most = linear_chunks_workspace(desc.maps, max_tokens);
   for (const ops::Linear::Desc& map : desc.maps) most = std::max(most, linear_workspace(map, max_tokens));
   return most;
 }
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
-  if (!cuda::linear_group_stream(desc, args, queue)) ops::run_parts(desc, args, queue, linear, cuda::swiglu);
+  const LinearChoice choice = group_choice(desc.maps, args.num_tokens, cuda_common::multiprocessors());
+  if (choice.kernels == LinearKernels::kPortable && cuda::linear_group_stream(desc, args, queue)) return;
+  if (choice.kernels == LinearKernels::kChunks) {
+    return linear_chunks({desc.maps, args.x, args.weights.data(), args.y.data(), args.num_tokens, args.workspace,
+                          desc.swiglu ? &*desc.swiglu : nullptr},
+                         choice.tile_tokens, queue);
+  }
+  ops::run_parts(desc, args, queue, linear, cuda::swiglu);
 }
 
 }  // namespace tessera::backends::sm90
