@@ -487,8 +487,8 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
     for (int64_t j = 0; j < kStride; ++j)
       scores[static_cast<size_t>(row * kStride + j)] = -1 - static_cast<float>(rng_.below(values)) * 0x1p-23f;
   }
-  const int32_t counts[kTokens] = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2999, 9000, 9000, 9000, 8999};
-  for (const int64_t k : {1, 16, 512, 5000}) {
+  const int32_t counts[kTokens] = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2100, 9000, 9000, 9000, 8999};
+  for (const int64_t k : {1, 16, 400, 512, 5000}) {
     std::vector<int32_t> expected(static_cast<size_t>(kTokens * k));
     device::Queue one(1);
     ops::TopK::Args args{.scores = scores.data(),
@@ -500,6 +500,8 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
     testing::for_each_variant<ops::TopK>({.k = k}, [&](const ops::Variant<ops::TopK>& variant, bool) {
       std::vector<int32_t> selected(expected.size(), 77);
       args.selected = selected.data();
+      const device::Buffer workspace = testing::workspace_for(variant, {.k = k}, kTokens);
+      args.workspace = workspace.data();
       device::Queue queue(3);
       variant.run({.k = k}, args, queue);
       EXPECT_EQ(selected, expected) << k;

@@ -64,7 +64,7 @@ constexpr Variant<CompressorPool> kCompressorPool[] = {simple<CompressorPool>(cu
 constexpr Variant<IndexScores> kIndexScores[] = {
     {"mma", cuda::index_scores_mma_supports, nullptr, nullptr, cuda::index_scores_mma},
     simple<IndexScores>(cuda::index_scores, index_scores_reference_supports)};
-constexpr Variant<TopK> kTopK[] = {simple<TopK>(cuda::top_k)};
+constexpr Variant<TopK> kTopK[] = {simple<TopK>(cuda::top_k, supports_all<TopK::Desc>, cuda::top_k_workspace)};
 constexpr Variant<Attention> kAttention[] = {
     {"mma", cuda::attention_mma_supports, nullptr, cuda::attention_mma_workspace, cuda::attention_mma},
     simple<Attention>(cuda::attention, attention_reference_supports)};

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// index_scores: half a warp per key of a token. top_k: a thread block per token finds the k-th largest score by its
-// bits, eleven at a time (fewer, and scores that lie close together would all be counted in one place), then lists what
-// is above it, and of what equals it the lowest indices. Bound by the latency of a round, of long contexts by counting.
+// index_scores: half a warp per key of a token. top_k: a thread block finds the k-th largest score by its bits, eleven
+// at a time (fewer, and scores that lie close together would all be counted in one place), then lists what is above it,
+// and of what equals it the lowest indices. Bound by the latency of a round, of long contexts by counting: there a few
+// tokens' scores are taken in parts, a block each, and a second kernel chooses from what the parts have listed.
+#include <algorithm>
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
@@ -63,8 +65,22 @@ constexpr int kBlock = 512, kEach = 4, kChunk = kBlock * kEach;  // a thread has
 constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;
 static_assert(kDigits == kChunk && 3 * kDigitBits >= 32);
 
-__global__ void __launch_bounds__(kBlock)
-    select_largest(const float* all_scores, int64_t stride, const int32_t* counts, int32_t* all_selected, int64_t k) {
+// A token's scores in parts of `part`: the largest k of part p of token t are listed at lists + (t * parts + p) * k.
+// Whoever is among the token's largest is among its part's, ties included. All parts but the last are longer than k, so
+// a token's lists have no gap; they ascend from part to part, so ties among the listed go by index too.
+struct Lists {
+  int32_t* lists;  // null: each token's scores are one part
+  int64_t part, parts;
+};
+constexpr int64_t kMostLists = 1024;
+constexpr int kHeldOfMany = 1, kHeldOfFew = 6;  // chunks in registers: many blocks share a multiprocessor, few need not
+
+enum class Choice { kOfScores, kOfParts, kOfLists };
+
+// Grid: tokens by parts (kOfParts).
+template <Choice kChoice, int kHeld>
+__global__ void __launch_bounds__(kBlock) select_largest(const float* all_scores, int64_t stride, const int32_t* counts,
+                                                         int32_t* all_selected, int64_t k, Lists parts) {
   wait_for_previous();
   __shared__ uint4 s_bins[kDigits / kEach];  // how many scores have a digit
   __shared__ uint32_t s_threshold;
@@ -73,23 +89,43 @@ __global__ void __launch_bounds__(kBlock)
   const int thread = static_cast<int>(threadIdx.x);
   const float* scores = all_scores + t * stride;
   int32_t* selected = all_selected + t * k;
-  const int32_t count = counts[t], kept = static_cast<int32_t>(min(k, static_cast<int64_t>(count)));
-  for (int64_t i = kept + thread; i < k; i += kBlock) selected[i] = -1;
+  const int32_t* list = nullptr;
+  int32_t begin = 0, count = counts[t];
+  if constexpr (kChoice == Choice::kOfParts) {
+    const int64_t first = blockIdx.y * parts.part;
+    if (first >= count) return;
+    begin = static_cast<int32_t>(first);
+    count = static_cast<int32_t>(min(parts.part, count - first));
+    selected = parts.lists + (t * parts.parts + blockIdx.y) * k;
+  } else if constexpr (kChoice == Choice::kOfLists) {
+    list = parts.lists + t * parts.parts * k;
+    count = static_cast<int32_t>(count / parts.part * k + min(k, count % parts.part));
+  }
+  // The index of the score at place i of those to choose from.
+  const auto index_at = [&](int32_t i) { return kChoice == Choice::kOfLists ? list[i] : begin + i; };
+  const int32_t kept = static_cast<int32_t>(min(k, static_cast<int64_t>(count)));
+  if (kChoice != Choice::kOfParts) {
+    for (int64_t i = kept + thread; i < k; i += kBlock) selected[i] = -1;
+  }
   if (kept == count) {  // all of them
-    for (int32_t i = thread; i < count; i += kBlock) selected[i] = i;
+    for (int32_t i = thread; i < count; i += kBlock) selected[i] = index_at(i);
     return;
   }
-  // Calls each_chunk(first, bits) with this thread's scores of each chunk, from `first` on; of the first chunk they
+  // Calls each_chunk(first, bits) with this thread's scores of each chunk, from `first` on; of the first chunks they
   // stay in registers from round to round.
   const auto load = [&](int32_t first, uint32_t(&bits)[kEach]) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) bits[i] = first + i < count ? ordered_bits(scores[first + i]) : 0;
+    for (int i = 0; i < kEach; ++i) bits[i] = first + i < count ? ordered_bits(scores[index_at(first + i)]) : 0;
   };
-  uint32_t begin[kEach];
-  load(thread * kEach, begin);
+  uint32_t held[kHeld][kEach];
+#pragma unroll
+  for (int c = 0; c < kHeld; ++c) load(c * kChunk + thread * kEach, held[c]);
   const auto for_each_chunk = [&](const auto& each_chunk) {
-    each_chunk(thread * kEach, begin);
-    for (int32_t first = kChunk; first < count; first += kChunk) {
+#pragma unroll
+    for (int c = 0; c < kHeld; ++c) {
+      if (c * kChunk < count) each_chunk(c * kChunk + thread * kEach, held[c]);
+    }
+    for (int32_t first = kHeld * kChunk; first < count; first += kChunk) {
       uint32_t bits[kEach];
       load(first + thread * kEach, bits);
       each_chunk(first + thread * kEach, bits);
@@ -142,7 +178,7 @@ __global__ void __launch_bounds__(kBlock)
     int32_t equal = num_equal + static_cast<int32_t>(sums.before & 0xFFFF);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (is_above(i) || (is_equal(i) && equal < wanted)) selected[above + min(equal, wanted)] = first + i;
+      if (is_above(i) || (is_equal(i) && equal < wanted)) selected[above + min(equal, wanted)] = index_at(first + i);
       above += is_above(i), equal += is_equal(i);
     }
     num_above += static_cast<int32_t>(sums.total >> 16), num_equal += static_cast<int32_t>(sums.total & 0xFFFF);
@@ -172,9 +208,30 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
   });
 }
 
+int64_t top_k_workspace(const ops::TopK::Desc& desc, int64_t /*max_tokens*/) {
+  return kMostLists * desc.k * static_cast<int64_t>(sizeof(int32_t));
+}
+
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue) {
-  launch("top_k", queue, select_largest, grid_for(args.num_tokens, 1), kBlock, 0, args.scores, args.stride, args.counts,
-         args.selected, desc.k);
+  constexpr int64_t kLeastToPart = 4 * kChunk, kLeastParts = 4, kFewTokens = 128;
+  // With as many listed as there are scores in a part, both kernels have the same to do.
+  const int64_t even = static_cast<int64_t>(std::sqrt(static_cast<double>(args.stride * desc.k)));
+  const int64_t most_parts = kMostLists / std::max<int64_t>(args.num_tokens, 1);
+  const int64_t least = std::max(even, most_parts == 0 ? args.stride : ceil_div(args.stride, most_parts));
+  const int64_t part = ceil_div<int64_t>(least, kChunk) * kChunk;
+  const Lists lists{static_cast<int32_t*>(args.workspace), part, ceil_div(args.stride, part)};
+  const auto start = [&](auto* kernel, int64_t parts) {
+    launch("top_k", queue, kernel, dim3(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(parts)), kBlock,
+           0, args.scores, args.stride, args.counts, args.selected, desc.k, lists);
+  };
+  if (args.stride > kLeastToPart && lists.parts >= kLeastParts && part > desc.k) {
+    start(select_largest<Choice::kOfParts, kHeldOfFew>, lists.parts);
+    start(select_largest<Choice::kOfLists, kHeldOfFew>, 1);
+  } else if (args.num_tokens <= kFewTokens) {
+    start(select_largest<Choice::kOfScores, kHeldOfFew>, 1);
+  } else {
+    start(select_largest<Choice::kOfScores, kHeldOfMany>, 1);
+  }
 }
 
 }  // namespace tessera::backends::cuda

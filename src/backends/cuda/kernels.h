@@ -39,6 +39,7 @@ void compressor_pool(const ops::CompressorPool::Desc& desc, const ops::Compresso
 void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
 bool index_scores_mma_supports(const ops::IndexScores::Desc& desc, std::string& why_not);
 void index_scores_mma(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
+int64_t top_k_workspace(const ops::TopK::Desc& desc, int64_t max_tokens);
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
 bool attention_mma_supports(const ops::Attention::Desc& desc, std::string& why_not);
