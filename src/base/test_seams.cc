@@ -18,6 +18,7 @@ struct Seam {
   bool is_failing() { return ++count == failing; }
 };
 
+constinit thread_local bool t_is_spared = false;
 constinit Seam g_allocations;
 constinit Seam g_file_calls;
 
@@ -29,6 +30,9 @@ void fail_allocation(int64_t nth) {
 void fail_file_call(int64_t nth) {
   g_file_calls.arm(nth);
 }
+void spare_this_thread(bool is_spared) {
+  t_is_spared = is_spared;
+}
 int64_t num_allocations() {
   return g_allocations.count;
 }
@@ -36,10 +40,10 @@ int64_t num_file_calls() {
   return g_file_calls.count;
 }
 bool is_failing_allocation() {
-  return g_allocations.is_failing();
+  return !t_is_spared && g_allocations.is_failing();
 }
 bool is_failing_file_call() {
-  return g_file_calls.is_failing();
+  return !t_is_spared && g_file_calls.is_failing();
 }
 
 }  // namespace tessera::seams

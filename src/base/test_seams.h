@@ -10,6 +10,8 @@ namespace tessera::seams {
 // Arms a seam: the n-th call from now (1 = the next) fails once; 0 disarms. Not thread-safe against running work.
 void fail_allocation(int64_t nth);
 void fail_file_call(int64_t nth);
+// The calling thread's calls, not counted and never failed: a client beside the server that is tested, say.
+void spare_this_thread(bool is_spared);
 // Calls counted since the seam was armed last.
 int64_t num_allocations();
 int64_t num_file_calls();

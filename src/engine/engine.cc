@@ -6,6 +6,8 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <new>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -48,7 +50,7 @@ class Engine::Body {
   std::optional<Refusal> closed() const;
   bool take_inbox();
   void work();
-  void publish(const std::string& fault);
+  void publish(std::string_view fault) noexcept;
 
   const SteadyClock clock_{};
   WaitingRoom room_;
@@ -183,11 +185,15 @@ bool Engine::Body::take_inbox() {
   return has_news;
 }
 
-void Engine::Body::publish(const std::string& fault) {
+void Engine::Body::publish(std::string_view fault) noexcept {
   const std::lock_guard<std::mutex> hold(lock_);
   status_.last_step = loop_.last_step();
   status_.totals = loop_.totals();
-  if (!fault.empty()) status_.fault = fault;
+  try {
+    if (!fault.empty()) status_.fault = fault;
+  } catch (const std::exception&) {
+    status_.fault = "out of memory";  // so short that it takes none
+  }
   is_idle_ = loop_.is_idle();
   if (is_idle_) finished_.notify_all();
 }
@@ -199,8 +205,12 @@ void Engine::Body::work() {
       const bool has_news = take_inbox();
       is_busy = loop_.step() || has_news;
       publish("");
+    } catch (const std::bad_alloc&) {
+      // What runs is lost with its request's memory; what comes next may find some.
+      loop_.abandon("out of memory", ErrorCode::kResourceExhausted);
+      publish("");
     } catch (const std::exception& error) {
-      loop_.abandon(error.what());
+      loop_.abandon(error.what(), ErrorCode::kInternal);
       publish(error.what());
     }
     if (is_busy) continue;

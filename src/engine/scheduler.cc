@@ -43,6 +43,7 @@ int64_t Scheduler::most_running(const Limits& limits) {
 Scheduler::Scheduler(const Limits& limits, const CacheBudget& budget)
     : limits_{limits.max_step_tokens, most_running(limits)}, budget_(budget), granted_bytes_(budget.total_bytes()) {
   TESSERA_CHECK(limits.max_step_tokens > 0, "a step takes tokens");
+  running_.reserve(static_cast<size_t>(limits_.max_running));  // from then on it takes no memory
 }
 
 Scheduler::Entry& Scheduler::at(SequenceKey key) {
@@ -98,8 +99,19 @@ void Scheduler::add(const Job& job) {
   TESSERA_CHECK(fits(job.capacity, job.num_copies), "a job fits when alone");
   const auto [place, is_added] = entries_.try_emplace(job.key, Entry{.job = job});
   TESSERA_CHECK(is_added, fmt::format("sequence {} is known already", job.key));
-  ++flows_[{job.priority, job.client}].num_live;
-  enqueue(place->second);
+  // All of it or nothing, where memory ends.
+  try {
+    ++flows_[{job.priority, job.client}].num_live;
+  } catch (...) {
+    entries_.erase(place);
+    throw;
+  }
+  try {
+    enqueue(place->second);
+  } catch (...) {
+    remove(job.key);
+    throw;
+  }
 }
 
 void Scheduler::start(Entry& entry) {

@@ -45,11 +45,24 @@ void StepLoop::accept(RequestId id, Request request, std::shared_ptr<Sink> sink,
   } catch (const std::exception& error) {
     room_.leave(num_prompt);
     ++totals_.num_failed;
-    try {
-      kept->finished({.reasons = {FinishReason::kFailed}, .error_code = code_of(error), .error = error.what()});
-    } catch (const std::exception&) {
-      // The last call: nothing is left to end.
-    }
+    tell_failure(*kept, code_of(error), error.what());
+  }
+}
+
+// Of a request that has no outcome of its own. It needs no memory where there is none.
+void StepLoop::tell_failure(Sink& sink, ErrorCode code, const char* error) noexcept {
+  Outcome outcome;
+  outcome.error_code = code;
+  try {
+    outcome.reasons = {FinishReason::kFailed};
+    outcome.error = error;
+  } catch (const std::exception&) {
+    outcome.error = kOutOfMemory;
+  }
+  try {
+    sink.finished(outcome);
+  } catch (const std::exception&) {
+    // The last call: nothing is left to end.
   }
 }
 
@@ -346,10 +359,15 @@ void StepLoop::run() {
   deliver(logits);
 }
 
-void StepLoop::abandon(const std::string& why) noexcept {
+void StepLoop::abandon(const std::string& why, ErrorCode code) noexcept {
   for (auto& [id, live] : requests_) {
     if (!live->has_begun) room_.leave(live->num_prompt());
-    live->outcome.error = why;
+    live->outcome.error_code = code;
+    try {
+      live->outcome.error = why;
+    } catch (const std::exception&) {
+      live->outcome.error = kOutOfMemory;
+    }
     try {
       for (FinishReason& reason : live->outcome.reasons) {
         if (reason == FinishReason::kNone) reason = FinishReason::kFailed;

@@ -37,7 +37,7 @@ class StepLoop {
   void cancel_all(const std::string& why);
   // Ends every request as failed, whatever the scheduler thinks: for when an exception came out of the loop, which can
   // go on after it.
-  void abandon(const std::string& why) noexcept;
+  void abandon(const std::string& why, ErrorCode code = ErrorCode::kInternal) noexcept;
 
   // Makes one step. False: there was nothing to run (nothing waits, or consumers have no room). Throws kInternal where
   // an invariant is broken; what requests, sinks and the runner do wrong ends requests.
@@ -58,6 +58,7 @@ class StepLoop {
   struct Live;
   struct Running;  // a slice of the step under way
 
+  static void tell_failure(Sink& sink, ErrorCode code, const char* error) noexcept;
   void join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted);
   Choice* find(SequenceKey key, Live*& live) const;
   void read_rooms(double now);

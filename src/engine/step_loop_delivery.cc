@@ -155,7 +155,11 @@ void StepLoop::end(Live& live, FinishReason reason, ErrorCode code, const std::s
     if (choice->is_open) release(*choice);
   }
   live.outcome.error_code = code;
-  live.outcome.error = error;
+  try {
+    live.outcome.error = error;
+  } catch (const std::exception&) {
+    live.outcome.error = kOutOfMemory;
+  }
   for (int i = 0; i < live.request.num_choices; ++i) {
     FinishReason& ended = live.outcome.reasons[static_cast<size_t>(i)];
     if (ended != FinishReason::kNone) continue;

@@ -12,6 +12,9 @@ namespace tessera::engine {
 // Choice i of a request has the key id * kKeysPerRequest + i.
 inline constexpr uint64_t kKeysPerRequest = kMaxChoices;
 
+// So short that a string holds it without memory of its own.
+inline constexpr char kOutOfMemory[] = "out of memory";
+
 ErrorCode code_of(const std::exception& error);
 // Of one choice.
 Sampler sampler_of(const Request& request, uint64_t choice, int32_t vocab_size);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <new>
 #include <utility>
 
 namespace tessera::server {
@@ -50,7 +51,13 @@ class Exchange::PromptSink final : public engine::Sink {
   void choice_finished(int choice, engine::FinishReason reason) override {
     exchange_->push(sink_idx_, engine::TokenQueue::ChoiceEnd{choice, reason});
   }
-  void finished(const engine::Outcome& outcome) override { exchange_->push(sink_idx_, outcome); }
+  void finished(const engine::Outcome& outcome) override {
+    try {
+      exchange_->push(sink_idx_, outcome);
+    } catch (const std::exception&) {
+      exchange_->lose();
+    }
+  }
 
  private:
   const std::shared_ptr<Exchange> exchange_;
@@ -175,22 +182,41 @@ bool Exchange::push(size_t sink_idx, engine::TokenQueue::Event event) {
   return true;
 }
 
-void Exchange::cancel_requests() {
+void Exchange::lose() noexcept {
+  bool wakes = false;
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    is_lost_ = true;
+    notify(wakes);
+  }
+  if (const std::shared_ptr<Waker> waker = wakes ? waker_.lock() : nullptr) waker->wake();
+}
+
+void Exchange::cancel_requests() noexcept {
   std::vector<engine::RequestId> ids;
   {
     const std::lock_guard<std::mutex> hold(lock_);
     is_cancelled_ = true;
     events_.clear();
-    ids = request_ids_;
+    ids.swap(request_ids_);
   }
-  for (const engine::RequestId id : ids) context_.engine.cancel(id);
+  try {
+    for (const engine::RequestId id : ids) context_.engine.cancel(id);
+  } catch (const std::exception&) {
+    const std::lock_guard<std::mutex> hold(lock_);
+    for (SinkState& sink : sinks_) std::fill(sink.is_stopped.begin(), sink.is_stopped.end(), char{1});
+  }
 }
 
-void Exchange::cancel() {
+void Exchange::cancel() noexcept {
   if (is_done_) return;
   is_done_ = true;
   cancel_requests();
-  context_.figures.add_finished("cancelled");
+  try {
+    context_.figures.add_finished("cancelled");
+  } catch (const std::exception&) {
+    // Uncounted.
+  }
 }
 
 bool Exchange::is_cancelled() {
@@ -241,6 +267,7 @@ ReplyPart Exchange::take() {
   {
     const std::lock_guard<std::mutex> hold(lock_);
     is_notified_ = false;
+    if (is_lost_) throw std::bad_alloc();
     if (whole_) {
       is_done_ = true;
       return *std::exchange(whole_, std::nullopt);

@@ -62,14 +62,16 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   void reply(ReplyHead head, std::string body);
   void refuse(const ApiError& error, int64_t retry_after_seconds = 0);
   void start(PreparedAnswer prepared);
+  // By any thread: something of the answer was lost for want of memory. take() throws std::bad_alloc from now on.
+  void lose() noexcept;
 
   // By the transport's thread. What is new; nothing where nothing is: Waker::wake says when to ask again.
   ReplyPart take();
   // What may be sent while nothing is new; only of a stream.
   std::string keep_alive() const { return answer_.writer->keep_alive(); }
   // By the transport's thread: the client is gone, nothing is taken any more. The requests leave the engine before its
-  // next step.
-  void cancel();
+  // next step, or at their next token where there is no memory to say so.
+  void cancel() noexcept;
   bool is_cancelled();
   // By the transport's thread: ends the answer with this error.
   void abort(const ApiError& error);
@@ -107,7 +109,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   std::optional<engine::Refusal> submit(engine::Request request, SinkState state);
   void refuse(const engine::Refusal& refusal);
   void notify(bool& is_notified);
-  void cancel_requests();
+  void cancel_requests() noexcept;
   void take_event(const Event& event, std::string& out);
   void take_token(const Event& event, const engine::Token& token, std::string& out);
   void take_prompt(size_t prompt_idx, int64_t first_position, std::span<const engine::Logprobs> logprobs,
@@ -133,6 +135,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   std::vector<SinkState> sinks_;
   std::vector<engine::RequestId> request_ids_;
   bool is_started_ = false, is_notified_ = false, is_cancelled_ = false, was_short_ = false;
+  bool is_lost_ = false;
 
   // The transport's, once started.
   PreparedAnswer answer_;

@@ -267,8 +267,8 @@ void Service::prepare(Preparation& preparation) noexcept {
                                          has_requests ? "requests that wait" : "different ones")),
                         kCompilingRetrySeconds);
       }
-    } catch (const std::exception& error) {
-      exchange.refuse(internal_error(error.what()));
+    } catch (...) {
+      refuse_now(exchange);
     }
   } catch (const Error& error) {
     if (!preparation.grammar.empty() && error.code() == ErrorCode::kResourceExhausted) {
@@ -294,8 +294,8 @@ void Service::refuse_now(Exchange& exchange) noexcept try {
     }
     exchange.refuse(error_of_request());
   }
-} catch (const std::exception& error) {
-  exchange.refuse(internal_error(error.what()));
+} catch (...) {
+  exchange.lose();
 }
 
 }  // namespace tessera::server

@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
+// Size: one class whose coroutines share its state; a file for each would only spread that state.
 #include "server/http/connection.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cmath>
+#include <cstddef>
+#include <exception>
 #include <limits>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -32,6 +37,12 @@ constexpr size_t kWriteBytes = size_t{64} << 10;
 // What is read and thrown away after an error, so that the client gets to see it, and for how long.
 constexpr size_t kLingerBytes = size_t{1} << 20;
 constexpr double kLingerSeconds = 2;
+
+// Said where there is no memory to say anything else.
+constexpr std::string_view kOutOfMemory =
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
+    "Content-Length: 100\r\n\r\n"
+    R"({"error":{"message":"out of memory","type":"server_error","param":null,"code":"resource_exhausted"}})";
 
 std::string_view status_text(int status) {
   return {field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).data(),
@@ -74,19 +85,45 @@ bool is_plain_id(std::string_view id) {
 
 class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
 
-// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
-class Connection::Doorbell final : public Waker {
+// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread. A ring
+// takes no memory: where it ends, the answer that waits is the one that must still be told.
+class Connection::Doorbell final : public Waker, public std::enable_shared_from_this<Doorbell> {
  public:
   explicit Doorbell(Connection& connection) : io_(connection.shared_.io), connection_(connection.weak_from_this()) {}
   void wake() override {
-    asio::post(io_, [weak = connection_] {
-      if (const std::shared_ptr<Connection> connection = weak.lock()) connection->bell_.cancel();
-    });
+    if (is_ringing_.exchange(true)) return;
+    asio::post(io_, asio::bind_allocator(OneRing<void>(ring_.data()), [self = shared_from_this()] {
+                 self->is_ringing_ = false;  // its memory is free by now
+                 if (const std::shared_ptr<Connection> connection = self->connection_.lock())
+                   connection->bell_.cancel();
+               }));
   }
 
  private:
+  static constexpr size_t kRingBytes = 256;
+  // Gives out the bytes of the one ring under way.
+  template <class T>
+  struct OneRing {
+    using value_type = T;
+    explicit OneRing(std::byte* its_bytes) : bytes(its_bytes) {}
+    template <class U>
+    OneRing(const OneRing<U>& other) : bytes(other.bytes) {}
+    T* allocate(size_t count) {
+      if (count * sizeof(T) > kRingBytes) throw std::bad_alloc();
+      return reinterpret_cast<T*>(bytes);
+    }
+    void deallocate(T*, size_t) {}
+    template <class U>
+    bool operator==(const OneRing<U>& other) const {
+      return bytes == other.bytes;
+    }
+    std::byte* bytes;
+  };
+
   asio::io_context& io_;
   const std::weak_ptr<Connection> connection_;
+  std::atomic<bool> is_ringing_{false};
+  alignas(std::max_align_t) std::array<std::byte, kRingBytes> ring_;
 };
 
 Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer)
@@ -110,8 +147,24 @@ void Connection::forget_body() {
 
 void Connection::start() {
   doorbell_ = std::make_shared<Doorbell>(*this);
+  spawn(&Connection::work);
+}
+
+// A coroutine that memory ends takes the connection along: without any of the three it would stand still. Where it ends
+// inside Asio, the handler is dropped and not called.
+void Connection::spawn(asio::awaitable<void> (Connection::*coroutine)()) {
+  struct Ending {
+    explicit Ending(std::shared_ptr<Connection> its_connection) : connection(std::move(its_connection)) {}
+    ~Ending() {
+      if (!is_orderly) connection->close_now();
+    }
+    const std::shared_ptr<Connection> connection;
+    bool is_orderly = false;
+  };
+  const auto ending = std::make_shared<Ending>(shared_from_this());
   asio::co_spawn(
-      shared_.io, [self = shared_from_this()] { return self->work(); }, asio::detached);
+      shared_.io, [self = ending->connection, coroutine] { return ((*self).*coroutine)(); },
+      [ending](const std::exception_ptr& error) { ending->is_orderly = error == nullptr; });
 }
 
 void Connection::close_now() {
@@ -189,6 +242,7 @@ asio::awaitable<bool> Connection::more() {
 asio::awaitable<bool> Connection::write(std::string_view bytes) {
   while (!bytes.empty()) {
     if (is_closed_) co_return false;
+    has_answered_ = true;
     const std::string_view part = bytes.substr(0, kWriteBytes);
     set_deadline(shared_.options.write_seconds);
     error_code error;
@@ -218,14 +272,22 @@ asio::awaitable<void> Connection::linger() {
 asio::awaitable<void> Connection::work() {
   const std::shared_ptr<Connection> self = shared_from_this();
   set_deadline(shared_.options.header_seconds);
-  asio::co_spawn(shared_.io, watch(), asio::detached);
+  spawn(&Connection::watch);
   error_code error;
   co_await transport_->open(error);
   if (!error && !is_closed_) {
-    asio::co_spawn(shared_.io, read_on(), asio::detached);
+    spawn(&Connection::read_on);
     bool goes_on = true;
     while (goes_on && !is_closed_) {
-      goes_on = co_await serve_one();
+      bool has_failed = false;
+      has_answered_ = false;
+      try {
+        goes_on = co_await serve_one();
+      } catch (const std::exception&) {
+        has_failed = true;
+        goes_on = false;
+      }
+      if (has_failed && is_busy_ && !has_answered_) co_await write(kOutOfMemory);
       forget_body();
       is_busy_ = false;
       if (closes_when_idle_) break;
@@ -414,9 +476,14 @@ asio::awaitable<bool> Connection::serve_one() {
     if (!is_read) co_return false;
   }
   set_deadline(kNever);
-  const std::shared_ptr<Exchange> exchange = shared_.service.open(*route, name, std::move(body), caller, doorbell_);
-  goes_on = co_await send_parts(head, *route, *exchange);
-  exchange->cancel();  // nothing, where it was completed
+  // However it ends; nothing, where it was completed.
+  struct Cancelling {
+    explicit Cancelling(std::shared_ptr<Exchange> its_exchange) : exchange(std::move(its_exchange)) {}
+    ~Cancelling() { exchange->cancel(); }
+    const std::shared_ptr<Exchange> exchange;
+  };
+  const Cancelling opened(shared_.service.open(*route, name, std::move(body), caller, doorbell_));
+  goes_on = co_await send_parts(head, *route, *opened.exchange);
   co_return goes_on&& head.keeps_alive;
 }
 

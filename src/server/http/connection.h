@@ -53,6 +53,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   class Parser;
   class Doorbell;
 
+  void spawn(asio::awaitable<void> (Connection::*coroutine)());
   asio::awaitable<void> work();
   asio::awaitable<void> read_on();
   asio::awaitable<void> watch();
@@ -85,6 +86,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   uint64_t num_body_bytes_ = 0;  // of the request under way; counted in shared_ too
   Clock::time_point began_;      // the request under way
   bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false, is_reading_ = false;
+  bool has_answered_ = false;  // the request under way, in part at least
 };
 
 }  // namespace tessera::server::http

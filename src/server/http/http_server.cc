@@ -68,6 +68,7 @@ class HttpServer::Body {
  private:
   void listen();
   asio::awaitable<void> accept();
+  bool begin_accepting() noexcept;
   asio::awaitable<void> watch_signals();
   asio::awaitable<void> close_later();
   void begin_drain();
@@ -79,6 +80,7 @@ class HttpServer::Body {
   Service& service_;
   ServerEvents* const events_;
   const ApiKeys keys_;
+  bool is_accepting_ = false;  // before the context, which drops handlers when it goes
   asio::io_context io_{1};
   asio::ssl::context tls_{asio::ssl::context::tls_server};
   tcp::acceptor acceptor_{io_};
@@ -214,8 +216,48 @@ asio::awaitable<void> HttpServer::Body::close_later() {
 
 void HttpServer::Body::run() {
   if (options_.handles_signals) asio::co_spawn(io_, watch_signals(), asio::detached);
-  asio::co_spawn(io_, accept(), asio::detached);
-  io_.run();
+  // What memory ends comes out of io_.run() and ends nothing but itself.
+  while (acceptor_.is_open()) {
+    const bool is_accepting = begin_accepting();
+    try {
+      if (is_accepting) {
+        io_.run();
+      } else {
+        io_.run_for(kAcceptPause);
+      }
+    } catch (const std::exception&) {
+      continue;
+    }
+    if (io_.stopped()) io_.restart();
+  }
+  while (!io_.stopped()) {
+    try {
+      io_.run();
+    } catch (const std::exception&) {
+      each_connection([](Connection& connection) { connection.close_now(); });
+    }
+  }
+}
+
+// False: there was no memory to wait for clients; to be tried again.
+bool HttpServer::Body::begin_accepting() noexcept {
+  if (is_accepting_) return true;
+  // Asio drops a handler that it has no memory to call.
+  struct Ending {
+    explicit Ending(bool& its_flag) : is_accepting(its_flag) { is_accepting = true; }
+    ~Ending() { is_accepting = false; }
+    bool& is_accepting;
+  };
+  try {
+    auto ending = std::make_shared<Ending>(is_accepting_);
+    asio::co_spawn(io_, accept(), [ending](const std::exception_ptr& error) {
+      ending->is_accepting = false;
+      if (error != nullptr) std::rethrow_exception(error);
+    });
+  } catch (const std::exception&) {
+    is_accepting_ = false;
+  }
+  return is_accepting_;
 }
 
 HttpServer::HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/test_seams.h"
 #include "engine/engine.h"
 #include "server/http/http_server.h"
 #include "server/http/scripted_runner.h"
@@ -27,6 +28,7 @@ struct LiveSetup {
   HttpOptions http{};
   engine::EngineOptions engine{};
   int64_t step_microseconds = 0;
+  bool spares_transport = false;  // the transport's thread from failing allocations
   size_t max_preparing = ServiceOptions().max_preparing, max_compiling = ServiceOptions().max_compiling;
 };
 
@@ -59,7 +61,14 @@ class LiveServer {
     service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), nullptr);
     setup.http.port = 0;
     http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, nullptr);
-    thread_ = std::thread([this] { http_->run(); });
+    thread_ = std::thread([this, is_spared = setup.spares_transport] {
+#ifdef TESSERA_TEST_SEAMS
+      seams::spare_this_thread(is_spared);
+#else
+      (void)is_spared;
+#endif
+      http_->run();
+    });
   }
   ~LiveServer() {
     http_->drain();
@@ -70,11 +79,21 @@ class LiveServer {
     EXPECT_EQ(runner_.num_states, 0);
   }
 
-  uint16_t port() const { return http_->port(); }
-  ScriptedRunner& runner() { return runner_; }
-  HttpServer& http() { return *http_; }
-  engine::Engine& engine() { return *engine_; }
-  Service& service() { return *service_; }
+  uint16_t port() const {
+    return http_->port();
+  }
+  ScriptedRunner& runner() {
+    return runner_;
+  }
+  HttpServer& http() {
+    return *http_;
+  }
+  engine::Engine& engine() {
+    return *engine_;
+  }
+  Service& service() {
+    return *service_;
+  }
   // Waits until the engine holds nothing; false after ten seconds.
   bool becomes_idle() const {
     for (int i = 0; i < 10000; ++i) {
@@ -90,7 +109,9 @@ class LiveServer {
   }
 
  private:
-  int32_t id_of(std::string_view token) const { return tokenizer_.added_token(token).value(); }
+  int32_t id_of(std::string_view token) const {
+    return tokenizer_.added_token(token).value();
+  }
 
   const text::Tokenizer tokenizer_;
   ScriptedRunner runner_;
@@ -122,7 +143,10 @@ class RawClient {
   // At most `size` bytes, at least one; empty at the end or after ten seconds.
   std::string receive(size_t size = 4096) const {
     pollfd wait{fd_, POLLIN, 0};
-    if (poll(&wait, 1, 10000) <= 0) return "";
+    if (poll(&wait, 1, 10000) <= 0) {
+      is_silent_ = true;
+      return "";
+    }
     std::string out(size, '\0');
     const ssize_t count = recv(fd_, out.data(), size, 0);
     out.resize(count > 0 ? static_cast<size_t>(count) : 0);
@@ -134,6 +158,8 @@ class RawClient {
     for (std::string part = receive(65536); !part.empty(); part = receive(65536)) out += part;
     return out;
   }
+  // Ten seconds went by once without a byte or an end.
+  bool is_silent() const { return is_silent_; }
   // Until `end` has come.
   std::string receive_until(std::string_view end) const {
     std::string out;
@@ -157,6 +183,7 @@ class RawClient {
 
  private:
   int fd_;
+  mutable bool is_silent_ = false;
 };
 
 inline std::string get(std::string_view path, std::string_view fields = "") {
@@ -173,6 +200,7 @@ inline std::string chat(std::string_view more = "") {
 struct Answer {
   int status = 0;
   std::string head, body;
+  bool is_silent = false;  // the server stood still
 };
 // One request on a connection of its own, answered until it is closed.
 inline Answer ask(uint16_t port, const std::string& request) {
@@ -180,6 +208,7 @@ inline Answer ask(uint16_t port, const std::string& request) {
   client.send(request);
   const std::string all = client.receive_all();
   Answer out;
+  out.is_silent = client.is_silent();
   const size_t end = all.find("\r\n\r\n");
   if (all.size() > 12) out.status = std::atoi(all.c_str() + 9);
   out.head = all.substr(0, end);
