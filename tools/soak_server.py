@@ -6,7 +6,7 @@ traffic.
     tools/soak_server.py PROGRAM [--seconds 60] [--signals 100] [--kills 100] [--only NAME,...] [--record FILE.json]
 
 Other parts by name: disconnects (clients that go at random points, FIN and RST), schemas (hostile ones beside streams),
-conformance (schemathesis, where this Python has it: each operation of /openapi.json on servers of its own, in --seconds together). Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
+bodies (giant ones beside /health/live), conformance (schemathesis, where this Python has it: each operation of /openapi.json on servers of its own, in --seconds together). Each part fails where a promise breaks: an error that is no refusal, an answer that differs from that of the same request
 alone, something left in the caches at the end. Times and memory are printed and recorded, not judged.
 """
 import argparse
@@ -159,62 +159,49 @@ def kills():
             'start_seconds_p50': round(starts[len(starts) // 2], 2), 'start_seconds_most': round(starts[-1], 2)}
 
 
+def loaded(server, *load):
+    """What a load of `tessera bench serve` met: gaps and refusals without an interpreter in them."""
+    out = subprocess.run([ARGUMENTS.program, 'bench', 'serve', '--url', server.url, '--requests', '1000000', '--prompt-tokens', '32',
+                          '--output-tokens', '64', '--quiet', '--json', *load], capture_output=True, text=True)
+    check(out.returncode == 0, 'bench serve:', out.returncode, out.stderr)
+    row = json.loads(out.stdout)['rows'][0]
+    check(not row['errors'], 'errors under load:', row['errors'])
+    return row
+
+
 def overload():
-    """Ten times what fits: who is refused is told so quickly and when to come again; the others are answered."""
+    """Ten times what is answered at capacity: who is refused is told so quickly; the others' tokens come as they did."""
     with Server('--max-running', '8', '--max-waiting', '8') as server:
         begin = resident(server)
-        gaps, refusals, counts = {}, [], {}
-        ends = threading.Event()
-        mutex = threading.Lock()
-
-        def ask(kind):
-            while not ends.is_set():
-                connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=120)
-                start = time.monotonic()
-                connection.request('POST', '/v1/chat/completions', json.dumps(chat('Tell me.', max_tokens=64, stream=True, **LONG)))
-                answer = connection.getresponse()
-                if answer.status == 429:
-                    check(int(answer.headers['Retry-After']) >= 1, 'Retry-After')
-                    answer.read()
-                    with mutex:
-                        refusals.append(time.monotonic() - start)
-                        counts[429] = counts.get(429, 0) + 1
-                    connection.close()
-                    time.sleep(0.1)
-                    continue
-                check(answer.status == 200, 'status', answer.status)
-                last, found = None, []
-                for line in answer:
-                    if line.startswith(b'data: {'):
-                        now = time.monotonic()
-                        if last is not None:
-                            found.append(now - last)
-                        last = now
-                connection.close()
-                with mutex:
-                    gaps.setdefault(kind, []).extend(found)
-                    counts[200] = counts.get(200, 0) + 1
-
-        for kind, clients, seconds in [('at_capacity', 8, ARGUMENTS.seconds / 4), ('overloaded', 160, ARGUMENTS.seconds)]:
-            ends.clear()
-            with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-                asked = [pool.submit(ask, kind) for _ in range(clients)]
-                time.sleep(seconds)
-                ends.set()
-            for one in asked:
-                one.result()
+        loaded(server, '--concurrency', '8', '--seconds', '1', '--seed', '1')
+        # As many at a time as run: the most that is answered, and the gaps of full steps.
+        full = loaded(server, '--concurrency', '8', '--seconds', str(ARGUMENTS.seconds / 4), '--seed', '2')
+        rate = full['requests_per_second']
+        over = loaded(server, '--rates', f'{10 * rate:.1f}', '--seconds', str(ARGUMENTS.seconds), '--seed', '3')
+        check(over['refused_429'] > 0 and over['answered'] > 0, 'answered and refused', over['answered'], over['refused_429'])
+        body = chat('Tell me.', max_tokens=64, **LONG)
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            told = [one for one in pool.map(lambda _: server.post('/v1/chat/completions', body), range(32)) if one[0] == 429]
+        check(told and all(int(headers['Retry-After']) >= 1 for _, headers, _ in told), 'refusals with Retry-After')
         becomes_idle(server)
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
-    return {'answered': counts.get(200, 0), 'refused': counts.get(429, 0), 'refusal_ms_p50': quantile_ms(refusals, 0.5),
-            'refusal_ms_p99': quantile_ms(refusals, 0.99), 'gap_ms_p99_at_capacity': quantile_ms(gaps['at_capacity'], 0.99),
-            'gap_ms_p99_overloaded': quantile_ms(gaps['overloaded'], 0.99), 'resident_growth_kib': grown}
+    gap = {name: row['between_tokens_seconds']['p99'] * 1e3 for name, row in (('at_capacity', full), ('overloaded', over))}
+    return {'requests_per_second_at_capacity': round(rate, 1), 'requests_per_second_sent': round(10 * rate, 1),
+            'answered': over['answered'], 'refused': over['refused_429'],
+            'refusal_ms_p50': round(over['refusal_seconds']['p50'] * 1e3, 2), 'refusal_ms_p99': round(over['refusal_seconds']['p99'] * 1e3, 2),
+            'gap_ms_p99_at_capacity': round(gap['at_capacity'], 2), 'gap_ms_p99_overloaded': round(gap['overloaded'], 2),
+            'gap_ratio': round(gap['overloaded'] / gap['at_capacity'], 2), 'resident_growth_kib': grown}
 
 
 def slow():
-    """Connections that send a header or body byte by byte, or do not read, beside healthy answers."""
-    with Server() as server:
+    """Connections that send a header or body byte by byte, or do not read, beside healthy streams."""
+    # Room for one more than all that do not read, paused as they are.
+    with Server('--max-running', str(ARGUMENTS.slow // 3 + 9), '--max-waiting', str(ARGUMENTS.slow)) as server:
         begin = resident(server)
+        healthy = lambda seed: loaded(server, '--concurrency', '1', '--seconds', str(ARGUMENTS.seconds / 2), '--seed', str(seed))
+        loaded(server, '--concurrency', '1', '--seconds', '1', '--seed', '1')
+        alone = healthy(2)
         ends = threading.Event()
         num_closed = [0]
 
@@ -240,25 +227,69 @@ def slow():
             finally:
                 client.close()
 
-        times = []
         with concurrent.futures.ThreadPoolExecutor(ARGUMENTS.slow) as pool:
-            for i in range(ARGUMENTS.slow):
-                pool.submit(dawdle, ['header', 'body', 'read'][i % 3])
-            end = time.monotonic() + ARGUMENTS.seconds
-            while time.monotonic() < end:
-                start = time.monotonic()
-                status, _, body = server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0, stream=True))
-                check(status == 200 and stream_text(body)[0] == '250', 'a healthy client:', status, body)
-                times.append(time.monotonic() - start)
-                time.sleep(0.05)
+            asked = [pool.submit(dawdle, ['header', 'body', 'read'][i % 3]) for i in range(ARGUMENTS.slow)]
+            time.sleep(2)  # they have all connected
+            beside = healthy(3)
+            status, _, body = server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0, stream=True))
             ends.set()
+        for one in asked:
+            one.result()
+        check(status == 200 and stream_text(body)[0] == '250', 'a healthy client:', status, body)
         becomes_idle(server)
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
-    times.sort()
-    return {'slow_connections': ARGUMENTS.slow, 'closed_by_the_server': num_closed[0], 'healthy_answers': len(times),
-            'healthy_ms_p50': round(times[len(times) // 2] * 1e3, 1), 'healthy_ms_p99': round(times[int(len(times) * 0.99)] * 1e3, 1),
-            'resident_growth_kib': grown}
+    gap = {name: row['between_tokens_seconds']['p99'] * 1e3 for name, row in (('alone', alone), ('beside', beside))}
+    return {'slow_connections': ARGUMENTS.slow, 'closed_by_the_server': num_closed[0], 'healthy_answers': beside['answered'],
+            'healthy_gap_ms_p99_alone': round(gap['alone'], 3), 'healthy_gap_ms_p99_beside': round(gap['beside'], 3),
+            'gap_ratio': round(gap['beside'] / gap['alone'], 2), 'resident_growth_kib': grown}
+
+
+def bodies():
+    """A stream's gaps and /health/live's answers while a prompt of a million token ids, or 64 MiB and a byte, comes in."""
+    ids = json.dumps({'model': chat('')['model'], 'prompt': [7] * 1_000_000, 'max_tokens': 1}).encode()
+    with Server() as server:
+        def send(kind):
+            connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=60)
+            try:
+                if kind == 'million_tokens':
+                    connection.request('POST', '/v1/completions', ids, {'Content-Type': 'application/json'})
+                else:
+                    connection.putrequest('POST', '/v1/completions')
+                    connection.putheader('Content-Length', str((64 << 20) + 1))
+                    connection.endheaders()
+                return connection.getresponse().status
+            finally:
+                connection.close()
+
+        out = {}
+        for kind, expected in [('nothing', None), ('million_tokens', 400), ('too_large', 413)]:
+            ends, statuses, times = threading.Event(), set(), []
+
+            def probe():
+                connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=60)
+                while not ends.wait(0.001):
+                    start = time.monotonic()
+                    connection.request('GET', '/health/live')
+                    connection.getresponse().read()
+                    times.append(time.monotonic() - start)
+                connection.close()
+
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                probed = pool.submit(probe)
+                end = time.monotonic() + ARGUMENTS.seconds / 3
+                while time.monotonic() < end:
+                    if expected is None:
+                        time.sleep(0.01)
+                    else:
+                        statuses.add(send(kind))
+                ends.set()
+                probed.result()
+            check(statuses == ({expected} if expected else set()), kind, statuses)
+            out[kind] = {'live_ms_p50': quantile_ms(times, 0.5), 'live_ms_p99': quantile_ms(times, 0.99), 'live_ms_most': quantile_ms(times, 1)}
+        becomes_idle(server)
+        check(server.end() == 0, 'exit code')
+    return out
 
 
 def mixed():
@@ -467,7 +498,7 @@ def conformance():
     return {'examples': ARGUMENTS.examples, 'server_errors': 0, 'operations': out}
 
 
-PARTS = {'disconnects': disconnects, 'schemas': schemas, 'conformance': conformance, 'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
+PARTS = {'disconnects': disconnects, 'schemas': schemas, 'bodies': bodies, 'conformance': conformance, 'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
 cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
 record = {'what': 'tools/soak_server.py',
           'commit': subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD'], capture_output=True, text=True).stdout.strip(),

@@ -129,6 +129,7 @@ class Bench final : public Verb {
     model_
         ->add_option("--synthetic", model_options_.synthetic,
                      "Random NVFP4 weights, made in memory, in the shape of flash or pro (small: a few megabytes)")
+        ->check(CLI::IsMember({"flash", "pro", "small"}))
         ->excludes(directory);
     model_
         ->add_option("--layers", model_options_.num_layers, "Layers of a synthetic model [as many as fit into memory]")
