@@ -213,7 +213,7 @@ int64_t top_k_workspace(const ops::TopK::Desc& desc, int64_t /*max_tokens*/) {
 }
 
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue) {
-  constexpr int64_t kLeastToPart = 4 * kChunk, kLeastParts = 4, kFewTokens = 128;
+  constexpr int64_t kLeastToPart = 4 * kChunk, kLeastParts = 5, kFewTokens = 128;
   // With as many listed as there are scores in a part, both kernels have the same to do.
   const int64_t even = static_cast<int64_t>(std::sqrt(static_cast<double>(args.stride * desc.k)));
   const int64_t most_parts = kMostLists / std::max<int64_t>(args.num_tokens, 1);

@@ -43,7 +43,7 @@ struct FewPlan {
 };
 
 // Up to here the portable kernels are as fast.
-constexpr int64_t kFewMapTokens = 24;
+constexpr int64_t kFewMapTokens = 16;
 
 // Tokens of a tile, and its time for 128 columns where every multiprocessor has one.
 struct WideTile {
@@ -128,9 +128,9 @@ inline double stream_us(std::span<const ops::Linear::Desc> maps, int64_t num_tok
 // Of the portable kernel of more tokens, for one map.
 inline double portable_us(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   const double least = desc.format == ops::WeightFormat::kBf16 ? 13 : 8;
-  const double flops_per_us = desc.format == ops::WeightFormat::kNvfp4 ? 1.2e6 : 0.75e6;  // of a multiprocessor
+  constexpr double kFlopsPerUs = 0.8e6;  // of a multiprocessor
   const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
-  return least + flops / (flops_per_us * static_cast<double>(multiprocessors));
+  return least + flops / (kFlopsPerUs * static_cast<double>(multiprocessors));
 }
 
 // Of a map by itself. What multiplies it does not change a bit.
