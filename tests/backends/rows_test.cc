@@ -509,5 +509,24 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
   }
 }
 
+// A cache that has no entries yet.
+TEST_F(RowsTest, TopKOfNoScores) {
+  const int32_t counts[3] = {0, 0, 0};
+  testing::for_each_variant<ops::TopK>({.k = 5}, [&](const ops::Variant<ops::TopK>& variant, bool) {
+    std::vector<int32_t> selected(15, 77);
+    const device::Buffer workspace = testing::workspace_for(variant, {.k = 5}, 3);
+    device::Queue queue(1);
+    variant.run({.k = 5},
+                {.scores = nullptr,
+                 .stride = 0,
+                 .counts = counts,
+                 .selected = selected.data(),
+                 .num_tokens = 3,
+                 .workspace = workspace.data()},
+                queue);
+    EXPECT_EQ(selected, std::vector<int32_t>(15, -1));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

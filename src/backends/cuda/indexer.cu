@@ -218,7 +218,7 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
   const int64_t even = static_cast<int64_t>(std::sqrt(static_cast<double>(args.stride * desc.k)));
   const int64_t most_parts = kMostLists / std::max<int64_t>(args.num_tokens, 1);
   const int64_t least = std::max(even, most_parts == 0 ? args.stride : ceil_div(args.stride, most_parts));
-  const int64_t part = ceil_div<int64_t>(least, kChunk) * kChunk;
+  const int64_t part = std::max<int64_t>(ceil_div<int64_t>(least, kChunk), 1) * kChunk;  // no scores at all: one
   const Lists lists{static_cast<int32_t*>(args.workspace), part, ceil_div(args.stride, part)};
   const auto start = [&](auto* kernel, int64_t parts) {
     launch("top_k", queue, kernel, dim3(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(parts)), kBlock,
