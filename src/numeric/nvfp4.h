@@ -53,20 +53,32 @@ TESSERA_HOST_DEVICE constexpr bool is_finite(float value) {
 
 }  // namespace detail
 
-// A row of `count` (a multiple of 16) activations with tensor scale `g`: scale = E4M3(amax / (6 g)), codes =
-// E2M1(x / (scale * g)), nearest even, IEEE division. E2M1 has no NaN, so a block that holds a NaN or an infinity gets
-// scale NaN (0x7F): whatever is multiplied by it stays visibly wrong. The same where g is not finite.
+// The scale of 16 activations of largest magnitude `amax` in a row with tensor scale `g`: E4M3(amax / (6 g)), IEEE
+// division. E2M1 has no NaN, so a block that holds a NaN or an infinity gets scale NaN (0x7F): whatever is multiplied
+// by it stays visibly wrong. The same where g is not finite. g is 0 for a row too small to scale (its 2688th part
+// underflows) and for routing weight 0: a row of zeros.
+TESSERA_HOST_DEVICE constexpr uint8_t nvfp4_activation_block_scale(float amax, float g) {
+  if (!detail::is_finite(amax) || !detail::is_finite(g)) return kE4m3Nan;
+  return g == 0 ? uint8_t{0} : e4m3_from_float(amax / (kE2m1Max * g));
+}
+
+// A row of `count` (a multiple of 16) activations with tensor scale `g`: scales as above, codes = E2M1(x / (scale *
+// g)), nearest even, IEEE division.
 TESSERA_HOST_DEVICE constexpr void nvfp4_quantize_row(const float* x, int64_t count, float g, uint8_t* codes,
                                                       uint8_t* scales) {
   for (int64_t block = 0; block < count / kNvfp4Block; ++block) {
     const float* values = x + block * kNvfp4Block;
-    const float amax = abs_max(values, kNvfp4Block);
-    const bool is_sound = detail::is_finite(amax) && detail::is_finite(g);
-    // g is 0 for a row too small to scale (its 2688th part underflows) and for routing weight 0: a row of zeros.
-    const uint8_t scale = !is_sound ? kE4m3Nan : g == 0 ? uint8_t{0} : e4m3_from_float(amax / (kE2m1Max * g));
+    const uint8_t scale = nvfp4_activation_block_scale(abs_max(values, kNvfp4Block), g);
     scales[block] = scale;
     detail::nvfp4_encode_block(values, scale == kE4m3Nan ? 0 : scale, g, codes + block * (kNvfp4Block / 2));
   }
+}
+
+// A value as it reads back from its code, times its block's scale.
+TESSERA_HOST_DEVICE constexpr float nvfp4_rounded_activation(float x, uint8_t scale, float g) {
+  const float step = e4m3_to_float(scale) * g;
+  if (scale == kE4m3Nan) return step;
+  return step == 0 ? 0 : e2m1_to_float(e2m1_from_float(x / step)) * e4m3_to_float(scale);
 }
 
 // code * block scale, without the tensor scale: exact in FP32 and in BF16 (at most six significant bits).

@@ -61,6 +61,9 @@ TEST_F(LinearInvarianceTest, RealWidths) {
   check(WeightFormat::kNvfp4, InputMode::kA8, 4096, 48, 1);
   check(WeightFormat::kNvfp4, InputMode::kA4, 7168, 48, 1);
   check(WeightFormat::kNvfp4, InputMode::kA16, 4096, 16, 3);
+  check(WeightFormat::kNvfp4, InputMode::kA8, 1024, 16, 3);
+  check(WeightFormat::kNvfp4, InputMode::kA4, 1024, 32, 2);
+  check(WeightFormat::kNvfp4, InputMode::kA4, 512, 160, 1);
   check(WeightFormat::kFp8Block, InputMode::kA16, 8192, 144, 1);
   check(WeightFormat::kFp8Block, InputMode::kA8, 4096, 40, 1);
   check(WeightFormat::kBf16, InputMode::kA16, 4096, 72, 1);
@@ -158,6 +161,8 @@ TEST_F(MoeInvarianceTest, RealWidths) {
 TEST_F(MoeInvarianceTest, SlotsOfARank) {
   check(InputMode::kA16, 512, 128, true, 1, 3);
   check(InputMode::kA16, 128, 256, false);
+  check(InputMode::kA8, 256, 128, true, 1, 3);
+  check(InputMode::kA4, 128, 256, false, 0, 4);
 }
 
 }  // namespace

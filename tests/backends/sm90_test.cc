@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "backends/sm90/sum_plans.h"
@@ -271,10 +273,81 @@ TEST_F(HopperSumsTest, Experts) {
   check_experts(desc(512, 512, 0, 12), 9 + static_cast<int64_t>(rng_.below(20)), 12, true);
   // Slots of several segments, most of them other ranks'.
   check_experts(desc(512, 512, 100, 19), 1060 + static_cast<int64_t>(rng_.below(600)), 400);
+  // Inputs and h rounded, each where it lies; without the clamp h's scale follows from its largest value.
+  for (const ops::InputMode mode : {ops::InputMode::kA8, ops::InputMode::kA4}) {
+    SCOPED_TRACE(ops::to_string(mode));
+    const auto rounded = [&](int64_t inner, int64_t first, int64_t local, float limit) {
+      ops::MoeExperts::Desc one = desc(512, inner, first, local);
+      one.input = mode, one.swiglu_limit = limit;
+      return one;
+    };
+    check_experts(rounded(512, 1, 4, 10), 37 + static_cast<int64_t>(rng_.below(4)), 6);
+    check_experts(rounded(512, 0, 4, 0), 37 + static_cast<int64_t>(rng_.below(4)), 4);
+    check_experts(rounded(1024, 0, 12, rng_.below(2) == 0 ? 10 : 0), 9 + static_cast<int64_t>(rng_.below(20)), 12);
+  }
   if (testing::kGpuIsEmulated) return;
   check_experts(desc(2048, 1024, 0, 64), 1500 + static_cast<int64_t>(rng_.below(600)), 64);
   check_experts(desc(4096, 2048, 0, 256), 4 + static_cast<int64_t>(rng_.below(100)), 256);
   check_experts(desc(4096, 2048, 8, 16), 700 + static_cast<int64_t>(rng_.below(300)), 40);
+}
+
+// Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has three of four experts.
+// TESSERA_ROUTINGS says how many (10,000 for the record of an H200).
+TEST_F(HopperSumsTest, Routings) {
+  const char* wanted = std::getenv("TESSERA_ROUTINGS");
+  const int num_routings = wanted != nullptr ? std::atoi(wanted) : testing::kGpuIsEmulated ? 4 : 200;
+  constexpr int64_t kMostTokens = 150, kExperts = 16, kTopK = 6;
+  const ops::MoeExperts::Desc desc{.hidden = 512,
+                                   .inner = 512,
+                                   .first_expert = 2,
+                                   .num_local = 12,
+                                   .top_k = kTopK,
+                                   .format = WeightFormat::kNvfp4,
+                                   .swiglu_limit = 10};
+  std::vector<testing::RandomWeight> weights;
+  for (int64_t i = 0; i < 3 * desc.num_local; ++i) {
+    weights.push_back(testing::random_weight(rng_, desc.format, 512, 512));
+  }
+  const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, kMostTokens, desc.hidden), DType::kBF16,
+                                              {kMostTokens, desc.hidden});
+  struct Packed {
+    std::vector<testing::VariantWeight> weights;
+    std::vector<ops::WeightView> views[3];
+  };
+  std::map<std::string, Packed> packed_of;  // by variant
+  std::set<backends::sm90::ExpertKernels> seen;
+  for (int i = 0; i < num_routings && !HasFailure(); ++i) {
+    const int64_t most = testing::kGpuIsEmulated ? 20 : i % 8 == 0 ? kMostTokens : 30;
+    const int64_t num_tokens = 1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(most)));
+    SCOPED_TRACE("routing " + std::to_string(i) + ", " + std::to_string(num_tokens) + " tokens");
+    std::vector<int32_t> order(kExperts);
+    std::iota(order.begin(), order.end(), 0);
+    for (size_t e = order.size(); e > 1; --e) std::swap(order[e - 1], order[rng_.below(e)]);
+    const uint64_t popular = kTopK + rng_.below(kExperts - kTopK + 1);  // experts that are chosen at all
+    std::vector<int32_t> ids;
+    std::vector<float> routing;
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      std::vector<int32_t> chosen(order.begin(), order.begin() + static_cast<int64_t>(popular));
+      for (size_t k = 0; k < kTopK; ++k) std::swap(chosen[k], chosen[k + rng_.below(popular - k)]);
+      std::sort(chosen.begin(), chosen.begin() + kTopK);
+      ids.insert(ids.end(), chosen.begin(), chosen.begin() + kTopK);
+      for (int64_t k = 0; k < kTopK; ++k) routing.push_back(rng_.below(20) == 0 ? 0 : rng_.uniform());
+    }
+    seen.insert(backends::sm90::expert_kernels(desc, num_tokens, kMultiprocessors));
+    Outputs outputs;
+    testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
+      const std::string name = variant.name;
+      if (!testing::is_on_gpu(variant) || (name != "wgmma" && name != "packed")) return;
+      Packed& packed = packed_of[name];
+      for (size_t w = packed.weights.size(); w < weights.size(); ++w) {
+        packed.weights.push_back(testing::weight_for(variant, desc, weights[w].view));
+        packed.views[w % 3].push_back(packed.weights.back().view);
+      }
+      outputs[name] = testing::run_experts(variant, desc, {x, ids, routing}, packed.views, 0, num_tokens, 1);
+    });
+    expect_same(outputs);
+  }
+  if (num_routings >= 200) EXPECT_EQ(seen.size(), 3u);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/rounded_linear.h"
 
 namespace tessera::backends {
 
@@ -46,10 +47,12 @@ const PackedLayout* packed_layout(const Desc& desc) {
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
   return packed_layout(desc.maps.front());
 }
-constexpr Variant<Linear> kLinear[] = {
-    {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr, cuda::linear_packed},
-    {"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
-    simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
+constexpr Variant<Linear> kPackedLinear = {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr,
+                                           cuda::linear_packed};
+constexpr Variant<Linear> kLinear[] = {kPackedLinear,
+                                       cuda_common::RoundedLinear<kPackedLinear>::variant("rounded"),
+                                       {"mma", cuda::linear_mma_supports, nullptr, nullptr, cuda::linear_mma},
+                                       simple<Linear>(cuda::linear, linear_reference_supports, cuda::linear_workspace)};
 constexpr Variant<MoeExperts> kMoeExperts[] = {
     {"packed", cuda::moe_experts_packed_supports, packed_layout<MoeExperts::Desc>, cuda::moe_experts_workspace,
      cuda::moe_experts_packed},

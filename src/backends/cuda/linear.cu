@@ -66,7 +66,8 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
     const int64_t num_rows = args.num_tokens * desc.groups;
     float* rows = static_cast<float*>(args.workspace);
     float* factors = rows + num_rows * desc.in;
-    prepare_input_rows(desc.input, args.x, num_rows, desc.in, nullptr, rows, factors, queue);
+    prepare_input_rows(desc.input, args.x, num_rows, desc.in, nullptr, {rows, DType::kF32, args.x.shape}, factors,
+                       queue);
     job.x = {rows, false};
     job.factors = factors;
   }

@@ -40,7 +40,7 @@ struct Work {
 // The workspace. A slot is (token, rank of the expert in its list); slots are grouped by expert, tokens ascending.
 struct Scratch {
   float *x, *x_factors;     // [tokens, hidden], [tokens]: inputs as the multiply sees them, where that differs
-  float *h, *h_factors;     // [slots, inner], [slots]
+  float *h, *h_factors;     // [slots, inner], [slots]. On tensor cores x and h are BF16, in the same memory
   int32_t *slots, *begins;  // [slots]; [num_local + 1] each local expert's range in `slots`
   int32_t* tile_begins;     // [num_local + 1] each local expert's range in `tiles`
   Tile* tiles;              // [max_tiles]
@@ -219,8 +219,7 @@ __global__ void down(Job job) {
   }
 }
 
-// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_stream.cuh says. h is
-// BF16, in the memory of Scratch::h.
+// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_stream.cuh says.
 static_assert(kTokenTile == kTileTokens);
 
 // Where experts' matrices lie, into the L2 cache, by a few blocks: which experts' is not known yet.
@@ -329,7 +328,10 @@ class GateAndUpTiles final : public WorkTiles {
   };
   __device__ Ticket ticket(const Place& place, int at) const {
     const int32_t slot = place.work->slots[streamed_token(at)];
-    return {is_there(place, at), slot, place.work->tensor_scales[0], place.work->tensor_scales[1], job_.routing[slot]};
+    const float factor =
+        job_.x_factors == nullptr ? 1.0f : job_.x_factors[job_.token_of.quotient(static_cast<uint32_t>(slot))];
+    return {is_there(place, at), slot, factor * place.work->tensor_scales[0], factor * place.work->tensor_scales[1],
+            job_.routing[slot]};
   }
   __device__ void store(const Place& place, int at, const float (&sums)[2], const Ticket& ticket) const {
     if (!ticket.is_there) return;
@@ -358,7 +360,9 @@ class DownTiles final : public WorkTiles {
     float scale;
   };
   __device__ Ticket ticket(const Place& place, int at) const {
-    return {is_there(place, at), place.work->slots[streamed_token(at)], place.work->tensor_scales[2]};
+    const int32_t slot = place.work->slots[streamed_token(at)];
+    const float factor = job_.h_factors == nullptr ? 1.0f : job_.h_factors[slot];
+    return {is_there(place, at), slot, factor * place.work->tensor_scales[2]};
   }
   __device__ void store(const Place& place, int at, const float (&sums)[1], const Ticket& ticket) const {
     if (!ticket.is_there) return;
@@ -388,8 +392,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, Stre
   stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
-// Fills `job` and, unless the kernels do, groups the slots and zeroes those of other ranks; the number of tiles to
-// launch for.
+// Fills `job`, rounds inputs where the mode asks for it and, unless the kernels do, groups the slots and zeroes those
+// of other ranks; the number of tiles to launch for.
 unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, bool wants_work,
                device::Queue& queue, Job& job) {
   const int64_t num_slots = args.num_tokens * desc.top_k;
@@ -404,12 +408,27 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   job.limit = desc.swiglu_limit;
   job.is_bf16 = desc.activation == DType::kBF16, job.wants_work = wants_work;
   job.token_of = FastDivisor(static_cast<uint32_t>(desc.top_k));
+  if (needs_input_rows(desc.input)) {
+    const TensorView rows{job.scratch.x, wants_work ? DType::kBF16 : DType::kF32, args.x.shape};
+    prepare_input_rows(desc.input, args.x, args.num_tokens, desc.hidden, nullptr, rows, job.scratch.x_factors, queue);
+    job.x = values_of(rows);
+    if (has_row_factors(desc.input)) job.x_factors = job.scratch.x_factors, job.h_factors = job.scratch.h_factors;
+  }
   job.lists_itself = wants_work && num_slots <= kFewExpertSlots;
   if (!job.lists_itself) {
     const dim3 grid(static_cast<unsigned>(1 + num_slots));
     launch("group_by_expert", queue, group_by_expert, grid, kGroupThreads, 0, job);
   }
   return static_cast<unsigned>(max_tiles(desc, num_slots));
+}
+
+// Rounds h where the mode asks for it.
+void round_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, DType dtype, const Job& job,
+             device::Queue& queue) {
+  if (!needs_input_rows(desc.input)) return;
+  const ExpertRows slots{args.experts, args.routing, desc.first_expert, desc.num_local, desc.swiglu_limit};
+  const TensorView h{job.scratch.h, dtype, {job.num_slots, desc.inner}};
+  prepare_input_rows(desc.input, h, job.num_slots, desc.inner, &slots, h, job.scratch.h_factors, queue);
 }
 
 }  // namespace
@@ -421,34 +440,20 @@ int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tok
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  const int64_t num_slots = args.num_tokens * desc.top_k;
-  const bool is_replaced = needs_input_rows(desc.input);
   Job job{};
   const unsigned tiles = begin(desc, args, false, queue, job);
-  if (is_replaced) job.x = {job.scratch.x, false};
-  job.x_factors = is_replaced ? job.scratch.x_factors : nullptr;
-  job.h_factors = is_replaced ? job.scratch.h_factors : nullptr;
-
-  if (is_replaced) {
-    prepare_input_rows(desc.input, args.x, args.num_tokens, desc.hidden, nullptr, job.scratch.x, job.scratch.x_factors,
-                       queue);
-  }
   const dim3 gate_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.inner, kRowsPerBlock)));
   const dim3 down_grid(tiles, static_cast<unsigned>(ceil_div<int64_t>(desc.hidden, kRowsPerBlock)));
   with_format(desc.format, [&](auto format) {
     launch("gate_and_up", queue, gate_and_up<format.value>, gate_grid, kRowsPerBlock * kLanes, 0, job);
-    if (is_replaced) {
-      const ExpertRows slots{args.experts, args.routing, desc.first_expert, desc.num_local, desc.swiglu_limit};
-      prepare_input_rows(desc.input, {job.scratch.h, DType::kF32, {num_slots, desc.inner}}, num_slots, desc.inner,
-                         &slots, job.scratch.h, job.scratch.h_factors, queue);
-    }
+    round_h(desc, args, DType::kF32, job, queue);
     launch("down", queue, down<format.value>, down_grid, kRowsPerBlock * kLanes, 0, job);
   });
 }
 
 bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
-  if (desc.input != ops::InputMode::kA16 || desc.activation != DType::kBF16) {
-    why_not = "inputs are not plain BF16 (a16)";
+  if (desc.activation != DType::kBF16) {
+    why_not = "inputs are not BF16";
   } else if (desc.format != ops::WeightFormat::kFp8Block && desc.format != ops::WeightFormat::kBf16) {
     why_not = "weights are neither FP8 nor BF16";
   } else if (!can_stream(desc.hidden) || !can_stream(desc.inner)) {
@@ -498,6 +503,7 @@ void run_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
     start_with(std::integral_constant<int, 2>());
   };
   start("gate_and_up_mma", std::type_identity<GateAndUpTiles<Share>>(), desc.hidden, desc.inner);
+  round_h(desc, args, DType::kBF16, job, queue);
   start("down_mma", std::type_identity<DownTiles<Share>>(), desc.inner, desc.hidden);
 }
 

@@ -22,9 +22,15 @@ constexpr bool needs_input_rows(ops::InputMode mode) {
   return mode == ops::InputMode::kA4 || mode == ops::InputMode::kA8;
 }
 
-// out[r] = the row as FP32, factors[r] = what its sums are multiplied by. `x` [num_rows, width] may be `out`. With
-// `slots` (null: none), rows of experts that are not local are left alone.
+// True where sums have a factor for each row.
+constexpr bool has_row_factors(ops::InputMode mode) {
+  return mode == ops::InputMode::kA4;
+}
+
+// out[r] = the row (exact in BF16), factors[r] = what its sums are multiplied by (null: not wanted). `x` [num_rows,
+// width] and `out` are F32 or BF16, and may be the same. With `slots` (null: none), rows of experts that are not local
+// are left alone.
 void prepare_input_rows(ops::InputMode mode, const TensorView& x, int64_t num_rows, int64_t width,
-                        const ExpertRows* slots, float* out, float* factors, const device::Queue& queue);
+                        const ExpertRows* slots, const TensorView& out, float* factors, const device::Queue& queue);
 
 }  // namespace tessera::backends::cuda_common

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "backends/cuda_common/packed_units.h"
+#include "backends/cuda_common/rounded_linear.h"
 
 namespace tessera::backends {
 
@@ -30,8 +31,9 @@ const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
   return packed_layout(desc.maps.front());
 }
 
-constexpr Variant<Linear> kLinear[] = {
-    {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>, sm90::linear_workspace, sm90::linear}};
+constexpr Variant<Linear> kWgmmaLinear = {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>,
+                                          sm90::linear_workspace, sm90::linear};
+constexpr Variant<Linear> kLinear[] = {kWgmmaLinear, cuda_common::RoundedLinear<kWgmmaLinear>::variant("rounded")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_supports, packed_layout<MoeExperts::Desc>,
                                                 sm90::moe_experts_workspace, sm90::moe_experts}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {

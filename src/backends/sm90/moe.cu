@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/input_rows.h"
 #include "backends/sm90/few_sums.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/moe_tiles.cuh"
@@ -51,10 +52,18 @@ void launch_map(const char* name, const ops::MoeExperts::Desc& desc, int64_t row
 
 template <class Shape>
 void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
-  const MoeJob job = job_of<Shape>(desc, args);
+  MoeJob job = job_of<Shape>(desc, args);
+  const bool is_rounded = cuda_common::needs_input_rows(desc.input);
+  if (is_rounded) {
+    const TensorView rows{job.scratch.rounded_x, DType::kBF16, args.x.shape};
+    cuda_common::prepare_input_rows(desc.input, args.x, args.num_tokens, desc.hidden, nullptr, rows,
+                                    job.scratch.x_factors, queue);
+    job.x = job.scratch.rounded_x;
+  }
   constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_many_slots;
   kGroup(desc, job, queue);
   launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
+  if (is_rounded) round_h<typename Shape::Inputs>(desc, job, queue);
   launch_map<Shape, DownTiles>("down", desc, desc.hidden, job, queue);
 }
 

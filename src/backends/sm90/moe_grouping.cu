@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/cuda_common/block_scan.cuh"
+#include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
 #include "backends/sm90/moe_job.cuh"
@@ -103,6 +104,12 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
   scratch.h = workspace.take<char>(ProductInputs::bytes(positions, desc.inner));
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
+  const int64_t num_tokens = num_slots / desc.top_k;
+  const bool is_rounded = cuda_common::needs_input_rows(desc.input),
+             is_scaled = cuda_common::has_row_factors(desc.input);
+  scratch.rounded_x = is_rounded ? workspace.take<uint16_t>(num_tokens * desc.hidden) : nullptr;
+  scratch.x_factors = is_scaled ? workspace.take<float>(num_tokens) : nullptr;
+  scratch.h_factors = is_scaled ? workspace.take<float>(positions) : nullptr;
   return workspace.used();
 }
 

@@ -13,7 +13,9 @@ using cuda_common::ExpertWork, cuda_common::kPositionGroup, cuda_common::most_wo
 
 // The workspace.
 struct MoeScratch : cuda_common::SlotGroups {
-  char *x, *h;  // arranged (arranged_inputs.cuh): [positions, hidden], [positions, inner]
+  char *x, *h;                   // arranged (arranged_inputs.cuh): [positions, hidden], [positions, inner]
+  uint16_t* rounded_x;           // [tokens, hidden], where the mode rounds inputs
+  float *x_factors, *h_factors;  // [tokens], [positions]; null: 1
 };
 
 struct MoeJob : cuda_common::SlotJob {
@@ -34,5 +36,9 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
 // for at most kMostFewSlots. Slots of experts of other ranks are zero.
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
+
+// Rounds h in its arrangement, and fills h_factors, in `a4` and `a8`.
+template <class Layout>
+void round_h(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 
 }  // namespace tessera::backends::sm90

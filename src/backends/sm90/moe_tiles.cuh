@@ -38,6 +38,11 @@ class WorkTiles {
   using Share = cuda_common::PackedShare<kFormat>;
 
   __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
+  // Of the sums of a slot's token.
+  __device__ float x_factor(int32_t slot) const {
+    const float* factors = job_.scratch.x_factors;
+    return factors == nullptr ? 1.0f : factors[job_.token_of.quotient(static_cast<uint32_t>(slot))];
+  }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
     if (row >= rows()) return nullptr;
     return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, width());
@@ -86,10 +91,11 @@ class GateAndUpTiles final : public WorkTiles {
         const int token = first_token + lane % 4 * 2 + n;
         h[n] = 0;
         if (token >= work.count) continue;
-        const float gate = cuda_common::round_to(true, sums[i + n] * Share::kFactor * gate_scale);
-        const float up = cuda_common::round_to(true, sums[i + 2 + n] * Share::kFactor * up_scale);
-        h[n] = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) *
-               job_.routing[slots[token]];
+        const int32_t slot = slots[token];
+        const float factor = x_factor(slot);
+        const float gate = cuda_common::round_to(true, sums[i + n] * Share::kFactor * (factor * gate_scale));
+        const float up = cuda_common::round_to(true, sums[i + 2 + n] * Share::kFactor * (factor * up_scale));
+        h[n] = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) * job_.routing[slot];
       }
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
       if (row >= rows()) continue;
@@ -117,7 +123,12 @@ class DownTiles final : public WorkTiles {
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
     const ExpertWork& work = *place.work;
     const float scale = work.tensor_scales[2];
-    const auto value = [&](int i) { return sums[i] * Share::kFactor * scale; };
+    const float* factors = job_.scratch.h_factors;
+    const auto value = [&](int i) {
+      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      const float factor = factors == nullptr || token >= work.count ? 1.0f : factors[work.first + token];
+      return sums[i] * Share::kFactor * (factor * scale);
+    };
 #pragma unroll
     for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
