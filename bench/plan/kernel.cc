@@ -29,7 +29,9 @@ double copy_waits_us(const Kernel& k, const Target& t) {
 
 Prediction predict(const Kernel& k, const Target& t, bool is_low) {
   const double clock_per_us = t.clock.at(is_low) * 1e3;
-  const int64_t places = std::max<int64_t>(1, t.multiprocessors / k.multiprocessors_of_tile);
+  // A pair's two share their place on the GPU; more have to find one.
+  const double usable = k.multiprocessors_of_tile > 2 ? t.clustered.at(is_low) : t.multiprocessors;
+  const int64_t places = std::max<int64_t>(1, static_cast<int64_t>(usable) / k.multiprocessors_of_tile);
   Prediction p;
   p.waves = ceil_div<int64_t>(k.tiles, places * k.tiles_at_once);
   const auto stages = static_cast<double>(p.waves * k.stages);
@@ -57,7 +59,7 @@ Prediction predict(const Kernel& k, const Target& t, bool is_low) {
   };
   p.hidden_us = p.limit().us;
   p.fill_us = t.launch.low + static_cast<double>(k.latencies) * t.latency.low;
-  p.end_us = static_cast<double>(p.waves) * k.end_cycles / clock_per_us;
+  p.end_us = (static_cast<double>(p.waves) * k.end_cycles + k.store_cycles) / clock_per_us;
   return p;
 }
 

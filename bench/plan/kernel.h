@@ -34,7 +34,7 @@ struct Kernel {
   double lead_stages = 0;
   int64_t fresh_waves = 1;
   bool is_all_cold = false;  // no tiles share weights: on an H200 all copies then come no faster than memory's
-  double store_cycles = 0;   // of a tile, while the next one's stages run
+  double store_cycles = 0;   // of a tile, while the next one's stages run; of the last one behind them all
   double end_cycles = 0;     // of a tile, behind its last stage, that nothing hides
   // Of the launch.
   double memory_bytes = 0;  // read from memory, once

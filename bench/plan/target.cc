@@ -21,6 +21,9 @@ constexpr std::string_view kCompete = "unknown: whether copies take turns with o
 constexpr std::string_view kShared = "128 (SemiAnalysisAI/microbench-blackwell)";
 constexpr std::string_view kOwnLaunch = "smallest kernels of a graph on an H200 (2026-11-22-h200-packed.json)";
 constexpr std::string_view kAsHopper = "as on an H200: not known";
+constexpr std::string_view kClustered =
+    "unknown: all, or a cluster less in each of eight parts of the GPU with two that are left over";
+constexpr std::string_view kNoClusters = "no kernel of ours asks";
 constexpr double kNone = 1e6;  // a limit that is none
 constexpr std::string_view kAsCollective = "two H200: all-reduce of 8 KB (NCCL); of more GPUs a guess";
 constexpr std::string_view kAsPeerSum = "two H200: 8 KiB in 3.0 us (2026-11-22-h200-x2-flash.json)";
@@ -33,6 +36,7 @@ constexpr Target kH200 = {
     .gpu = "H200",
     .family = Family::kHopper,
     .multiprocessors = 132,
+    .clustered = {132, "", kNoClusters},
     .clock = {1.83, "GHz", "data sheet: 989 TFLOP/s of BF16 over 132 x 4,096"},
     .product_rate = {4096, "FLOP/cycle", "64.3 cycles a wgmma m64n128k16 (2026-11-22-h200-hopper.json)"},
     .power_flops = {0.77, "PFLOP/s", "cuBLAS BF16, 8,192^3: 769 to 798 (PyTorch on this machine)"},
@@ -67,11 +71,13 @@ constexpr Target kTargets[] = {
      .gpu = "B200",
      .family = Family::kTensorMemory,
      .multiprocessors = 148,
+     .clustered = {132, 148, "", kClustered},
      .clock = {1.85, "GHz", "data sheet: 9.0 PFLOP/s"},
      .product_rate = {32768, "FLOP/cycle", kSlowRate},
-     .power_flops = {6.3, "PFLOP/s",
-                     "set by one row: 8,192^3 in 176.5 us, 2 of them launch and first bytes "
-                     "(cfregly/ai-performance-engineering#33), at 1,000 W"},
+     .power_flops =
+         {6.32, "PFLOP/s",
+          "set by one row: 8,192^3 in 176.5 us, 2 of them launch and first bytes, 0.6 the last tile's stores "
+          "(cfregly/ai-performance-engineering#33), at 1,000 W"},
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
@@ -89,10 +95,11 @@ constexpr Target kTargets[] = {
      .gpu = "B300, GB300",
      .family = Family::kTensorMemory,
      .multiprocessors = 148,
+     .clustered = {132, 148, "", kClustered},
      .clock = {1.92, "GHz", "data sheet: 14 PFLOP/s with K = 96; 2.06 at most"},
      .product_rate = {32768, "FLOP/cycle", kSlowRate},
-     .power_flops = {8.82, "PFLOP/s",
-                     "6.3 PFLOP/s of a B200 at 1,000 W, at 1,400 W (facebookexperimental/triton#2023)"},
+     .power_flops = {8.85, "PFLOP/s",
+                     "6.32 PFLOP/s of a B200 at 1,000 W, at 1,400 W (facebookexperimental/triton#2023)"},
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
@@ -110,6 +117,7 @@ constexpr Target kTargets[] = {
      .gpu = "RTX PRO 6000",
      .family = Family::kWarpProducts,
      .multiprocessors = 188,
+     .clustered = {188, "", kNoClusters},
      .clock =
          {2.20, "GHz",
           "under load: BF16 8,192^3 at 417 TFLOP/s of 1,024 FLOP a cycle (zzc0721/torch-performance-test-data#162); "
@@ -133,6 +141,7 @@ constexpr Target kTargets[] = {
      .gpu = "GB10",
      .family = Family::kWarpProducts,
      .multiprocessors = 48,
+     .clustered = {48, "", kNoClusters},
      .clock = {2.5, "GHz", kSpec},
      .product_rate = {4096, "FLOP/cycle", kWarpRate},
      .power_flops = {kNone, "PFLOP/s", "not known"},
@@ -167,8 +176,9 @@ const Target& target_of(std::string_view name) {
        fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
-std::array<NamedFigure, 16> figures_of(const Target& t) {
-  return {{{"clock", t.clock},
+std::array<NamedFigure, 17> figures_of(const Target& t) {
+  return {{{"those of clusters of four", t.clustered},
+           {"clock", t.clock},
            {"products", t.product_rate},
            {"power", t.power_flops},
            {"shared memory", t.shared_port},

@@ -26,6 +26,7 @@ struct Target {
   std::string_view name, gpu;
   Family family;
   int multiprocessors;
+  Figure clustered;     // multiprocessors that clusters of four blocks have a place on
   Figure clock;         // GHz, where power allows it
   Figure product_rate;  // FLOP a cycle of a multiprocessor: NVFP4, on Hopper BF16
   Figure power_flops;   // PFLOP/s of these products that power allows in a large product
@@ -53,6 +54,6 @@ struct NamedFigure {
   std::string_view name;
   Figure figure;
 };
-std::array<NamedFigure, 16> figures_of(const Target& target);
+std::array<NamedFigure, 17> figures_of(const Target& target);
 
 }  // namespace tessera::bench

@@ -18,7 +18,7 @@ using backends::cuda_common::Nvfp4Product, backends::cuda_common::ScaleAtom;
 constexpr int kProductRows = PackedTile::kRows;  // of one multiprocessor
 // Instructions of a thread for each sum it stores. Ours are counted in what is compiled (docs/kernels/
 // nvfp4_blackwell_tcgen05.md); gate and up are two sums, of which h is made, rounded and quantised.
-constexpr double kMapStoreInstructions = 12, kDownStoreInstructions = 13, kGatedStoreInstructions = 53.0 / 2;
+constexpr double kMapStoreInstructions = 9.3, kDownStoreInstructions = 13, kGatedStoreInstructions = 53.0 / 2;
 constexpr double kPackedStoreInstructions = 4;  // of the ideal form: estimated
 constexpr double kSumsPortBytes = 512;          // of tensor memory a cycle, not measured
 
@@ -68,11 +68,11 @@ Kernel pair_kernel(const std::string& name, int64_t tiles, int64_t width, int to
 // shared, the pair's arrivals. Estimated of their latencies.
 constexpr double kSharedSumsCycles = 600;
 
-// Our pairs: nothing comes once for both, and sums are stored as one block's are.
-Kernel our_pair_kernel(const std::string& name, int64_t tiles, int64_t width, int tokens, bool is_wide) {
-  Kernel k = pair_kernel(name, tiles, width, tokens, {.pairs = 1});
+// Ours, of one pair a tile or of two: sums are stored as one block's are.
+Kernel our_pair_kernel(const std::string& name, int64_t pairs, int64_t tiles, int64_t width, int tokens, bool is_wide) {
+  Kernel k = pair_kernel(name, tiles, width, tokens, {.pairs = pairs});
   k.form = Form::kOurs;
-  k.requested_bytes = k.copied_bytes;
+  k.multiprocessors_of_tile *= pairs, k.tile_flops *= static_cast<double>(pairs);
   k.ring_stages = is_wide ? SumsPlan<1, kWidePairTileTokens, 2>::kStages : SumsPlan<1, kPairTileTokens, 2>::kStages;
   k.lead_stages = static_cast<double>(k.ring_stages - 1);
   if (is_wide) k.product_cycles += kSharedSumsCycles / static_cast<double>(k.stages);
@@ -134,8 +134,13 @@ std::vector<Kernel> tensor_memory_kernels(const PlanShape& shape, int64_t tokens
   const int64_t tiles = linear_tiles(desc, tokens, tile_tokens);
   const int most = static_cast<int>(std::min<int64_t>(tokens, tile_tokens));
   std::vector<Kernel> kernels = {pass_kernel("quantize_inputs", 2 * inputs, nvfp4_bytes(inputs), target)};
-  if (tile_tokens > kMostTileTokens) {
-    kernels.push_back(our_pair_kernel("linear_tcgen05_pair", tiles, desc.in, most, tile_tokens == kWidePairTileTokens));
+  const bool is_wide = tile_tokens == kWidePairTileTokens;
+  const auto clusters = static_cast<int64_t>(target.clustered.low) / 4;
+  if (is_wide && takes_two_pairs(desc, tokens, target.multiprocessors, clusters)) {
+    kernels.push_back(
+        our_pair_kernel("linear_tcgen05_two_pairs", 2, two_pair_tiles(desc, tokens), desc.in, most, is_wide));
+  } else if (tile_tokens > kMostTileTokens) {
+    kernels.push_back(our_pair_kernel("linear_tcgen05_pair", 1, tiles, desc.in, most, is_wide));
   } else {
     kernels.push_back(block_kernel("linear_tcgen05", 1, tiles, desc.in, most,
                                    tile_tokens == kFewTileTokens ? SumsPlan<1, kFewTileTokens, 1>::kStages

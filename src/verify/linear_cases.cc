@@ -76,13 +76,16 @@ std::vector<Spec<ops::Linear>> specs_of(ops::Linear, bool is_quick) {
   for (const int64_t tokens : {5, 90, 141})
     specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   if (is_quick) return specs;
-  // Rows for the tiles of more than 190 multiprocessors, columns for several stages; pairs' tiles of 192 and of 256
-  // tokens.
+  // Rows for the tiles of more than 190 multiprocessors, columns for several stages; tiles of 192 tokens by pairs of
+  // blocks and of 256 by two pairs, and, where a group has no rows for two, of 256 by one.
   many.in = 1040, many.out = 24600;
   for (const int64_t tokens : {128, 150, 250}) {
     specs.push_back({many, tokens, Fill::kMixed, 0, "many"});
     specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   }
+  ops::Linear::Desc narrow = many;
+  narrow.in = 272, narrow.out = 256, narrow.groups = 64;
+  specs.push_back({narrow, 250, Fill::kMixed, 0, "many"});
   struct Matrix {
     const char* label;
     int64_t in, out, groups;

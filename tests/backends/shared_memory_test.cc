@@ -39,11 +39,13 @@ TEST(SharedMemoryBudget, TensorMemory) {
   using Few = sm100::SumsPlan<1, sm100::kFewTileTokens, 1>;
   using Pair = sm100::SumsPlan<1, sm100::kPairTileTokens, 2>;
   using WidePair = sm100::SumsPlan<1, sm100::kWidePairTileTokens, 2>;
+  using TwoPairs = sm100::SumsPlan<1, sm100::kWidePairTileTokens, 4>;
   using Experts = sm100::SumsPlan<2, sm100::kMostExpertTokens, 1>;
   EXPECT_EQ(Many::kStages * Many::kStageBytes, 6 * 36864);
   EXPECT_EQ(Few::kStages * Few::kStageBytes, 8 * 24576);
   EXPECT_EQ(Pair::kStages * Pair::kStageBytes, 6 * 34816);
   EXPECT_EQ(WidePair::kStages * WidePair::kStageBytes, 5 * 38912);
+  EXPECT_EQ(TwoPairs::kStages * TwoPairs::kStageBytes, 5 * 38912);
   EXPECT_EQ(Experts::kStages * Experts::kStageBytes, 4 * 51200);
   for (const int bytes : {Many::kStages * Many::kStageBytes, Experts::kStages * Experts::kStageBytes}) {
     EXPECT_LE(bytes + kRest, kMost);

@@ -91,6 +91,22 @@ TEST(Sm100Plan, PairsTakeTheTilesOfFewestProducts) {
   EXPECT_EQ(tokens(32768, 128), kMostTileTokens);
 }
 
+// Two pairs together where that costs them few rounds: never of rows that one pair has alone.
+TEST(Sm100Plan, TwoPairsShareWhereTheirRoundsAreFew) {
+  const auto shares = [](int64_t out, int64_t num_tokens, int64_t clusters) {
+    const ops::Linear::Desc desc{.in = 4096, .out = out, .format = ops::WeightFormat::kNvfp4};
+    return takes_two_pairs(desc, num_tokens, 148, clusters);
+  };
+  EXPECT_TRUE(shares(8192, 8192, 37));   // 14 rounds, of pairs 14
+  EXPECT_TRUE(shares(8192, 8192, 33));   // 16
+  EXPECT_FALSE(shares(8192, 8192, 31));  // 17
+  EXPECT_TRUE(shares(1024, 4096, 37));   // 1, 1
+  EXPECT_FALSE(shares(256, 4096, 37));
+  EXPECT_FALSE(shares(8192, 8192, 0));  // no place for such a cluster
+  constexpr ops::Linear::Desc kDesc{.in = 4096, .out = 600, .groups = 3, .format = ops::WeightFormat::kNvfp4};
+  EXPECT_EQ(two_pair_tiles(kDesc, 300), 3 * 2 * 2);
+}
+
 TEST(Sm100Plan, PackedTilesHaveAPlaceForEveryByte) {
   std::set<int64_t> bytes;
   for (int row = 0; row < PackedTile::kRows; ++row) {

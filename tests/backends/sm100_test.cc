@@ -124,16 +124,25 @@ TEST_F(BlackwellTest, Linear) {
     check(desc(some(1, 30) * 16, some(1, 128), 1), some(129, 40));
     check(desc(some(20, 30) * 16, some(129, 300), 1), 192);
     check(desc(some(1, 30) * 16, 128 * some(1, 3), 2), some(193, 60));
-    // Of 256 tokens, whose sums overlap: both sets and the first again; tiles of few tokens behind full ones.
+    // Of 256 tokens, whose sums overlap: both sets and the first again; tiles of few tokens behind full ones. Of more
+    // than 256 rows by two pairs: rows for one block of the four to all, around the ring.
     const bool is_bf16 = output == DType::kBF16;
-    check(desc(some(1, 12) * 16, some(is_bf16 ? 513 : 1, 100), 1), is_bf16 ? some(193, 64) : some(385, 100));
+    check(desc(some(1, 12) * 16, some(1, 100), 1), is_bf16 ? some(513, 100) : some(385, 100));
+    check(desc(some(is_bf16 ? 49 : 1, 4) * 16, is_bf16 ? some(513, 100) : some(257, 256), 1),
+          is_bf16 ? some(193, 16) : some(385, 64));
+    if (is_bf16) check(desc(some(1, 4) * 16, 128 * some(3, 2), 2), some(193, 64));
   }
-  // Last tiles of fewer tokens than the sets share, in either set; the tiles before are full.
-  const int64_t last = some(1, 47);
-  ASSERT_EQ(backends::sm100::pair_tile_tokens({.out = 300}, 768 + last, 2), backends::sm100::kWidePairTileTokens);
-  check(
-      {.in = 16 * some(1, 2), .out = some(257, 100), .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4},
-      768 + last);
+  // Last tiles of fewer tokens than the sets share, in either set; the tiles before are full. By a pair four tiles or
+  // five, by two pairs two of rows for each tile of tokens.
+  struct Case {
+    int64_t rows, full_tokens;
+  };
+  for (const Case& one : {Case{some(1, 256), 768}, Case{some(1, 256), 1024}, Case{some(513, 100), 768}}) {
+    const int64_t tokens = one.full_tokens + some(1, 47);
+    ASSERT_EQ(backends::sm100::pair_tile_tokens({.out = one.rows}, tokens, 2), backends::sm100::kWidePairTileTokens);
+    check({.in = 16 * some(1, 2), .out = one.rows, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4},
+          tokens);
+  }
   check({.in = 272,
          .out = 40,
          .format = ops::WeightFormat::kNvfp4,
@@ -242,6 +251,22 @@ TEST_F(SlowBlackwellTest, PairsOfBlocks) {
   check(map(16 * some(1, 4), 39 * 256 + some(1, 255)), 768 + some(1, 47));
 }
 
+// Around the ring, with rows for one block of the four alone in the last tile; in groups. Tiles of 256 tokens by one
+// pair, which has rows that two would not share.
+TEST_F(SlowBlackwellTest, TwoPairsOfBlocks) {
+  check(map(16 * some(60, 30), 34 * 512 + some(1, 128)), 193 + some(0, 16));
+  check({.in = 96,
+         .out = 128 * 67,
+         .groups = 2,
+         .format = ops::WeightFormat::kNvfp4,
+         .input = ops::InputMode::kA4,
+         .output = DType::kF32},
+        200 + some(0, 56));
+}
+TEST_F(SlowBlackwellTest, APairAlone) {
+  check(map(16 * some(1, 4), 129 + some(0, 128)), 131 * 256 + some(1, 47));  // two tiles a pair on 132 multiprocessors
+}
+
 TEST_F(SlowBlackwellTest, ExpertsOfFlash) {
   check_widths(4096, 2048, 8, Routing::kAny);
   check_widths(4096, 2048, 30, Routing::kOneExpert);
@@ -273,7 +298,8 @@ TEST_F(BlackwellTest, NanStaysInItsRow) {
 
 TEST_F(BlackwellTest, NothingIsReadBehindAnArray) {
   if (!testing::kGpuIsEmulated) GTEST_SKIP() << "for the emulated GPU";
-  // Few tokens, a tile of many, and of a pair, whose odd block has no rows in the last tile; a pair's wide one.
+  // Few tokens, a tile of many, and of a pair, whose odd block has no rows in the last tile; of two pairs, of which the
+  // second has one block without.
   const ops::Linear::Desc desc{
       .in = 528, .out = 300, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4};
   const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.out, desc.in);

@@ -65,9 +65,9 @@ struct Operands {
   int n, num_blocks;
   std::vector<uint8_t> a, b, a_scales, b_scales;  // [rows][128 bytes], [rows][16]
 
-  // What this block has: 128 rows of A with their scales, its part of B and all of B's scales.
-  void place(Shared& s) const {
-    const size_t rank = static_cast<size_t>(ptx::cluster_rank());
+  // What block `of_pair` has: 128 rows of A with their scales, its part of B and all of B's scales.
+  void place(Shared& s, int of_pair = ptx::cluster_rank()) const {
+    const size_t rank = static_cast<size_t>(of_pair);
     const auto lay = [](const std::vector<uint8_t>& rows, size_t first, size_t count, uint8_t* to) {
       for (size_t at = 0; at < count * 128; ++at) {
         const size_t m = at / 128, kb = at % 128;  // the table of the 128-byte swizzle

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <cstring>
 
 #include "backends/tcgen05_blocks.h"
 
@@ -46,6 +47,69 @@ TEST_F(Tcgen05PairsTest, ProductsAreTheModelsSums) {
     }
   }
 }
+
+// Two pairs of a cluster, each with products of its own and told of them alone.
+TEST_F(Tcgen05PairsTest, TwoPairsOfAClusterAreApart) {
+  constexpr int kN = 48, kPairs = 2;
+  const Operands operands[kPairs] = {random_operands(kN, 2), random_operands(kN, 2)};
+  std::vector<uint32_t> found(static_cast<size_t>(2 * kPairs * kM * kN));
+  const Said said = run_blocks(
+      128,
+      [&] {
+        const int rank = ptx::cluster_rank(), even = rank & ~1;
+        if (thread() == 0) operands[rank / 2].place(shared(), rank % 2);
+        allocate<2>();
+        if (thread() == 0 && !is_odd()) {
+          for (int step = 0; step < kSteps; ++step) copy_scales<2>(step, kN), multiply<2>(issue_of<2>(step, kN));
+          tcgen05::commit<2>(shared().done, 3u << even);
+        }
+        shared().done.wait(0);
+        load_row(kN, &found[static_cast<size_t>((rank * kM + thread()) * kN)]);
+        release<2>();
+      },
+      2 * kPairs);
+  ASSERT_TRUE(said.is_sound) << said.line;
+  for (int m = 0; m < 2 * kPairs * kM; ++m) {
+    for (int column = 0; column < kN; ++column) {
+      ASSERT_EQ(found[static_cast<size_t>(m * kN + column)], operands[m / (2 * kM)].sum(m % (2 * kM), column, kSteps));
+    }
+  }
+}
+
+// Each block of a cluster brings a part for all, and one for those at its place of each pair.
+TEST_F(Tcgen05PairsTest, BulkCopiesReachTheBlocksTheyAreFor) {
+  constexpr int kPart = 48, kBlocks = 4;
+  alignas(16) uint8_t bytes[2 * kBlocks * kPart];
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(rng_.below(256));
+  bool is_same[kBlocks] = {};
+  const Said said = run_blocks(
+      64,
+      [&] {
+        Shared& s = shared();
+        const int rank = ptx::cluster_rank(), side = rank % 2;
+        if (thread() == 0) s.done.init(1);
+        ptx::sync_cluster();
+        if (thread() == 0) {
+          s.done.arrive_and_expect((kBlocks + 2) * kPart);
+          ptx::copy_bulk_to(15, s.a + rank * kPart, bytes + rank * kPart, kPart, s.done);
+          ptx::copy_bulk_to(5u << side, s.b + rank / 2 * kPart, bytes + (kBlocks + rank) * kPart, kPart, s.done);
+        }
+        s.done.wait(0);
+        if (thread() == 0) {
+          is_same[rank] = std::memcmp(s.a, bytes, kBlocks * kPart) == 0;
+          for (int pair = 0; pair < 2; ++pair) {
+            const uint8_t* const part = bytes + (kBlocks + 2 * pair + side) * kPart;
+            is_same[rank] = is_same[rank] && std::memcmp(s.b + pair * kPart, part, kPart) == 0;
+          }
+        }
+        ptx::sync_cluster();
+      },
+      kBlocks);
+  ASSERT_TRUE(said.is_sound) << said.line;
+  for (const bool is_one : is_same) EXPECT_TRUE(is_one);
+}
+
+alignas(16) const uint8_t kSixteen[16] = {};
 
 constexpr int kN = 144;  // more than one atom of scales is for
 
@@ -161,6 +225,23 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
               __syncthreads();
               if (is_odd() && thread() == 0) ptx::arrive_at(shared().never, 0);
               allocate<2>();
+            }}},
+      {"is for no block, or for one that the cluster lacks", {.commit = [] { tcgen05::commit<2>(shared().done, 4); }}},
+      {"a bulk copy to no block, or to one that the cluster lacks",
+       {.odd = [] { ptx::copy_bulk_to(5, shared().a, kSixteen, 16, shared().never); }}},
+      {"the cluster has not met since",
+       {.begin =
+            [] {
+              if (thread() == 0) shared().never.init(1);
+              if (is_odd() && thread() == 0) ptx::copy_bulk_to(3, shared().a, kSixteen, 16, shared().never);
+              allocate<2>();
+            }}},
+      {"of a block that has ended",
+       {.end =
+            [] {
+              if (is_odd()) return;
+              sync_blocks<2>();
+              if (thread() == 0) ptx::copy_bulk_to(3, shared().a, kSixteen, 16, shared().never);
             }}},
       {"more threads arrive at a barrier than it counts",
        {.after = [] { shared().never.arrive_and_expect(16); },

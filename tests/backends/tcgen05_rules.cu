@@ -107,7 +107,9 @@ __global__ void __launch_bounds__(kThreads) product(BrokenRule rule) {
   }
   if (is_issuer) {
     multiply(s, rule, false);
-    if (!is(BrokenRule::kNoWaitForProducts)) tcgen05::commit<kBlocks>(s.done);
+    if (!is(BrokenRule::kNoWaitForProducts)) {
+      tcgen05::commit<kBlocks>(s.done, is(BrokenRule::kTellsNobody) ? 4 : 3);
+    }
     if (is(BrokenRule::kNoPair)) tcgen05::commit<2>(s.done);
     if (is(BrokenRule::kBeginsAnew)) multiply(s, rule, false);
     if (is(BrokenRule::kScalesOverSums)) {

@@ -35,6 +35,7 @@ enum class BrokenRule {
   kOddIsEarly,       // loads sums that are not there yet
   kOddLeavesSums,    // does not load what the next product begins anew
   kOddIsLoading,     // has not waited for its loads when the next product is issued
+  kTellsNobody,      // commits for a block that the cluster lacks
   kOddKeepsBack,     // does not say that its part has come: the even block waits 20 seconds
 };
 

@@ -77,6 +77,7 @@ TEST_F(SlowTcgen05RulesDeathTest, ThoseOfPairsDoToo) {
       {BrokenRule::kOddIsEarly, "product that is under way"},
       {BrokenRule::kOddLeavesSums, "whose sums nobody has read"},
       {BrokenRule::kOddIsLoading, "of which a load has not been waited for"},
+      {BrokenRule::kTellsNobody, "is for no block, or for one that the cluster lacks"},
       {BrokenRule::kOddKeepsBack, "waits for ever for a barrier in shared memory"},
   };
   check(2, cases);

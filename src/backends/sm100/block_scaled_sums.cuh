@@ -5,26 +5,27 @@
 // them: so few tokens cost no more than they are. A tile's sums are one chain of products from zero in ascending
 // columns, 64 at a time: they depend neither on the tile's tokens nor on who else is in it.
 //   tile      128 rows of each of kMatrices matrices by up to kTokens tokens; a thread block takes tile after tile, or
-//   a
-//             pair of them (kBlocks 2, a cluster) one of 256 rows: each brings its own rows and half of the inputs'
-//             codes, and the even one gives the products of both
+//             a pair of them (kBlocks 2, a cluster) one of 256 rows: each brings its own rows and half of the inputs'
+//             codes, half of their scales for both, and the even one gives the products of both; or two pairs (4) one
+//             of 512 rows: each block brings what inputs it shares with others for them too
 //   warp 5    brings 256 columns at a time by bulk copies, kStages ahead, over tiles too
 //   warp 4    one thread issues copies of scales, products and commits; two sets of sums, so that products of the
 //             next tile run while those of the last are stored, and two of scales (tensor_plan.h: of 256 tokens sets
 //             of sums overlap and scales have one); of a pair's odd block it says to the even one which stages are full
 //   warps 0-3 take sums from tensor memory, a row each thread, and store them
 // What the tiles of a launch are, a class Tiles says:
-//   kMatrices, kTokens, kBlocks  constants
+//   kMatrices, kTokens, kBlocks  constants; of tokens a tile has a multiple of 8, of 16 where kBlocks is more than 1
 //   width(), count()       columns; tiles
 //   place(tile, rank)      what all else about this block's part of a tile is worked out from
 //   weights(place, i)      the first packed tile of its rows in matrix i (packed_tiles.h)
 //   inputs(place)          its input tile (input_tiles.cuh)
-//   tokens(place)          1 to kTokens; inputs are those up to a multiple of 8 kBlocks
+//   tokens(place)          1 to kTokens; inputs are those up to such a multiple
 //   store(place, row, first_token, sums)
 //                          takes sums[i][j] of matrix i and token first_token + j, of row 0 to 127; by warps as one
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cuda_common/clusters.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/ptx/cluster.cuh"
 #include "backends/cuda_common/ptx/tcgen05.cuh"
@@ -50,6 +51,8 @@ struct SumsShared {
     char inputs[SumsPlan<kMatrices, kTokens, kBlocks>::kInputBytes];
   };
   static constexpr int kStages = SumsPlan<kMatrices, kTokens, kBlocks>::kStages;
+  static constexpr int kPair = SumsPlan<kMatrices, kTokens, kBlocks>::kPair;
+  static constexpr int kPairs = SumsPlan<kMatrices, kTokens, kBlocks>::kPairs;
   static_assert(sizeof(Stage) == SumsPlan<kMatrices, kTokens, kBlocks>::kStageBytes);
 
   Stage stages[kStages];
@@ -64,7 +67,10 @@ class BlockScaledSums {
   using Shared = SumsShared<Tiles::kMatrices, Tiles::kTokens, Tiles::kBlocks>;
   using Plan = TensorPlan<Tiles::kMatrices, Tiles::kTokens>;
 
-  __device__ BlockScaledSums(const Tiles& tiles, Shared& s, int rank) : tiles_(tiles), s_(s), rank_(rank) {}
+  static constexpr int kPair = Shared::kPair, kPairs = Shared::kPairs;
+
+  __device__ BlockScaledSums(const Tiles& tiles, Shared& s, int rank)
+      : tiles_(tiles), s_(s), rank_(rank), memory_(s.tensor_memory) {}
 
   // By one thread.
   __device__ void copy() {
@@ -72,7 +78,7 @@ class BlockScaledSums {
     for (int tile = first_tile(); tile < tiles_.count(); tile += tile_step()) {
       const auto place = tiles_.place(tile, rank_);
       const int tokens = padded_tokens(place), stage_bytes = InputTile::stage_bytes(tokens);
-      const int code_bytes = InputTile::code_bytes(tokens / kBlocks), scale_bytes = InputTile::scale_bytes(tokens);
+      const int code_bytes = InputTile::code_bytes(tokens / kPair), scale_bytes = InputTile::scale_bytes(tokens);
       const char* inputs = tiles_.inputs(place);
       for (int stage = 0; stage < num_stages(); ++stage, at.advance(), inputs += stage_bytes) {
         ptx::SharedBarrier& full = s_.full[at.stage];
@@ -88,17 +94,16 @@ class BlockScaledSums {
         if constexpr (kBlocks == 1) {
           ptx::copy_bulk(to, inputs, code_bytes + scale_bytes, full);
         } else {
-          ptx::copy_bulk(to, inputs + rank_ * code_bytes, code_bytes, full);
-          ptx::copy_bulk(to + code_bytes, inputs + kBlocks * code_bytes, scale_bytes, full);
+          copy_inputs(to, inputs, code_bytes, scale_bytes, full);
         }
       }
     }
-    if constexpr (kBlocks > 1) {  // the last arrivals that come from the other block have to find this one
+    if constexpr (kBlocks > 1) {  // the last arrivals that come from other blocks have to find this one
       for (int i = 0; i < Shared::kStages; ++i, at.advance()) s_.free[at.stage].wait(at.parity ^ 1);
     }
   }
 
-  // By one thread, of a pair the even block's.
+  // By one thread of a pair's even block, or of the one block.
   __device__ void multiply() {
     RingPlace<Shared::kStages> at;
     RingPlace<2> sums;
@@ -114,10 +119,10 @@ class BlockScaledSums {
         wait(s_.full[at.stage], at.parity);
         ptx::tcgen05::fence_after_thread_sync();
         multiply_stage(s_.stages[at.stage], sums.stage, scale_set, tokens, stage > 0);
-        ptx::tcgen05::commit<kBlocks>(s_.free[at.stage]);
+        ptx::tcgen05::commit<kPair>(s_.free[at.stage], kAllBlocks);
         scale_set = (scale_set + 1) % Plan::kScaleSets;
       }
-      ptx::tcgen05::commit<kBlocks>(s_.sums_full[sums.stage]);
+      ptx::tcgen05::commit<kPair>(s_.sums_full[sums.stage], blocks_of_pair());
     }
   }
 
@@ -129,7 +134,7 @@ class BlockScaledSums {
       for (int stage = 0; stage < num_stages(); ++stage, at.advance()) {
         s_.full[at.stage].wait(at.parity);
         ptx::show_to_products();  // which the other block's thread begins
-        ptx::arrive_at(s_.full[at.stage], 0);
+        ptx::arrive_at(s_.full[at.stage], even_block());
       }
     }
   }
@@ -152,6 +157,8 @@ class BlockScaledSums {
 
  private:
   static constexpr int kMatrices = Tiles::kMatrices, kBlocks = Tiles::kBlocks;
+  // Bits for ranks.
+  static constexpr uint32_t kAllBlocks = (1u << kBlocks) - 1, kEvenBlocks = kAllBlocks / 3;
 
   __device__ static int first_tile() {
     return static_cast<int>(blockIdx.x) / kBlocks;
@@ -159,11 +166,33 @@ class BlockScaledSums {
   __device__ static int tile_step() {
     return static_cast<int>(gridDim.x) / kBlocks;
   }
+  // Of this block's pair: its even block, and both, a bit for each rank.
+  __device__ int even_block() const {
+    return rank_ & ~1;
+  }
+  __device__ uint32_t blocks_of_pair() const {
+    return 3u << even_block();
+  }
+  // Of a stage of a pair's inputs, `code_bytes` of codes behind each other for each of its blocks, then scales. Scales
+  // are all blocks': each brings a part of them for all. Codes are those of the blocks at this place of each pair:
+  // each brings a part for these. A place that is free here is free everywhere, for products of all pairs have said so.
+  __device__ void copy_inputs(char* to, const char* inputs, int code_bytes, int scale_bytes,
+                              ptx::SharedBarrier& full) const {
+    const int side = rank_ % kPair, codes = code_bytes / kPairs, first_code = rank_ / kPair * codes;
+    const char* const side_codes = inputs + side * code_bytes;
+    if constexpr (kPairs == 1) {
+      ptx::copy_bulk(to, side_codes, codes, full);
+    } else {
+      ptx::copy_bulk_to(kEvenBlocks << side, to + first_code, side_codes + first_code, codes, full);
+    }
+    const int scales = scale_bytes / kBlocks, first_scale = code_bytes + rank_ * scales;
+    ptx::copy_bulk_to(kAllBlocks, to + first_scale, inputs + (kPair - 1) * code_bytes + first_scale, scales, full);
+  }
   template <class Place>
   __device__ int padded_tokens(const Place& place) const {
-    return round_up<int>(tiles_.tokens(place), InputTile::kGroup * kBlocks);
+    return round_up<int>(tiles_.tokens(place), InputTile::kGroup * kPair);
   }
-  // Where threads of the other block arrive. (Commits of its products need none: tensor memory has fences of its own.)
+  // Where threads of other blocks arrive. (Commits of its products need none: tensor memory has fences of its own.)
   __device__ static void wait(ptx::SharedBarrier& barrier, int parity) {
     if constexpr (kBlocks == 1) {
       barrier.wait(parity);
@@ -177,11 +206,11 @@ class BlockScaledSums {
 
   __device__ void multiply_stage(const typename Shared::Stage& stage, int sums, int scale_set, int tokens, bool adds) {
     using cuda_common::ScaleAtom, cuda_common::advance_descriptor, cuda_common::codes_descriptor;
-    const uint32_t instruction = cuda_common::nvfp4_instruction(PackedTile::kRows * kBlocks, tokens);
-    const uint32_t inputs = ptx::shared_address(stage.inputs), memory = s_.tensor_memory;
-    const int code_bytes = InputTile::code_bytes(tokens / kBlocks), num_atoms = InputTile::atoms(tokens);
+    const uint32_t instruction = cuda_common::nvfp4_instruction(PackedTile::kRows * kPair, tokens);
+    const uint32_t inputs = ptx::shared_address(stage.inputs), memory = memory_;
+    const int code_bytes = InputTile::code_bytes(tokens / kPair), num_atoms = InputTile::atoms(tokens);
     const auto copy_scales = [&](uint32_t atom, uint32_t columns) {
-      ptx::tcgen05::cp_scales<kBlocks>(memory + columns, cuda_common::scales_descriptor(atom));
+      ptx::tcgen05::cp_scales<kPair>(memory + columns, cuda_common::scales_descriptor(atom));
     };
 #pragma unroll
     for (int product = 0; product < PackedTile::kProducts; ++product) {
@@ -195,11 +224,11 @@ class BlockScaledSums {
         const uint32_t weights = ptx::shared_address(stage.weights[i]);
         copy_scales(weights + static_cast<uint32_t>(PackedTile::kCodeBytes + product * ScaleAtom::kBytes),
                     Plan::scales(scale_set, i, product));
-        ptx::tcgen05::mma_nvfp4<kBlocks>(memory + Plan::sums(sums, i),
-                                         advance_descriptor(codes_descriptor(weights), bytes),
-                                         advance_descriptor(codes_descriptor(inputs), bytes), instruction,
-                                         memory + Plan::scales(scale_set, i, product),
-                                         memory + Plan::scales(scale_set, kMatrices, product), adds || product > 0);
+        ptx::tcgen05::mma_nvfp4<kPair>(memory + Plan::sums(sums, i),
+                                       advance_descriptor(codes_descriptor(weights), bytes),
+                                       advance_descriptor(codes_descriptor(inputs), bytes), instruction,
+                                       memory + Plan::scales(scale_set, i, product),
+                                       memory + Plan::scales(scale_set, kMatrices, product), adds || product > 0);
       }
     }
   }
@@ -280,7 +309,7 @@ class BlockScaledSums {
     const uint32_t lanes = static_cast<uint32_t>(store_row() / kWarp * kWarp) << 16;
 #pragma unroll
     for (int i = 0; i < kMatrices; ++i) {
-      ptx::tcgen05::ld(bits[i], s_.tensor_memory + lanes + Plan::sums(set, i) + static_cast<uint32_t>(first_token));
+      ptx::tcgen05::ld(bits[i], memory_ + lanes + Plan::sums(set, i) + static_cast<uint32_t>(first_token));
     }
   }
   template <int kCount>
@@ -302,19 +331,20 @@ class BlockScaledSums {
   // Products of the tile after the next may begin.
   __device__ void give_back(int set) {
     ptx::tcgen05::fence_before_thread_sync();
-    if (rank_ == 0) {
+    if (rank_ == even_block()) {
       s_.sums_free[set].arrive();
     } else {
-      ptx::arrive_at(s_.sums_free[set], 0);
+      ptx::arrive_at(s_.sums_free[set], even_block());
     }
   }
 
   const Tiles& tiles_;
   Shared& s_;
-  const int rank_;  // of the pair
+  const int rank_;  // of the tile's blocks
+  const uint32_t memory_;
 };
 
-// Also where shared memory and barriers of a pair's other block have to be there, or to be there still.
+// Also where shared memory and barriers of the tile's other blocks have to be there, or to be there still.
 template <int kBlocks>
 __device__ void sync_blocks() {
   if constexpr (kBlocks == 1) {
@@ -327,17 +357,18 @@ __device__ void sync_blocks() {
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
   using Sums = BlockScaledSums<Tiles>;
-  constexpr int kBlocks = Tiles::kBlocks;
+  constexpr int kBlocks = Tiles::kBlocks, kPair = Sums::kPair;
   auto& s = *cuda_common::swizzled_shared<typename Sums::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   const int rank = kBlocks == 1 ? 0 : ptx::cluster_rank();
-  if constexpr (kBlocks > 1) ptx::sync_cluster();  // both are there to allocate
+  if constexpr (kBlocks > 1) ptx::sync_cluster();  // all are there to allocate
   if (warp == kProductWarp) {
-    ptx::tcgen05::alloc<kBlocks>(&s.tensor_memory, Sums::Plan::kAllocated);
-    ptx::tcgen05::relinquish_alloc_permit<kBlocks>();
+    ptx::tcgen05::alloc<kPair>(&s.tensor_memory, Sums::Plan::kAllocated);
+    ptx::tcgen05::relinquish_alloc_permit<kPair>();
   }
-  if (thread < Sums::Shared::kStages) s.full[thread].init(rank == 0 ? kBlocks : 1), s.free[thread].init(1);
-  if (thread < 2) s.sums_full[thread].init(1), s.sums_free[thread].init(kStoreThreads * kBlocks);
+  const bool is_even = rank % kPair == 0;
+  if (thread < Sums::Shared::kStages) s.full[thread].init(is_even ? kPair : 1), s.free[thread].init(Sums::kPairs);
+  if (thread < 2) s.sums_full[thread].init(1), s.sums_free[thread].init(kStoreThreads * kPair);
   ptx::tcgen05::fence_before_thread_sync();
   sync_blocks<kBlocks>();
   ptx::tcgen05::fence_after_thread_sync();
@@ -349,7 +380,7 @@ __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
   } else if (thread % kWarp == 0) {  // nobody else of these two warps has anything to do
     if (warp == kCopyWarp) {
       sums.copy();
-    } else if (rank == 0) {
+    } else if (is_even) {
       sums.multiply();
     } else {
       sums.pass_on();
@@ -359,13 +390,22 @@ __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
   ptx::tcgen05::fence_before_thread_sync();
   sync_blocks<kBlocks>();
   ptx::tcgen05::fence_after_thread_sync();
-  if (warp == kProductWarp) ptx::tcgen05::dealloc<kBlocks>(s.tensor_memory, Sums::Plan::kAllocated);
+  if (warp == kProductWarp) ptx::tcgen05::dealloc<kPair>(s.tensor_memory, Sums::Plan::kAllocated);
 }
 
-// On as many thread blocks as the GPU holds at once, at most.
+// Clusters of two pairs that are at work at once: a quarter of the multiprocessors, or fewer, since such a cluster has
+// to find a place in one part of the GPU.
 template <class Tiles, class Job>
-void launch_sums(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job) {
-  const int64_t blocks = std::min<int64_t>(most_tiles, std::max(1, cuda_common::multiprocessors() / Tiles::kBlocks));
+int64_t clusters_at_once() {
+  return cuda_common::clusters_at_once(block_scaled_sums<Tiles, Job>, kSumsThreads,
+                                       sizeof(typename BlockScaledSums<Tiles>::Shared), Tiles::kBlocks);
+}
+
+// On as many thread blocks as the GPU holds at once, at most: `at_once` tiles.
+template <class Tiles, class Job>
+void launch_sums(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job,
+                 int64_t at_once = cuda_common::multiprocessors() / Tiles::kBlocks) {
+  const int64_t blocks = std::min<int64_t>(most_tiles, std::max<int64_t>(1, at_once));
   cuda_common::launch_clusters(name, queue, block_scaled_sums<Tiles, Job>,
                                dim3(static_cast<unsigned>(blocks * Tiles::kBlocks)), kSumsThreads,
                                sizeof(typename BlockScaledSums<Tiles>::Shared), Tiles::kBlocks, job);

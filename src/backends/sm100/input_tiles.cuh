@@ -50,4 +50,14 @@ __device__ inline float quantize_into(const InputRow& to, const cuda_common::Val
   return g;
 }
 
+// Numbers of kCount tokens from a multiple of 8 on.
+template <int kCount>
+__device__ void load_numbers(float (&to)[kCount], const float* from) {
+#pragma unroll
+  for (int j = 0; j < kCount; j += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from + j);
+    to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+  }
+}
+
 }  // namespace tessera::backends::sm100

@@ -3,6 +3,7 @@
 // where one is before the maps, and for each map another multiplies them (block_scaled_sums.cuh).
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/map_groups.h"
+#include "backends/cuda_common/ptx/float_pairs.cuh"
 #include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/row_parts.cuh"
 #include "backends/cuda_common/tiled_map.cuh"
@@ -18,9 +19,15 @@ using cuda_common::tile_tokens_of, cuda_common::Values;
 struct LinearJob : cuda_common::TiledMap {
   Values x;             // [tokens, groups * in]
   char* tiles;          // [groups][token tiles] (input_tiles.cuh)
-  float* factors;       // [groups, tokens]
+  float* factors;       // [groups, tokens up to a multiple of kFactorGroup]; of those that fill a tile too
   int32_t token_group;  // tiles are multiples of
 };
+
+constexpr int64_t kFactorGroup = 2 * InputTile::kGroup;
+
+__device__ int64_t factor_at(const LinearJob& job, int64_t group, int64_t token) {
+  return group * round_up<int64_t>(job.num_tokens, kFactorGroup) + token;
+}
 
 __device__ char* tile_of(const LinearJob& job, int64_t group, int64_t first_token) {
   const int64_t rows = round_up<int64_t>(job.num_tokens, job.token_group), tile = first_token / job.tile_tokens;
@@ -37,7 +44,7 @@ __device__ void quantize_token(const LinearJob& job, int64_t group, int64_t toke
                     static_cast<int>(token - first_token));
   const bool is_there = token < job.num_tokens;
   const float g = quantize_into(to, x, begin, job.in, is_there);
-  if (is_there && threadIdx.x == 0) job.factors[group * job.num_tokens + token] = g;
+  if (threadIdx.x == 0) job.factors[factor_at(job, group, token)] = g;
 }
 
 // Grid: tokens, up to a multiple of the job's group, by groups.
@@ -58,11 +65,12 @@ __global__ void __launch_bounds__(kQuantizeThreads) norm_and_quantize_inputs(Lin
 }
 
 // Row tiles of a token tile of a group are neighbours, so that blocks at work share inputs.
-template <int kTileTokens>
+template <int kTileTokens, int kTileBlocks = (kTileTokens > kMostTileTokens ? 2 : 1)>
 class LinearTiles : public cuda_common::MapTiles {
  public:
-  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileTokens > kMostTileTokens ? 2 : 1;
-  __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
+  static constexpr int kMatrices = 1, kTokens = kTileTokens, kBlocks = kTileBlocks;
+  __device__ explicit LinearTiles(const LinearJob& job)
+      : MapTiles(job, kTileRows), job_(job), stride_(job.groups * job.out) {}
 
   __device__ int64_t width() const { return job_.in; }
   __device__ Place place(int tile, int rank) const {
@@ -71,18 +79,21 @@ class LinearTiles : public cuda_common::MapTiles {
             int64_t{token_tile % token_tiles_} * job_.tile_tokens};
   }
   __device__ const char* weights(const Place& place, int) const {
-    int64_t row = place.first_row;
-    if (kBlocks > 1 && row >= job_.out)
-      row -= PackedTile::kRows;  // nobody has these; the rows before stand in for them
+    // Where nobody has these rows, the last ones stand in for them.
+    const int64_t row = min(place.first_row, (job_.out - 1) / PackedTile::kRows * PackedTile::kRows);
     return job_.data + PackedTile::offset(place.group * job_.out + row, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return tile_of(job_, place.group, place.first_token); }
   template <int kCount>
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[1][kCount]) const {
-    const int64_t out_row = place.first_row + row, first = place.first_token + first_token;
+    const int64_t out_row = place.first_row + row;
     if (out_row >= job_.out) return;
-    const float* const factors = job_.factors + place.group * job_.num_tokens + first;
-    const int64_t at = (first * job_.groups + place.group) * job_.out + out_row;
+    // All of them before the first store, behind which a load would wait: it could be of what is stored.
+    float factors[kCount];
+    load_numbers(factors, job_.factors + factor_at(job_, place.group, place.first_token) + first_token);
+    // Sums of a tile's begin, which is worked out once, and of few instructions.
+    const int64_t at = (place.first_token * job_.groups + place.group) * job_.out + out_row + first_token * stride_;
+    const int tokens_left = tokens(place) - first_token;
     const auto store_all = [&](int count) {
       if (job_.y.is_bf16) {
         store_row(static_cast<uint16_t*>(job_.y.data) + at, count, factors, sums[0]);
@@ -90,10 +101,10 @@ class LinearTiles : public cuda_common::MapTiles {
         store_row(static_cast<float*>(job_.y.data) + at, count, factors, sums[0]);
       }
     };
-    if (first + kCount <= job_.num_tokens) {
+    if (tokens_left >= kCount) {
       store_all(kCount);  // a constant: no predicates
     } else {
-      store_all(static_cast<int>(job_.num_tokens - first));
+      store_all(tokens_left);
     }
   }
 
@@ -101,21 +112,27 @@ class LinearTiles : public cuda_common::MapTiles {
   static constexpr int64_t kTileRows = kBlocks * PackedTile::kRows;
   // Of this thread's row: `count` neighbouring tokens.
   template <class Value, int kCount>
-  __device__ void store_row(Value* to, int count, const float* factors, const float (&sums)[kCount]) const {
-    const int64_t stride = job_.groups * job_.out;
+  __device__ void store_row(Value* to, int count, const float (&factors)[kCount], const float (&sums)[kCount]) const {
+    namespace ptx = cuda_common::ptx;
+    const float2 scale = {job_.tensor_scale, job_.tensor_scale};
 #pragma unroll
-    for (int j = 0; j < kCount; ++j, to += stride) {
+    for (int j = 0; j < kCount; j += 2, to += 2 * stride_) {
       if (j >= count) break;
-      const float value = sums[j] * (factors[j] * job_.tensor_scale);
+      const float2 factor = ptx::multiply_two({factors[j], factors[j + 1]}, scale);
+      const float2 values = ptx::multiply_two({sums[j], sums[j + 1]}, factor);
       if constexpr (sizeof(Value) == sizeof(float)) {
-        *to = value;
+        to[0] = values.x;
+        if (j + 1 < count) to[stride_] = values.y;
       } else {
-        *to = static_cast<Value>(cuda_common::ptx::round_to_bf16x2(value, 0));
+        const uint32_t both = ptx::round_to_bf16x2(values.x, values.y);
+        to[0] = static_cast<Value>(both);
+        if (j + 1 < count) to[stride_] = static_cast<Value>(both >> 16);
       }
     }
   }
 
   const LinearJob& job_;
+  const int64_t stride_;  // from a token's outputs to the next one's
 };
 
 // The workspace: input tiles, then factors.
@@ -141,7 +158,13 @@ dim3 input_rows(const LinearJob& job) {
 void multiply(const ops::Linear::Desc& desc, const LinearJob& job, device::Queue& queue) {
   const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens);
   if (job.tile_tokens == kWidePairTileTokens) {
-    launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+    using TwoPairs = LinearTiles<kWidePairTileTokens, 4>;
+    const int64_t clusters = clusters_at_once<TwoPairs, LinearJob>();
+    if (takes_two_pairs(desc, job.num_tokens, cuda_common::multiprocessors(), clusters)) {
+      launch_sums<TwoPairs>("linear_tcgen05_two_pairs", queue, two_pair_tiles(desc, job.num_tokens), job, clusters);
+    } else {
+      launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+    }
   } else if (job.tile_tokens == kPairTileTokens) {
     launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
   } else if (job.tile_tokens == kFewTileTokens) {
@@ -167,7 +190,8 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
-  return tile_bytes(desc, max_tokens) + desc.groups * max_tokens * static_cast<int64_t>(sizeof(float));
+  return tile_bytes(desc, max_tokens) +
+         desc.groups * round_up<int64_t>(max_tokens, kFactorGroup) * static_cast<int64_t>(sizeof(float));
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {

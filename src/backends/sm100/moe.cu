@@ -18,16 +18,6 @@ struct ExpertJob : ScaledExperts {
   float* weights;  // [positions] routing weights
 };
 
-// Numbers of kCount positions from a multiple of 8 on.
-template <int kCount>
-__device__ void load_positions(float (&to)[kCount], const float* from) {
-#pragma unroll
-  for (int j = 0; j < kCount; j += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(from + j);
-    to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
-  }
-}
-
 // The tile of the work's tokens.
 __device__ char* tile_of(char* tiles, int index, const ExpertWork& work, int64_t width) {
   return tiles + InputTile::bytes(work.first, index, width);
@@ -97,8 +87,8 @@ class GateAndUpTiles : public ExpertTiles {
   template <int kCount>
   __device__ void store(const Place& place, int row, int first_token, const float (&sums)[2][kCount]) const {
     float factors[kCount], weights[kCount], values[kCount];
-    load_positions(factors, job_.x_factors + place.work.first + first_token);
-    load_positions(weights, job_.weights + place.work.first + first_token);
+    load_numbers(factors, job_.x_factors + place.work.first + first_token);
+    load_numbers(weights, job_.weights + place.work.first + first_token);
     // Rows and tokens that only fill a tile have sums of zero, and such tokens have weight 0.
     job_.h_values(place.work, sums[0], sums[1], factors, weights, values);
     uint32_t pairs[TokenBlock::kPairs];
@@ -166,7 +156,7 @@ class DownTiles : public ExpertTiles {
     if (out_row >= job_.hidden) return;
     const int position = place.work.first + first_token;
     float factors[kCount];
-    load_positions(factors, job_.h_factors + position);
+    load_numbers(factors, job_.h_factors + position);
     uint16_t* const to = job_.out + out_row;
 #pragma unroll
     for (int j = 0; j < kCount; j += 2) {

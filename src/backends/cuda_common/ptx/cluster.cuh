@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, and arriving at each other's barriers.
-// Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait", "fence".
+// Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, arriving at each other's barriers, and
+// copying for each other.
+// Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait", "fence",
+// "cp.async.bulk" (.multicast::cluster).
 #include <cstdint>
 
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
@@ -63,5 +65,20 @@ __device__ inline void wait_for_cluster(SharedBarrier& barrier, int parity) {
       : "memory");
 }
 #endif
+
+// copy_bulk to several blocks of the cluster, which all have to be there: to the place of `shared` in each of `blocks`
+// (bit r: rank r), where the barrier at the place of `arrived` counts the bytes. Memory is asked for them once.
+__device__ inline void copy_bulk_to(uint32_t blocks, void* shared, const void* global, int bytes,
+                                    SharedBarrier& arrived) {
+#ifdef TESSERA_CUDA_EMULATED
+  emulated::copy_bulk_to(blocks, shared, global, bytes, &arrived.bits);
+#else
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(bytes), "r"(arrived.address()), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+#endif
+}
 
 }  // namespace tessera::backends::cuda_common::ptx

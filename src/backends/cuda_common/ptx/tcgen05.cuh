@@ -122,18 +122,18 @@ __device__ void mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t instructi
 #endif
 }
 
-// By the thread that issued them: `barrier`, of a pair that of each block at this place, counts an arrival when all
-// copies and products so far are made.
+// By the thread that issued them: `barrier` counts an arrival when all copies and products so far are made. Of a pair
+// those do that `blocks` of the cluster have at this place (bit r: rank r; not said: the cluster's first two).
 template <int kBlocks = 1>
-__device__ void commit(SharedBarrier& barrier TESSERA_AND_SITE) {
+__device__ void commit(SharedBarrier& barrier, uint32_t blocks = 3 TESSERA_AND_SITE) {
 #ifdef TESSERA_TCGEN05_EMULATED
-  emulated::tcgen05_commit(&barrier.bits, kBlocks, site);
+  emulated::tcgen05_commit(&barrier.bits, kBlocks, blocks, site);
 #else
   if constexpr (kBlocks == 2) {
     asm volatile(
         "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
             barrier.address()),
-        "h"(static_cast<uint16_t>(3))
+        "h"(static_cast<uint16_t>(blocks))
         : "memory");
     return;
   }

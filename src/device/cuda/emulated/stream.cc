@@ -589,3 +589,10 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int valu
   gpu().shared_limits[kernel] = static_cast<size_t>(value);
   return result(cudaSuccess);
 }
+
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
+  const int blocks = cluster_of(*config);
+  if (blocks == 0) return result(cudaErrorInvalidConfiguration);
+  *count = std::max(1, kMultiprocessors / blocks);
+  return result(cudaSuccess);
+}

@@ -50,18 +50,35 @@ inline void arrive(uint64_t* bits, int bytes) {
   store_barrier(bits, state);
 }
 
-// At the barrier that block `rank` of the cluster has at the same place, which has to be made there: the cluster has
-// met since. Memory that nobody has written has all bits set.
-inline void arrive_at(const uint64_t* here, int rank) {
+// Where block `rank` of the cluster has what is at `here` in this block's shared memory.
+inline char* place_in_block(const void* here, int rank) {
   const int64_t offset = shared_offset(here);
-  if (offset < 0) device::emulated::fail("a barrier of another block that is not in dynamic shared memory");
-  auto* const there =
-      reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset);
+  if (offset < 0) device::emulated::fail("a place of another block that is not in dynamic shared memory");
+  return static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset;
+}
+// The barrier that it has there, which has to be made: the cluster has met since. Memory that nobody has written has
+// all bits set.
+inline uint64_t* barrier_in_block(const uint64_t* here, int rank) {
+  auto* const there = reinterpret_cast<uint64_t*>(place_in_block(here, rank));
   const bool is_other = rank != device::emulated::current.rank;
   if (*there == ~uint64_t{0} || (is_other && load_barrier(there).meeting == meeting_now())) {
     device::emulated::fail("arrives at a barrier that another block may not have made: the cluster has not met since");
   }
-  arrive(there, 0);
+  return there;
+}
+inline void arrive_at(const uint64_t* here, int rank) {
+  arrive(barrier_in_block(here, rank), 0);
+}
+// Of a set of blocks, bit r for rank r: not none, and none that the cluster does not have.
+inline bool are_of_cluster(uint32_t blocks) {
+  return blocks != 0 && blocks >> device::emulated::cluster_size() == 0;
+}
+// Calls act(rank) for each.
+template <class Act>
+void for_each_rank(uint32_t blocks, const Act& act) {
+  for (int rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1) != 0) act(rank);
+  }
 }
 
 struct BarrierPhase {
@@ -90,11 +107,13 @@ inline void wait(const uint64_t* bits, int parity, const device::emulated::Site&
       [](const void* context) { return lack_of(*static_cast<const BarrierPhase*>(context)); });
 }
 
+// To block `rank` of the cluster, whose addresses these are.
 class BulkCopy final : public device::emulated::LateWork {
  public:
-  BulkCopy(void* shared, const void* global, int bytes, uint64_t* arrived)
-      : shared_(shared), global_(global), bytes_(bytes), arrived_(arrived) {}
+  BulkCopy(int rank, void* shared, const void* global, int bytes, uint64_t* arrived)
+      : rank_(rank), shared_(shared), global_(global), bytes_(bytes), arrived_(arrived) {}
   void make() const override {
+    device::emulated::dynamic_shared_of(rank_);  // is it still there
     std::memcpy(shared_, global_, static_cast<size_t>(bytes_));
     BarrierState state = load_barrier(arrived_);
     state.bytes -= bytes_;
@@ -102,18 +121,35 @@ class BulkCopy final : public device::emulated::LateWork {
   }
 
  private:
+  int rank_;
   void* shared_;
   const void* global_;
   int bytes_;
   uint64_t* arrived_;
 };
 
-inline void copy_bulk(void* shared, const void* global, int bytes, uint64_t* arrived) {
+inline void check_bulk_copy(const void* shared, const void* global, int bytes) {
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   if (!is_aligned(shared) || !is_aligned(global) || bytes <= 0 || bytes % 16 != 0) {
     device::emulated::fail("a bulk copy is misaligned");
   }
-  device::emulated::engine_work_late(std::make_unique<BulkCopy>(shared, global, bytes, arrived));
+}
+
+inline void copy_bulk(void* shared, const void* global, int bytes, uint64_t* arrived) {
+  check_bulk_copy(shared, global, bytes);
+  const int rank = device::emulated::current.rank;
+  device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, shared, global, bytes, arrived));
+}
+
+// Each block gets its bytes at a time of its own.
+inline void copy_bulk_to(uint32_t blocks, void* shared, const void* global, int bytes, uint64_t* arrived) {
+  check_bulk_copy(shared, global, bytes);
+  if (!are_of_cluster(blocks)) device::emulated::fail("a bulk copy to no block, or to one that the cluster lacks");
+  for_each_rank(blocks, [&](int rank) {
+    void* const there = place_in_block(shared, rank);
+    uint64_t* const barrier = barrier_in_block(arrived, rank);
+    device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, there, global, bytes, barrier));
+  });
 }
 
 }  // namespace tessera::backends::cuda_common::ptx::emulated

@@ -333,26 +333,28 @@ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descr
 
 class CommitWork final : public device::emulated::LateWork {
  public:
-  CommitWork(uint64_t* barrier, int num_blocks)
-      : offset_(shared_offset(barrier)), num_blocks_(num_blocks), thread_(device::emulated::current.index()) {}
+  CommitWork(const uint64_t* barrier, int num_blocks, uint32_t blocks)
+      : barrier_(barrier), num_blocks_(num_blocks), blocks_(blocks), thread_(device::emulated::current.index()) {}
   void make() const override {
-    in_each_block(num_blocks_, [&](int) {
-      TensorMemory::of_block().commit(thread_);
-      arrive(reinterpret_cast<uint64_t*>(static_cast<char*>(device::emulated::dynamic_shared()) + offset_), 0);
-    });
+    in_each_block(num_blocks_, [&](int) { TensorMemory::of_block().commit(thread_); });
+    for_each_rank(blocks_, [&](int rank) { arrive_at(barrier_, rank); });
   }
 
  private:
-  int64_t offset_;
-  int num_blocks_, thread_;
+  const uint64_t* barrier_;  // of the block that issued it
+  int num_blocks_;
+  uint32_t blocks_;
+  int thread_;
 };
 
-// Of two blocks the barrier of each at this place counts an arrival.
-inline void tcgen05_commit(uint64_t* barrier, int num_blocks, const Site& site) {
+// Of a pair the barriers of `blocks` at this place count an arrival.
+inline void tcgen05_commit(uint64_t* barrier, int num_blocks, uint32_t blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.commit";
   check_pair(site, kWhat, num_blocks, false);
   if (shared_offset(barrier) < 0) fail_at(site, kWhat, "its barrier is not in dynamic shared memory");
-  device::emulated::tensor_work_late(std::make_unique<CommitWork>(barrier, num_blocks));
+  if (num_blocks == 1) blocks = 1u << device::emulated::current.rank;
+  if (!are_of_cluster(blocks)) fail_at(site, kWhat, "is for no block, or for one that the cluster lacks");
+  device::emulated::tensor_work_late(std::make_unique<CommitWork>(barrier, num_blocks, blocks));
 }
 
 // A lane's part of a load or store 32x32b: `count` columns of its own lane.

@@ -36,7 +36,8 @@ __device__ inline void fail_at(const Site& site, const char* what, const char* r
 struct TensorCommand {
   enum Kind : uint32_t { kCopy, kProduct, kCommit };
   uint32_t kind;
-  uint32_t num_blocks;
+  uint16_t num_blocks;
+  uint16_t told;  // of a commit: blocks of the cluster whose barriers count an arrival, bit r for rank r
   uint32_t d, a_scales, b_scales;  // columns; of a copy `d` is where it goes
   uint32_t n, adds;
   uint32_t barrier;  // of a commit: its address in shared memory
@@ -214,7 +215,7 @@ __device__ inline void make_product(TensorSlot& slot, const TensorCommand& comma
   mark_columns(quadrant.uncommitted, command.d, n, lane);
 }
 
-// The last warp that comes to it arrives, at the barriers of both blocks of a pair.
+// The last warp of both blocks of a pair that comes to it arrives.
 __device__ inline void make_commit(TensorSlot& slot, const TensorCommand& command, uint32_t index, int warp, int lane) {
   if (lane < static_cast<int>(kColumnWords)) atomicExch(&slot.quadrants[warp].uncommitted[lane], 0);
   __threadfence();
@@ -222,12 +223,13 @@ __device__ inline void make_commit(TensorSlot& slot, const TensorCommand& comman
   if (lane != 0) return;
   const uint32_t rank = cluster_rank_of_block(), first_rank = command.num_blocks == 1 ? rank : rank & ~1u;
   TensorSlot& first = command.num_blocks == 1 ? slot : slot_of_rank(first_rank);
-  if (atomicAdd(&first.arrived[index], 1) + 1 < 4 * command.num_blocks) return;
+  if (atomicAdd(&first.arrived[index], 1) + 1 < 4u * command.num_blocks) return;
   __threadfence();
-  for (uint32_t i = 0; i < command.num_blocks; ++i) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                     address_in_block(command.barrier, first_rank + i))
-                 : "memory");
+  for (uint32_t i = 0; command.told >> i != 0; ++i) {
+    if ((command.told >> i & 1) == 0) continue;
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(command.barrier, i))
+        : "memory");
   }
 }
 

@@ -71,12 +71,16 @@ __device__ void for_each_slot(int num_blocks, const Act& act) {
   for (uint32_t i = 0; i < 2; ++i) act(slot_of_rank(first + i));
 }
 
+__device__ inline uint32_t cluster_blocks() {
+  uint32_t size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
 // What two blocks do together, one of them asks for.
 __device__ inline void check_pair(const Site& site, const char* what, int num_blocks) {
   if (num_blocks == 1) return;
-  uint32_t size;
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-  if (size % 2 != 0) fail_at(site, what, "cta_group::2 without a cluster of pairs");
+  if (cluster_blocks() % 2 != 0) fail_at(site, what, "cta_group::2 without a cluster of pairs");
   if (cluster_rank_of_block() % 2 != 0) fail_at(site, what, "is for the pair's even block to give");
 }
 
@@ -113,7 +117,7 @@ __device__ inline bool has_marks(uint32_t (&marks)[kColumnWords], uint32_t first
 __device__ inline void tcgen05_cp_scales(uint32_t address, uint64_t descriptor, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.cp";
   check_pair(site, kWhat, num_blocks);
-  TensorCommand command{TensorCommand::kCopy, static_cast<uint32_t>(num_blocks), address};
+  TensorCommand command{TensorCommand::kCopy, static_cast<uint16_t>(num_blocks), 0, address};
   const char* fault = decode_shared_matrix(descriptor, command.a);
   if (fault != nullptr) fail_at(site, kWhat, fault);
   if (command.a.row_bytes != 16) fail_at(site, kWhat, "its source is swizzled");
@@ -138,7 +142,7 @@ __device__ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uin
   Nvfp4Instruction instruction{};
   check(decode_nvfp4_instruction(descriptor, num_blocks, instruction));
   const uint32_t n = static_cast<uint32_t>(instruction.n), b_columns = (n + 31) / 32;
-  TensorCommand command{TensorCommand::kProduct, static_cast<uint32_t>(num_blocks), d, a_scales, b_scales, n,
+  TensorCommand command{TensorCommand::kProduct, static_cast<uint16_t>(num_blocks), 0, d, a_scales, b_scales, n,
                         adds ? 1u : 0u};
   check(decode_shared_matrix(a, command.a));
   check(decode_shared_matrix(b, command.b));
@@ -174,10 +178,14 @@ __device__ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uin
   post_command(command, site, kWhat);
 }
 
-__device__ inline void tcgen05_commit(uint64_t* barrier, int num_blocks, const Site& site) {
+__device__ inline void tcgen05_commit(uint64_t* barrier, int num_blocks, uint32_t blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.commit";
   check_pair(site, kWhat, num_blocks);
-  TensorCommand command{TensorCommand::kCommit, static_cast<uint32_t>(num_blocks)};
+  if (num_blocks == 1) blocks = 1u << cluster_rank_of_block();
+  if (blocks == 0 || blocks >> cluster_blocks() != 0) {
+    fail_at(site, kWhat, "is for no block, or for one that the cluster lacks");
+  }
+  TensorCommand command{TensorCommand::kCommit, static_cast<uint16_t>(num_blocks), static_cast<uint16_t>(blocks)};
   command.barrier = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
   post_command(command, site, kWhat);
 }

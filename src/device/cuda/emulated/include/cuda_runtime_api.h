@@ -135,3 +135,10 @@ template <class... Parameters>
 cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), cudaFuncAttribute attribute, int value) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value);
 }
+// At least one, so that kernels in clusters run on an emulated GPU of few multiprocessors.
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* kernel, const cudaLaunchConfig_t* config);
+template <class... Parameters>
+cudaError_t cudaOccupancyMaxActiveClusters(int* count, void (*kernel)(Parameters...),
+                                           const cudaLaunchConfig_t* config) {
+  return cudaOccupancyMaxActiveClusters(count, reinterpret_cast<const void*>(kernel), config);
+}
