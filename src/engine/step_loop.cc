@@ -359,7 +359,7 @@ void StepLoop::run() {
   deliver(logits);
 }
 
-void StepLoop::abandon(const std::string& why, ErrorCode code) noexcept {
+void StepLoop::abandon(std::string_view why, ErrorCode code) noexcept {
   for (auto& [id, live] : requests_) {
     if (!live->has_begun) room_.leave(live->num_prompt());
     live->outcome.error_code = code;

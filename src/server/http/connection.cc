@@ -22,6 +22,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
 #include "base/strings.h"
 
 namespace tessera::server::http {
@@ -43,6 +44,11 @@ constexpr std::string_view kOutOfMemory =
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
     "Content-Length: 100\r\n\r\n"
     R"({"error":{"message":"out of memory","type":"server_error","param":null,"code":"resource_exhausted"}})";
+// Said where an exception of any other kind reached the connection. What it was stands in the log.
+constexpr std::string_view kBroken =
+    "HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    "Content-Length: 97\r\n\r\n"
+    R"({"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}})";
 
 std::string_view status_text(int status) {
   return {field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).data(),
@@ -90,13 +96,18 @@ class Connection::Parser : public field_of::request_parser<field_of::string_body
 class Connection::Doorbell final : public Waker, public std::enable_shared_from_this<Doorbell> {
  public:
   explicit Doorbell(Connection& connection) : io_(connection.shared_.io), connection_(connection.weak_from_this()) {}
-  void wake() override {
+  // Where a ring fails, which Asio does not rule out, the connection looks by itself after keep_alive_seconds at most.
+  void wake() noexcept override {
     if (is_ringing_.exchange(true)) return;
-    asio::post(io_, asio::bind_allocator(OneRing<void>(ring_.data()), [self = shared_from_this()] {
-                 self->is_ringing_ = false;  // its memory is free by now
-                 if (const std::shared_ptr<Connection> connection = self->connection_.lock())
-                   connection->bell_.cancel();
-               }));
+    try {
+      asio::post(io_, asio::bind_allocator(OneRing<void>(ring_.data()), [self = shared_from_this()] {
+                   self->is_ringing_ = false;  // its memory is free by now
+                   if (const std::shared_ptr<Connection> connection = self->connection_.lock())
+                     connection->bell_.cancel();
+                 }));
+    } catch (const std::exception&) {
+      is_ringing_ = false;
+    }
   }
 
  private:
@@ -279,15 +290,16 @@ asio::awaitable<void> Connection::work() {
     spawn(&Connection::read_on);
     bool goes_on = true;
     while (goes_on && !is_closed_) {
-      bool has_failed = false;
+      std::string_view last_words;  // of a request that an exception ended
       has_answered_ = false;
+      route_ = "other";
       try {
         goes_on = co_await serve_one();
-      } catch (const std::exception&) {
-        has_failed = true;
+      } catch (const std::exception& why) {
+        last_words = blame(why);
         goes_on = false;
       }
-      if (has_failed && is_busy_ && !has_answered_) co_await write(kOutOfMemory);
+      if (is_busy_ && !has_answered_ && !last_words.empty()) co_await write(last_words);
       forget_body();
       is_busy_ = false;
       if (closes_when_idle_) break;
@@ -295,6 +307,22 @@ asio::awaitable<void> Connection::work() {
     if (!is_gone_) co_await linger();
   }
   close_now();
+}
+
+// What the client of a request is told that an exception ended, which is logged and counted.
+std::string_view Connection::blame(const std::exception& error) const noexcept {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  const bool is_short = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                        (ours != nullptr && ours->code() == ErrorCode::kResourceExhausted);
+  try {
+    if (is_busy_ && !has_answered_) shared_.service.figures().add_answered(route_, is_short ? 503 : 500);
+    if (shared_.log != nullptr) {
+      shared_.log->write(LogLevel::kWarning, fmt::format("{}: {}", route_, printable(error.what(), 300)));
+    }
+  } catch (const std::exception&) {
+    // There is no memory for it; the client is told all the same.
+  }
+  return is_short ? kOutOfMemory : kBroken;
 }
 
 asio::awaitable<bool> Connection::read_head(Parser& parser) {
@@ -452,6 +480,7 @@ asio::awaitable<bool> Connection::serve_one() {
   parser.body_limit(shared_.options.max_body_bytes);
   std::string_view name;
   const Route* route = find_route(head.path, name);
+  if (route != nullptr) route_ = route->path;
   Caller caller;
   bool breaks = false, goes_on = false;
   const bool is_preflight = head.method == "OPTIONS" && !shared_.options.cors_origin.empty() && !is_foreign(head);
@@ -471,6 +500,7 @@ asio::awaitable<bool> Connection::serve_one() {
     if (head.expects_continue) {
       const bool is_written = co_await write("HTTP/1.1 100 Continue\r\n\r\n");
       if (!is_written) co_return false;
+      has_answered_ = false;  // that was none yet
     }
     const bool is_read = co_await read_body(parser, head, body);
     if (!is_read) co_return false;
@@ -506,15 +536,14 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
     if (part.head) {
       is_stream = part.head->is_stream;
       if (is_stream) counted.emplace(shared_.service.figures());
+      out = head_text(head, *part.head, is_stream ? 0 : part.text.size());
+      if (!is_stream && head.method != "HEAD") out += part.text;
       shared_.service.figures().add_answered(route.path, part.head->status);
       note(head, part.head->status);
       if (!is_stream) {
-        out = head_text(head, *part.head, part.text.size());
-        if (head.method != "HEAD") out += part.text;
         const bool is_written = co_await write(out);
         co_return is_written;
       }
-      out = head_text(head, *part.head, 0);
     }
     const bool is_chunked = !head.is_old;
     if (!part.text.empty()) out += is_chunked ? chunk(part.text) : part.text;
