@@ -6,16 +6,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cmath>
-#include <cstddef>
 #include <exception>
 #include <limits>
 #include <new>
@@ -91,50 +87,19 @@ bool is_plain_id(std::string_view id) {
 
 class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
 
-// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread. A ring
-// takes no memory: where it ends, the answer that waits is the one that must still be told.
-class Connection::Doorbell final : public Waker, public std::enable_shared_from_this<Doorbell> {
+// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
+class Connection::Doorbell final : public Waker, public Bells::Bell, public std::enable_shared_from_this<Doorbell> {
  public:
-  explicit Doorbell(Connection& connection) : io_(connection.shared_.io), connection_(connection.weak_from_this()) {}
-  // Where a ring fails, which Asio does not rule out, the connection looks by itself after keep_alive_seconds at most.
-  void wake() noexcept override {
-    if (is_ringing_.exchange(true)) return;
-    try {
-      asio::post(io_, asio::bind_allocator(OneRing<void>(ring_.data()), [self = shared_from_this()] {
-                   self->is_ringing_ = false;  // its memory is free by now
-                   if (const std::shared_ptr<Connection> connection = self->connection_.lock())
-                     connection->bell_.cancel();
-                 }));
-    } catch (const std::exception&) {
-      is_ringing_ = false;
-    }
-  }
+  explicit Doorbell(Connection& connection) : bells_(connection.shared_.bells), connection_(connection.weak_from_this()) {}
+  void wake() noexcept override { bells_.ring(shared_from_this()); }
 
  private:
-  static constexpr size_t kRingBytes = 256;
-  // Gives out the bytes of the one ring under way.
-  template <class T>
-  struct OneRing {
-    using value_type = T;
-    explicit OneRing(std::byte* its_bytes) : bytes(its_bytes) {}
-    template <class U>
-    OneRing(const OneRing<U>& other) : bytes(other.bytes) {}
-    T* allocate(size_t count) {
-      if (count * sizeof(T) > kRingBytes) throw std::bad_alloc();
-      return reinterpret_cast<T*>(bytes);
-    }
-    void deallocate(T*, size_t) {}
-    template <class U>
-    bool operator==(const OneRing<U>& other) const {
-      return bytes == other.bytes;
-    }
-    std::byte* bytes;
-  };
+  void rung() override {
+    if (const std::shared_ptr<Connection> connection = connection_.lock()) connection->bell_.cancel();
+  }
 
-  asio::io_context& io_;
+  Bells& bells_;
   const std::weak_ptr<Connection> connection_;
-  std::atomic<bool> is_ringing_{false};
-  alignas(std::max_align_t) std::array<std::byte, kRingBytes> ring_;
 };
 
 Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer)

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "server/http/api_keys.h"
+#include "server/http/bells.h"
 #include "server/http/http_server.h"
 #include "server/http/transport.h"
 
@@ -34,6 +35,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const ApiKeys& keys;
     Service& service;
     LogSink* log;
+    Bells& bells;
     bool is_draining = false;
     uint64_t num_body_bytes = 0;  // of the requests under way
   };

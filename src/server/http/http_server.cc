@@ -100,6 +100,7 @@ class HttpServer::Body {
   tcp::acceptor acceptor_{io_};
   uint16_t port_ = 0;
   asio::signal_set signals_{io_};
+  Bells bells_{io_};
   Connection::Shared shared_;
   std::vector<std::weak_ptr<Connection>> connections_;
   std::vector<std::thread> drainers_;
@@ -111,7 +112,7 @@ HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* even
       events_(events),
       log_(log),
       keys_(options_.api_keys),
-      shared_{io_, options_, keys_, service, log, false} {
+      shared_{io_, options_, keys_, service, log, bells_, false} {
   if (!options_.tls_cert.empty()) load_pem(tls_, options_);
   listen();
   if (!options_.handles_signals) return;
