@@ -195,15 +195,17 @@ def overload():
         check(over['refused_429'] > 0 and over['answered'] > 0, 'answered and refused', over['answered'], over['refused_429'])
         # As many as there is room for, held: the next one is refused.
         becomes_idle(server)
-        held = [socket.create_connection(('127.0.0.1', server.port)) for _ in range(16)]
-        for client in held:
-            client.sendall(post_bytes(chat('Tell me.', max_tokens=3000, stream=True, **LONG)))
-        for _ in range(1000):
-            taken = [server.metric(f'tessera_requests_{name}') for name in ('running', 'waiting')]
-            if taken == [8, 8]:
-                break
-            time.sleep(0.01)
-        check(taken == [8, 8], 'requests that run and wait', taken)
+        held = []
+        for wanted in ([8, 0], [8, 8]):
+            for _ in range(8):
+                held.append(socket.create_connection(('127.0.0.1', server.port)))
+                held[-1].sendall(post_bytes(chat('Tell me.', max_tokens=3000, stream=True, **LONG)))
+            for _ in range(1000):
+                taken = [server.metric(f'tessera_requests_{name}') for name in ('running', 'waiting')]
+                if taken == wanted:
+                    break
+                time.sleep(0.01)
+            check(taken == wanted, 'requests that run and wait', taken)
         status, headers, _ = server.post('/v1/chat/completions', chat('Tell me.', max_tokens=64, **LONG))
         check(status == 429 and int(headers['Retry-After']) >= 1, 'a refusal with Retry-After:', status, headers)
         for client in held:

@@ -35,7 +35,8 @@ std::optional<std::string> find_fault(const Request& request, const model::Model
   if (request.stop_ids.size() > kMaxStopIds) {
     return fmt::format("stop-ids: expected at most {}, found {}", kMaxStopIds, request.stop_ids.size());
   }
-  if (request.allowed != nullptr && static_cast<int64_t>(request.allowed->size()) != ops::mask_words(facts.vocab_size)) {
+  if (request.allowed != nullptr &&
+      static_cast<int64_t>(request.allowed->size()) != ops::mask_words(facts.vocab_size)) {
     return fmt::format("allowed: expected a bit for each of {} tokens, found {} words", facts.vocab_size,
                        request.allowed->size());
   }

@@ -101,8 +101,8 @@ class StepLoop {
   std::map<RequestId, std::unique_ptr<Live>> requests_;
   std::vector<Running> running_;
   std::vector<model::SequenceSlice> slices_;
-  std::deque<model::Draw> draws_;  // of the slices, which hold their addresses
-  int64_t num_masks_ = 0;          // of the step's draws
+  std::deque<model::Draw> draws_;               // of the slices, which hold their addresses
+  int64_t num_masks_ = 0;                       // of the step's draws
   const uint32_t* last_shared_mask_ = nullptr;  // that counts among them
   int64_t swap_bytes_ = 0;
   StepStats stats_;

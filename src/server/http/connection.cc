@@ -90,7 +90,8 @@ class Connection::Parser : public field_of::request_parser<field_of::string_body
 // What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
 class Connection::Doorbell final : public Waker, public Bells::Bell, public std::enable_shared_from_this<Doorbell> {
  public:
-  explicit Doorbell(Connection& connection) : bells_(connection.shared_.bells), connection_(connection.weak_from_this()) {}
+  explicit Doorbell(Connection& connection)
+      : bells_(connection.shared_.bells), connection_(connection.weak_from_this()) {}
   void wake() noexcept override { bells_.ring(shared_from_this()); }
 
  private:

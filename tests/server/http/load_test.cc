@@ -186,8 +186,8 @@ TEST(SlowHttpLoad, AThousandStreamsAreServedByOneThread) {
   EXPECT_GE(*std::min_element(latency.seconds.begin(), latency.seconds.end()), 0) << "no token comes before it is made";
 }
 
-// What a token costs the host beside the model, in the processor's time: of the engine's thread between steps, and of all
-// the server's threads. Printed; docs/performance/serving.md has figures.
+// What a token costs the host beside the model, in the processor's time: of the engine's thread between steps, and of
+// all the server's threads. Printed; docs/performance/serving.md has figures.
 TEST(SlowHttpLoad, HostCostOfAToken) {
   constexpr int64_t kTokens = 200;
   for (const int64_t num_streams : {1, 16, 64, 256}) {
@@ -211,9 +211,9 @@ TEST(SlowHttpLoad, HostCostOfAToken) {
     ASSERT_TRUE(loaded.server.becomes_idle());
     const engine::Totals totals = loaded.server.engine().status().totals;
     const double per_token = 1e6 / static_cast<double>(totals.num_drawn);
-    std::cout << num_streams << " streams, " << totals.num_drawn << " tokens in " << totals.num_steps << " steps: engine "
-              << loaded.server.runner().outside_seconds() * per_token << " us a token, all threads "
-              << (others() - before) * per_token << " us\n";
+    std::cout << num_streams << " streams, " << totals.num_drawn << " tokens in " << totals.num_steps
+              << " steps: engine " << loaded.server.runner().outside_seconds() * per_token
+              << " us a token, all threads " << (others() - before) * per_token << " us\n";
   }
 }
 

@@ -331,8 +331,9 @@ TEST(HttpRequests, ExceptionsOfTheTransportAreToldCountedAndLogged) {
   tier.throws = [] { throw std::runtime_error("planted"); };
   const Answer broken = ask(server.port(), get("/metrics"));
   // After a body that was waited for it is the answer too: what asks for the body is none.
-  const Answer late = ask(server.port(), "GET /metrics HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
-                                         "Content-Length: 1\r\nConnection: close\r\n\r\nx");
+  const Answer late = ask(server.port(),
+                          "GET /metrics HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                          "Content-Length: 1\r\nConnection: close\r\n\r\nx");
   tier.throws = [] { fail(ErrorCode::kResourceExhausted, "planted want"); };
   const Answer exhausted = ask(server.port(), get("/metrics"));
   tier.throws = [] { throw std::bad_alloc(); };
