@@ -2,6 +2,8 @@
 // Requests that are answered at once: routes, keys, limits, and bytes that are no HTTP.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <new>
@@ -16,6 +18,11 @@ namespace tessera::server::http {
 namespace {
 
 constexpr char kClose[] = "Connection: close\r\n";
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kMostSeconds = 1e9;  // they take many times as long
+#else
+constexpr double kMostSeconds = 0.05;
+#endif
 
 TEST(HttpRequests, EveryRouteAnswers) {
   LiveServer server;
@@ -194,9 +201,18 @@ TEST(HttpRequests, MalformedJsonIsRefusedShortlyOnEveryRoute) {
   for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
                            "/v1/messages/count_tokens", "/tokenize", "/detokenize"}) {
     for (const std::string& body : bodies) {
-      const Answer answer = ask(server.port(), post(path, body, kClose));
-      EXPECT_EQ(answer.status, 400) << path << " " << body.substr(0, 40);
-      EXPECT_LT(answer.body.size(), 1024u);
+      const std::string request = post(path, body, kClose);
+      // On a busy machine the fastest of a few says what the server needs.
+      double seconds = 1e9;
+      const bool is_long = body.size() > many.size();  // of many keys: its time grows with them
+      for (int i = 0; i < (is_long ? 1 : 5) && seconds >= kMostSeconds; ++i) {
+        const auto begin = std::chrono::steady_clock::now();
+        const Answer answer = ask(server.port(), request);
+        seconds = std::min(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        EXPECT_EQ(answer.status, 400) << path << " " << body.substr(0, 40);
+        EXPECT_LT(answer.body.size(), 1024u);
+      }
+      EXPECT_TRUE(is_long || seconds < kMostSeconds) << seconds << " s: " << path << " " << body.substr(0, 40);
     }
   }
   EXPECT_EQ(server.engine().status().totals.num_requests, 0);
