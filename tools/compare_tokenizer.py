@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds our tokenizer against Hugging Face's `tokenizers` package on random and adversarial strings.
 
-    tools/compare_tokenizer.py TOKENIZE_STRINGS TOKENIZER_JSON [--count 100000] [--seed N]
+    tools/compare_tokenizer.py TOKENIZE_STRINGS TOKENIZER_JSON [--count 100000] [--seed N] [--texts DIR [--megabytes 100]]
+
+With --texts on files of UTF-8 below a folder instead, whole, so many megabytes of them in a random order.
 
 Needs the PyPI package `tokenizers` (tools/requirements-test.txt). Exits 1 at the first differences.
 """
 import argparse
 import json
+import pathlib
 import random
 import subprocess
 import sys
@@ -61,14 +64,36 @@ def strings(count, seed):
     return out
 
 
+def texts_of(folder, megabytes, seed):
+    """Files of text; those above a megabyte are data."""
+    paths = sorted(path for path in pathlib.Path(folder).rglob('*') if path.is_file() and not path.is_symlink() and 0 < path.stat().st_size < 1e6)
+    random.Random(seed).shuffle(paths)
+    out, size = [], 0
+    for path in paths:
+        if size >= megabytes * 1e6:
+            break
+        try:
+            data = path.read_bytes()
+            text = data.decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if '\0' not in text:
+            out.append(text)
+            size += len(data)
+    print(f'{len(out)} files, {size / 1e6:.1f} MB')
+    return out
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('program')
     parser.add_argument('tokenizer')
     parser.add_argument('--count', type=int, default=100_000)
     parser.add_argument('--seed', type=int, default=random.randrange(2 ** 32))
+    parser.add_argument('--texts', help='a folder')
+    parser.add_argument('--megabytes', type=float, default=100)
     args = parser.parse_args()
-    texts = strings(args.count, args.seed)
+    texts = texts_of(args.texts, args.megabytes, args.seed) if args.texts else strings(args.count, args.seed)
     theirs = Tokenizer.from_file(args.tokenizer)
     lines = '\n'.join(json.dumps(text) for text in texts) + '\n'
     ours = subprocess.run([args.program, args.tokenizer], input=lines, capture_output=True, text=True, check=True).stdout

@@ -11,6 +11,7 @@ alone, something left in the caches at the end. Times and memory are printed and
 """
 import argparse
 import concurrent.futures
+import contextlib
 import datetime
 import http.client
 import json
@@ -63,6 +64,15 @@ def descriptors(server):
 def check(is_so, *what):
     if not is_so:
         raise AssertionError(' '.join(str(one) for one in what))
+
+
+@contextlib.contextmanager
+def setting(event):
+    """However the block ends: threads that wait for the event would hold up what it raised."""
+    try:
+        yield
+    finally:
+        event.set()
 
 
 def quantile_ms(seconds, share):
@@ -162,11 +172,15 @@ def kills():
 def loaded(server, *load):
     """What a load of `tessera bench serve` met: gaps and refusals without an interpreter in them."""
     out = subprocess.run([ARGUMENTS.program, 'bench', 'serve', '--url', server.url, '--requests', '1000000', '--prompt-tokens', '32',
-                          '--output-tokens', '64', '--quiet', '--json', *load], capture_output=True, text=True)
+                          '--output-tokens', '64', '--quiet', '--json', *load], capture_output=True, text=True, timeout=ARGUMENTS.seconds + 120)
     check(out.returncode == 0, 'bench serve:', out.returncode, out.stderr)
     row = json.loads(out.stdout)['rows'][0]
     check(not row['errors'], 'errors under load:', row['errors'])
     return row
+
+
+def ratio(over, under):
+    return round(over / under, 2) if under else None
 
 
 def overload():
@@ -179,10 +193,23 @@ def overload():
         rate = full['requests_per_second']
         over = loaded(server, '--rates', f'{10 * rate:.1f}', '--seconds', str(ARGUMENTS.seconds), '--seed', '3')
         check(over['refused_429'] > 0 and over['answered'] > 0, 'answered and refused', over['answered'], over['refused_429'])
-        body = chat('Tell me.', max_tokens=64, **LONG)
-        with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            told = [one for one in pool.map(lambda _: server.post('/v1/chat/completions', body), range(32)) if one[0] == 429]
-        check(told and all(int(headers['Retry-After']) >= 1 for _, headers, _ in told), 'refusals with Retry-After')
+        # As many as there is room for, held: the next one is refused.
+        becomes_idle(server)
+        held = []
+        for wanted in ([8, 0], [8, 8]):
+            for _ in range(8):
+                held.append(socket.create_connection(('127.0.0.1', server.port)))
+                held[-1].sendall(post_bytes(chat('Tell me.', max_tokens=3000, stream=True, **LONG)))
+            for _ in range(1000):
+                taken = [server.metric(f'tessera_requests_{name}') for name in ('running', 'waiting')]
+                if taken == wanted:
+                    break
+                time.sleep(0.01)
+            check(taken == wanted, 'requests that run and wait', taken)
+        status, headers, _ = server.post('/v1/chat/completions', chat('Tell me.', max_tokens=64, **LONG))
+        check(status == 429 and int(headers['Retry-After']) >= 1, 'a refusal with Retry-After:', status, headers)
+        for client in held:
+            client.close()
         becomes_idle(server)
         grown = resident(server) - begin
         check(server.end() == 0, 'exit code')
@@ -191,7 +218,7 @@ def overload():
             'answered': over['answered'], 'refused': over['refused_429'],
             'refusal_ms_p50': round(over['refusal_seconds']['p50'] * 1e3, 2), 'refusal_ms_p99': round(over['refusal_seconds']['p99'] * 1e3, 2),
             'gap_ms_p99_at_capacity': round(gap['at_capacity'], 2), 'gap_ms_p99_overloaded': round(gap['overloaded'], 2),
-            'gap_ratio': round(gap['overloaded'] / gap['at_capacity'], 2), 'resident_growth_kib': grown}
+            'gap_ratio': ratio(gap['overloaded'], gap['at_capacity']), 'resident_growth_kib': grown}
 
 
 def slow():
@@ -228,11 +255,11 @@ def slow():
                 client.close()
 
         with concurrent.futures.ThreadPoolExecutor(ARGUMENTS.slow) as pool:
-            asked = [pool.submit(dawdle, ['header', 'body', 'read'][i % 3]) for i in range(ARGUMENTS.slow)]
-            time.sleep(2)  # they have all connected
-            beside = healthy(3)
-            status, _, body = server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0, stream=True))
-            ends.set()
+            with setting(ends):
+                asked = [pool.submit(dawdle, ['header', 'body', 'read'][i % 3]) for i in range(ARGUMENTS.slow)]
+                time.sleep(2)  # they have all connected
+                beside = healthy(3)
+                status, _, body = server.post('/v1/chat/completions', chat('Compute 257-7.', temperature=0, stream=True))
         for one in asked:
             one.result()
         check(status == 200 and stream_text(body)[0] == '250', 'a healthy client:', status, body)
@@ -242,28 +269,38 @@ def slow():
     gap = {name: row['between_tokens_seconds']['p99'] * 1e3 for name, row in (('alone', alone), ('beside', beside))}
     return {'slow_connections': ARGUMENTS.slow, 'closed_by_the_server': num_closed[0], 'healthy_answers': beside['answered'],
             'healthy_gap_ms_p99_alone': round(gap['alone'], 3), 'healthy_gap_ms_p99_beside': round(gap['beside'], 3),
-            'gap_ratio': round(gap['beside'] / gap['alone'], 2), 'resident_growth_kib': grown}
+            'gap_ratio': ratio(gap['beside'], gap['alone']), 'resident_growth_kib': grown}
 
 
 def bodies():
-    """A stream's gaps and /health/live's answers while a prompt of a million token ids, or 64 MiB and a byte, comes in."""
-    ids = json.dumps({'model': chat('')['model'], 'prompt': [7] * 1_000_000, 'max_tokens': 1}).encode()
+    """/health/live's answers while bodies come in: a million token ids; 64 MiB of text; a byte more, announced (refused before
+    it is sent) and in chunks (refused where it passes the limit)."""
+    limit = 64 << 20
+    million = json.dumps({'model': chat('')['model'], 'prompt': [7] * 1_000_000, 'max_tokens': 1}).encode()
+    most = json.dumps({'model': chat('')['model'], 'prompt': '', 'max_tokens': 1}).encode()
+    most = most.replace(b'""', b'"' + b'a ' * ((limit - len(most)) // 2) + b'"')
     with Server() as server:
         def send(kind):
             connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=60)
             try:
-                if kind == 'million_tokens':
-                    connection.request('POST', '/v1/completions', ids, {'Content-Type': 'application/json'})
-                else:
-                    connection.putrequest('POST', '/v1/completions')
-                    connection.putheader('Content-Length', str((64 << 20) + 1))
-                    connection.endheaders()
+                if kind in ('million_tokens', 'largest'):
+                    body = million if kind == 'million_tokens' else most
+                    connection.request('POST', '/v1/completions', body, {'Content-Type': 'application/json'})
+                    return connection.getresponse().status
+                connection.putrequest('POST', '/v1/completions')
+                connection.putheader(*(('Content-Length', str(limit + 1)) if kind == 'too_large' else ('Transfer-Encoding', 'chunked')))
+                connection.endheaders()
+                if kind == 'too_large_in_chunks':
+                    part = b'%x\r\n%s\r\n' % (1 << 20, b' ' * (1 << 20))
+                    with contextlib.suppress(ConnectionError):  # the refusal may come while the last ones go out
+                        for _ in range(65):
+                            connection.send(part)
                 return connection.getresponse().status
             finally:
                 connection.close()
 
         out = {}
-        for kind, expected in [('nothing', None), ('million_tokens', 400), ('too_large', 413)]:
+        for kind, expected in [('nothing', None), ('million_tokens', 400), ('largest', 400), ('too_large', 413), ('too_large_in_chunks', 413)]:
             ends, statuses, times = threading.Event(), set(), []
 
             def probe():
@@ -276,14 +313,14 @@ def bodies():
                 connection.close()
 
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                probed = pool.submit(probe)
-                end = time.monotonic() + ARGUMENTS.seconds / 3
-                while time.monotonic() < end:
-                    if expected is None:
-                        time.sleep(0.01)
-                    else:
-                        statuses.add(send(kind))
-                ends.set()
+                with setting(ends):
+                    probed = pool.submit(probe)
+                    end = time.monotonic() + ARGUMENTS.seconds / 5
+                    while time.monotonic() < end:
+                        if expected is None:
+                            time.sleep(0.01)
+                        else:
+                            statuses.add(send(kind))
                 probed.result()
             check(statuses == ({expected} if expected else set()), kind, statuses)
             out[kind] = {'live_ms_p50': quantile_ms(times, 0.5), 'live_ms_p99': quantile_ms(times, 0.99), 'live_ms_most': quantile_ms(times, 1)}
@@ -332,11 +369,11 @@ def mixed():
 
         start = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            clients = [pool.submit(client, number) for number in range(12)]
-            while (now := time.monotonic() - start) < ARGUMENTS.seconds:
-                samples.append((now, resident(server), descriptors(server)))
-                time.sleep(min(1, ARGUMENTS.seconds / 20))
-            ends.set()
+            with setting(ends):
+                clients = [pool.submit(client, number) for number in range(12)]
+                while (now := time.monotonic() - start) < ARGUMENTS.seconds:
+                    samples.append((now, resident(server), descriptors(server)))
+                    time.sleep(min(1, ARGUMENTS.seconds / 20))
         for one in clients:
             one.result()
         becomes_idle(server)
@@ -426,18 +463,18 @@ def schemas():
         for kind in gaps:
             ends.clear()
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
-                asked = [pool.submit(stream, kind) for _ in range(8)]
-                end = time.monotonic() + ARGUMENTS.seconds / 2
-                while (now := time.monotonic()) < end:
-                    if kind == 'alone':
-                        time.sleep(end - now)
-                        continue
-                    number += 1
-                    status, _, body = server.post('/v1/chat/completions', hostile(number))
-                    check(status == 503 or status == 400 and b'response_format' in body, 'status', status, body[:300])
-                    counts[status] = counts.get(status, 0) + 1
-                    times.append(time.monotonic() - now)
-                ends.set()
+                with setting(ends):
+                    asked = [pool.submit(stream, kind) for _ in range(8)]
+                    end = time.monotonic() + ARGUMENTS.seconds / 2
+                    while (now := time.monotonic()) < end:
+                        if kind == 'alone':
+                            time.sleep(end - now)
+                            continue
+                        number += 1
+                        status, _, body = server.post('/v1/chat/completions', hostile(number))
+                        check(status == 503 or status == 400 and b'response_format' in body, 'status', status, body[:300])
+                        counts[status] = counts.get(status, 0) + 1
+                        times.append(time.monotonic() - now)
             for one in asked:
                 one.result()
         becomes_idle(server)

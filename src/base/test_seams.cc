@@ -10,12 +10,16 @@ namespace {
 
 struct Seam {
   std::atomic<int64_t> count{0};
-  std::atomic<int64_t> failing{0};  // 0: disarmed
-  void arm(int64_t nth) {
+  std::atomic<int64_t> first{0}, end{0};  // of those that fail; both 0: disarmed
+  void arm(int64_t nth, int64_t num_failing) {
+    first = end = 0;
     count = 0;
-    failing = nth;
+    if (nth > 0) first = nth, end = nth + num_failing;
   }
-  bool is_failing() { return ++count == failing; }
+  bool is_failing() {
+    const int64_t nth = ++count;
+    return nth < end && nth >= first;
+  }
 };
 
 constinit thread_local bool t_is_spared = false;
@@ -24,11 +28,11 @@ constinit Seam g_file_calls;
 
 }  // namespace
 
-void fail_allocation(int64_t nth) {
-  g_allocations.arm(nth);
+void fail_allocation(int64_t nth, int64_t count) {
+  g_allocations.arm(nth, count);
 }
 void fail_file_call(int64_t nth) {
-  g_file_calls.arm(nth);
+  g_file_calls.arm(nth, 1);
 }
 void spare_this_thread(bool is_spared) {
   t_is_spared = is_spared;

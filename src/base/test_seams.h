@@ -7,8 +7,9 @@
 namespace tessera::seams {
 
 #ifdef TESSERA_TEST_SEAMS
-// Arms a seam: the n-th call from now (1 = the next) fails once; 0 disarms. Not thread-safe against running work.
-void fail_allocation(int64_t nth);
+// Arms a seam: the n-th call from now (1 = the next) fails, and as many after it as make `count`; 0 disarms. Not
+// thread-safe against running work.
+void fail_allocation(int64_t nth, int64_t count = 1);
 void fail_file_call(int64_t nth);
 // The calling thread's calls, not counted and never failed: a client beside the server that is tested, say.
 void spare_this_thread(bool is_spared);

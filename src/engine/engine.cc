@@ -12,11 +12,14 @@
 #include <utility>
 #include <vector>
 
-#include "engine/step_loop.h"
+#include "engine/step_loop_parts.h"
 
 namespace tessera::engine {
 
 namespace {
+
+// So often in a row want of memory may end all requests of the moment before it is called a fault of the engine.
+constexpr int kMostShortTurns = 8;
 
 class SteadyClock final : public Clock {
  public:
@@ -192,23 +195,26 @@ void Engine::Body::publish(std::string_view fault) noexcept {
   try {
     if (!fault.empty()) status_.fault = fault;
   } catch (const std::exception&) {
-    status_.fault = "out of memory";  // so short that it takes none
+    status_.fault = kOutOfMemory;
   }
   is_idle_ = loop_.is_idle();
   if (is_idle_) finished_.notify_all();
 }
 
 void Engine::Body::work() {
+  int num_short = 0;  // turns in a row that ended for want of memory
   for (;;) {
     bool is_busy = true;
     try {
       const bool has_news = take_inbox();
-      is_busy = loop_.step() || has_news;
+      const bool has_stepped = loop_.step();
+      if (has_stepped) num_short = 0;
+      is_busy = has_stepped || has_news;
       publish("");
     } catch (const std::bad_alloc&) {
       // What runs is lost with its request's memory; what comes next may find some.
-      loop_.abandon("out of memory", ErrorCode::kResourceExhausted);
-      publish("");
+      loop_.abandon(kOutOfMemory, ErrorCode::kResourceExhausted);
+      publish(++num_short < kMostShortTurns ? "" : kOutOfMemory);
     } catch (const std::exception& error) {
       loop_.abandon(error.what(), ErrorCode::kInternal);
       publish(error.what());

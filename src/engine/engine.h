@@ -48,7 +48,8 @@ class Engine final : public Wakeable {
     Totals totals;
     int64_t num_waiting_tokens = 0;  // of prompts not begun
     bool is_draining = false;
-    std::string fault;  // not empty: an invariant broke, and every request of that moment was ended with this line
+    // Not empty: an invariant broke, or memory ended again and again, and every request of that moment was ended so.
+    std::string fault;
   };
   Status status() const;
 

@@ -35,6 +35,11 @@ std::optional<std::string> find_fault(const Request& request, const model::Model
   if (request.stop_ids.size() > kMaxStopIds) {
     return fmt::format("stop-ids: expected at most {}, found {}", kMaxStopIds, request.stop_ids.size());
   }
+  if (request.allowed != nullptr &&
+      static_cast<int64_t>(request.allowed->size()) != ops::mask_words(facts.vocab_size)) {
+    return fmt::format("allowed: expected a bit for each of {} tokens, found {} words", facts.vocab_size,
+                       request.allowed->size());
+  }
   for (const std::optional<std::string>& fault : {
            find_bad_id("prompt", request.prompt, facts.vocab_size),
            find_bad_id("stop-ids", request.stop_ids, facts.vocab_size),

@@ -28,6 +28,9 @@ struct Request {
   int64_t max_tokens = 256;     // 0: only the prompt is run. Cut to what the longest sequence leaves
   SamplingOptions sampling{};
   std::shared_ptr<const ConstraintSource> constraint{};  // null: any token may be drawn
+  // Where there is no constraint, the tokens that may be drawn, as TokenConstraint::allowed names them; null: all. The
+  // same memory for many requests costs a step no more than for one.
+  std::shared_ptr<const std::vector<uint32_t>> allowed{};
   int num_choices = 1;                   // 1 to kMaxChoices; choice i draws as a request alone with seed + i would
   bool stop_at_end_token = true;         // the model's end tokens
   std::vector<int32_t> stop_ids{};       // more tokens that end a choice; the token is delivered

@@ -276,14 +276,17 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
   // After a prompt each choice draws from the same row.
   const bool is_drawn_once = is_drawn && (live.request.num_choices == 1 || known > live.num_prompt());
   model::Draw* draw = nullptr;
-  const bool has_room = choice.constraint == nullptr || num_masks_ < model::kMaxMasksPerStep;
+  const std::span<const uint32_t> shared = live.shared_mask();
+  const bool adds_mask = choice.constraint != nullptr || (!shared.empty() && shared.data() != last_shared_mask_);
+  const bool has_room = !adds_mask || num_masks_ < model::kMaxMasksPerStep;
   if (const auto one = is_drawn_once && has_room ? choice.sampler.draw_in_step(known) : std::nullopt) {
     if (choice.constraint != nullptr) {
       ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
       num_masks_ += choice.mask.empty() ? 0 : 1;
     }
     draw = &draws_.emplace_back(*one);
-    draw->mask = choice.mask;
+    draw->mask = choice.constraint != nullptr ? std::span<const uint32_t>(choice.mask) : shared;
+    if (adds_mask && choice.constraint == nullptr) last_shared_mask_ = shared.data(), ++num_masks_;
   }
   const bool needs_row = is_drawn && (draw == nullptr || live.request.logprobs);
   const bool is_decode = end == known && count == 1 && known > live.num_prompt();
@@ -359,7 +362,7 @@ void StepLoop::run() {
   deliver(logits);
 }
 
-void StepLoop::abandon(const std::string& why, ErrorCode code) noexcept {
+void StepLoop::abandon(std::string_view why, ErrorCode code) noexcept {
   for (auto& [id, live] : requests_) {
     if (!live->has_begun) room_.leave(live->num_prompt());
     live->outcome.error_code = code;
@@ -386,7 +389,7 @@ void StepLoop::abandon(const std::string& why, ErrorCode code) noexcept {
 bool StepLoop::step() {
   stats_ = {};
   running_.clear(), slices_.clear(), draws_.clear();
-  num_masks_ = 0;
+  num_masks_ = 0, last_shared_mask_ = nullptr;
   const double start = clock_.now();
   read_rooms(start);
   const Scheduler::Plan& plan = scheduler_.plan();

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/options.h"
@@ -37,7 +38,7 @@ class StepLoop {
   void cancel_all(const std::string& why);
   // Ends every request as failed, whatever the scheduler thinks: for when an exception came out of the loop, which can
   // go on after it.
-  void abandon(const std::string& why, ErrorCode code = ErrorCode::kInternal) noexcept;
+  void abandon(std::string_view why, ErrorCode code = ErrorCode::kInternal) noexcept;
 
   // Makes one step. False: there was nothing to run (nothing waits, or consumers have no room). Throws kInternal where
   // an invariant is broken; what requests, sinks and the runner do wrong ends requests.
@@ -100,8 +101,9 @@ class StepLoop {
   std::map<RequestId, std::unique_ptr<Live>> requests_;
   std::vector<Running> running_;
   std::vector<model::SequenceSlice> slices_;
-  std::deque<model::Draw> draws_;  // of the slices, which hold their addresses
-  int64_t num_masks_ = 0;          // of the step's draws
+  std::deque<model::Draw> draws_;               // of the slices, which hold their addresses
+  int64_t num_masks_ = 0;                       // of the step's draws
+  const uint32_t* last_shared_mask_ = nullptr;  // that counts among them
   int64_t swap_bytes_ = 0;
   StepStats stats_;
   Totals totals_;

@@ -228,11 +228,13 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     if (slice.draw == nullptr) continue;
     const bool is_wanted = slice.logits != LogitRows::kNone;
     slices_.drawn.push_back(slice.draw);
-    const bool has_mask = !slice.draw->mask.empty();
+    const std::span<const uint32_t> mask = slice.draw->mask;
+    const auto same = std::find_if(slices_.masks.begin(), slices_.masks.end(),
+                                   [&](std::span<const uint32_t> one) { return one.data() == mask.data(); });
     slices_.draws.push_back({slice.draw->params, slice.draw->position,
                              is_wanted ? static_cast<int32_t>(slices_.logit_rows.size()) - 1 : kNotWanted,
-                             has_mask ? static_cast<int32_t>(slices_.masks.size()) : -1});
-    if (has_mask) slices_.masks.push_back(slice.draw->mask);
+                             mask.empty() ? -1 : static_cast<int32_t>(same - slices_.masks.begin())});
+    if (!mask.empty() && same == slices_.masks.end()) slices_.masks.push_back(mask);
   }
   slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
   size_t next = 0;  // draw

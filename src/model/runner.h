@@ -76,7 +76,7 @@ class SequenceState {
 
 enum class LogitRows { kNone, kLast, kAll };
 
-// Draws of one step that may have a mask.
+// Different masks that the draws of one step may have; what lies at the same place is one mask.
 inline constexpr int64_t kMaxMasksPerStep = 256;
 
 // A token that a step draws from the logits after a slice's last token, where they were computed. What needs more than

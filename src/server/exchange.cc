@@ -52,6 +52,7 @@ class Exchange::PromptSink final : public engine::Sink {
     exchange_->push(sink_idx_, engine::TokenQueue::ChoiceEnd{choice, reason});
   }
   void finished(const engine::Outcome& outcome) override {
+    exchange_->context_.figures.add_outcome(outcome);  // whoever is left to hear of it
     try {
       exchange_->push(sink_idx_, outcome);
     } catch (const std::exception&) {
@@ -107,6 +108,7 @@ std::optional<engine::Refusal> Exchange::submit(engine::Request request, SinkSta
     sink_idx = sinks_.size();
     sinks_.push_back(std::move(state));
     sinks_.back().is_stopped.assign(static_cast<size_t>(sinks_.back().num_choices), 0);
+    request_ids_.reserve(sinks_.size());  // nothing fails between the engine's yes and its place here
   }
   auto answer = context_.engine.submit(std::move(request), std::make_shared<PromptSink>(shared_from_this(), sink_idx));
   if (auto* refusal = std::get_if<engine::Refusal>(&answer)) return std::move(*refusal);
@@ -114,10 +116,10 @@ std::optional<engine::Refusal> Exchange::submit(engine::Request request, SinkSta
   const engine::RequestId id = std::get<engine::RequestId>(answer);
   {
     const std::lock_guard<std::mutex> hold(lock_);
-    request_ids_.push_back(id);
     is_cancelled = is_cancelled_;
+    if (!is_cancelled) request_ids_.push_back(id);
   }
-  if (is_cancelled) context_.engine.cancel(id);
+  if (is_cancelled) cancel_in_engine({&id, 1});
   return std::nullopt;
 }
 
@@ -170,10 +172,7 @@ bool Exchange::push(size_t sink_idx, engine::TokenQueue::Event event) {
       if (sink.is_stopped[static_cast<size_t>(token->choice)] != 0) return false;
       ++sink.num_queued;
     }
-    if (is_cancelled_) {
-      if (const auto* outcome = std::get_if<engine::Outcome>(&event)) context_.figures.add_outcome(*outcome);
-      return true;
-    }
+    if (is_cancelled_) return true;
     events_.push_back({sink_idx, now(), std::move(event)});
     if (!is_started_) return true;
     notify(wakes);
@@ -200,23 +199,31 @@ void Exchange::cancel_requests() noexcept {
     events_.clear();
     ids.swap(request_ids_);
   }
+  cancel_in_engine(ids);
+}
+
+// Where there is no memory to say so they end at their next token, for which the engine must see that they have room.
+void Exchange::cancel_in_engine(std::span<const engine::RequestId> ids) noexcept {
   try {
     for (const engine::RequestId id : ids) context_.engine.cancel(id);
+    return;
   } catch (const std::exception&) {
     const std::lock_guard<std::mutex> hold(lock_);
     for (SinkState& sink : sinks_) std::fill(sink.is_stopped.begin(), sink.is_stopped.end(), char{1});
   }
+  context_.engine.wake();
 }
 
 void Exchange::cancel() noexcept {
   if (is_done_) return;
   is_done_ = true;
   cancel_requests();
-  try {
-    context_.figures.add_finished("cancelled");
-  } catch (const std::exception&) {
-    // Uncounted.
+  bool is_lost = false;
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    is_lost = is_lost_;
   }
+  context_.figures.add_finished(is_lost ? "error" : "cancelled");
 }
 
 bool Exchange::is_cancelled() {
@@ -263,7 +270,7 @@ void Exchange::echo_beginnings(std::string& out) {
 
 ReplyPart Exchange::take() {
   std::vector<Event> events;
-  bool wakes_engine = false;
+  bool wakes_engine = false, is_given_up = false;
   {
     const std::lock_guard<std::mutex> hold(lock_);
     is_notified_ = false;
@@ -273,14 +280,19 @@ ReplyPart Exchange::take() {
       return *std::exchange(whole_, std::nullopt);
     }
     if (is_done_) return {};
-    if (!is_started_) {
-      if (!error_) return {};
-      is_cancelled_ = is_done_ = true;
-      return {ReplyHead{error_->status, "application/json", false, 0}, error_body(errors_, *error_), true};
+    if (!is_started_ && !error_) return {};
+    is_given_up = !is_started_;
+    if (is_started_) {
+      events.swap(events_);
+      for (SinkState& sink : sinks_) sink.num_queued = 0;
+      wakes_engine = std::exchange(was_short_, false);
     }
-    events.swap(events_);
-    for (SinkState& sink : sinks_) sink.num_queued = 0;
-    wakes_engine = std::exchange(was_short_, false);
+  }
+  if (is_given_up) {  // perhaps when some of its requests were submitted
+    cancel_requests();
+    ReplyPart part{ReplyHead{error_->status, "application/json", false, 0}, error_body(errors_, *error_), true};
+    is_done_ = true;
+    return part;
   }
   if (wakes_engine) context_.engine.wake();
   ReplyPart part;
@@ -416,7 +428,6 @@ void Exchange::take_prompt(size_t prompt_idx, int64_t first_position, std::span<
 
 void Exchange::take_outcome(const engine::Outcome& outcome) {
   --num_open_sinks_;
-  context_.figures.add_outcome(outcome);
   const bool is_cut = std::any_of(outcome.reasons.begin(), outcome.reasons.end(), [](engine::FinishReason reason) {
     return reason == engine::FinishReason::kCancelled || reason == engine::FinishReason::kFailed;
   });

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,7 @@ namespace tessera::server {
 class Waker {
  public:
   virtual ~Waker() = default;
-  virtual void wake() = 0;
+  virtual void wake() noexcept = 0;
 };
 
 struct ReplyHead {
@@ -110,6 +111,7 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   void refuse(const engine::Refusal& refusal);
   void notify(bool& is_notified);
   void cancel_requests() noexcept;
+  void cancel_in_engine(std::span<const engine::RequestId> ids) noexcept;
   void take_event(const Event& event, std::string& out);
   void take_token(const Event& event, const engine::Token& token, std::string& out);
   void take_prompt(size_t prompt_idx, int64_t first_position, std::span<const engine::Logprobs> logprobs,

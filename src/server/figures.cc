@@ -10,7 +10,8 @@ void Figures::add_answered(std::string_view route, int status) {
 
 void Figures::add_finished(std::string_view reason) {
   const std::lock_guard<std::mutex> hold(lock_);
-  ++finished_[std::string(reason)];
+  const auto found = finished_.find(reason);
+  ++(found != finished_.end() ? found->second : finished_[std::string(reason)]);
 }
 
 void Figures::add_outcome(const engine::Outcome& outcome) {

@@ -18,7 +18,7 @@ class Figures {
  public:
   // An answer's head was decided; `route` is one of the program's own words.
   void add_answered(std::string_view route, int status);
-  // A choice ended: stop, length, tool_calls, cancelled or error.
+  // A choice ended: stop, length, tool_calls, cancelled or error. These need no memory.
   void add_finished(std::string_view reason);
   // A request of the engine ended.
   void add_outcome(const engine::Outcome& outcome);
@@ -33,7 +33,8 @@ class Figures {
  private:
   mutable std::mutex lock_;
   ServerStats stats_;
-  std::map<std::string, uint64_t, std::less<>> finished_;
+  std::map<std::string, uint64_t, std::less<>> finished_{
+      {"stop", 0}, {"length", 0}, {"tool_calls", 0}, {"cancelled", 0}, {"error", 0}};
   std::map<std::pair<std::string, int>, uint64_t> answered_;
 };
 

@@ -20,8 +20,6 @@ namespace {
 
 // A token is hardly ever more than so many bytes of text: an estimate from below for the check of room.
 constexpr size_t kMostBytesPerToken = 16;
-// Added to a logit, it keeps the token from being drawn.
-constexpr float kBan = -1e9f;
 
 template <class T>
 T taken(Reply<T> reply) {
@@ -93,6 +91,14 @@ std::string Preparer::render(ChatRequest& request, const Caller& caller, bool& s
   return std::move(prompt.text);
 }
 
+// A mask and no bias: with a bias no step could draw the token, and its logits would have to come to the host.
+Preparer::Preparer(const Serving& serving, ReplayStore& replay, IdSource& ids)
+    : serving_(serving), replay_(replay), ids_(ids) {
+  const auto markup = serving.tokenizer->added_token(text::kDsmlToken);
+  if (!markup || *markup >= serving.model.vocab_size) return;
+  without_markup_ = std::make_shared<std::vector<uint32_t>>(engine::mask_without(*markup, serving.model.vocab_size));
+}
+
 PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, const RoomCheck& check,
                                    Compiling compiling) const {
   PreparedAnswer out;
@@ -107,14 +113,7 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   out.requests.front().constraint = constraint.whole;
   out.after_reasoning = constraint.after_reasoning;
   // A grammar without calls keeps their markup out by itself.
-  if (!request.tools.may_call() && constraint.whole == nullptr) {
-    if (const auto markup = serving_.tokenizer->added_token(text::kDsmlToken)) {
-      auto& bias = out.requests.front().sampling.logit_bias;
-      std::erase_if(bias, [&](const auto& entry) { return entry.first == *markup; });
-      // A client that uses all entries itself keeps them; the markup then is as likely as the model has it.
-      if (bias.size() < kMaxLogitBiases) bias.emplace_back(*markup, kBan);
-    }
-  }
+  if (!request.tools.may_call() && constraint.whole == nullptr) out.requests.front().allowed = without_markup_;
   out.num_choices = request.options.num_choices;
   out.options.allows_parallel_calls = request.tools.allows_parallel;
   out.options.stops = request.options.stops;

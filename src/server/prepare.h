@@ -55,8 +55,7 @@ struct PreparedAnswer {
 class Preparer {
  public:
   // All must outlive it. Threads may call it at once.
-  Preparer(const Serving& serving, ReplayStore& replay, IdSource& ids)
-      : serving_(serving), replay_(replay), ids_(ids) {}
+  Preparer(const Serving& serving, ReplayStore& replay, IdSource& ids);
 
   // A generating route's body. `check` is asked, with an estimate from below of the prompt's tokens, before anything is
   // tokenised; what it throws is the answer (RequestError).
@@ -84,6 +83,7 @@ class Preparer {
   const Serving& serving_;
   ReplayStore& replay_;
   IdSource& ids_;
+  std::shared_ptr<const std::vector<uint32_t>> without_markup_;  // all tokens but that of calls' markup
 };
 
 }  // namespace tessera::server

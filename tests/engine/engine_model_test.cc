@@ -21,6 +21,7 @@ namespace {
 
 constexpr int64_t kStepTokens = 16;
 constexpr int kThreads = 4;
+constexpr int32_t kBanned = 11;  // by a mask here, by a bias in generate(), which must come to the same
 
 struct Expected {
   std::vector<int32_t> ids;
@@ -44,6 +45,7 @@ Expected alone(model::Runner& runner, const Request& request, uint64_t choice) {
   } rows(static_cast<size_t>(runner.facts().vocab_size));
   GenerateOptions options{
       .max_tokens = request.max_tokens, .sampling = request.sampling, .stop_at_end_token = request.stop_at_end_token};
+  if (request.allowed != nullptr) options.sampling.logit_bias.emplace_back(kBanned, -1e9f);
   options.sampling.params.seed += choice;
   const GenerateResult result = generate(runner, request.prompt, options, rows, nullptr);
   Expected expected{result.ids, result.finish_reason, {}, {}};
@@ -70,6 +72,8 @@ Request draw_request(Rng& rng, int32_t vocab, std::span<const int32_t> common) {
   if (rng.below(3) == 0) params.top_p = 0.9f;
   if (rng.below(3) == 0) params.repetition_penalty = 1.3f, params.frequency_penalty = 0.2f;
   if (rng.below(3) == 0) request.sampling.logit_bias = {{7, 3.0f}, {9, -2.0f}};
+  static const auto kAllBut = std::make_shared<std::vector<uint32_t>>(mask_without(kBanned, vocab));
+  if (rng.below(3) == 0) request.allowed = kAllBut;
   if (rng.below(4) == 0) request.num_choices = 3;
   if (rng.below(3) == 0) request.logprobs = 3, request.prompt_logprobs = 2;
   request.priority = static_cast<Priority>(rng.below(3));

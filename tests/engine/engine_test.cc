@@ -9,9 +9,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
+#include <new>
 #include <thread>
 
 #include "base/rng.h"
+#include "base/test_seams.h"
 #include "engine/collector.h"
 #include "engine/hash_runner.h"
 #include "engine/token_queue.h"
@@ -326,6 +329,97 @@ TEST_F(EngineTest, SurvivesABrokenInvariant) {
   EXPECT_EQ(sound->ids[0], alone(request, 0, 200));
   EXPECT_EQ(engine.status().fault, "planted");
 }
+
+// Memory that ends where the loop keeps its lists costs the requests of that moment. Only where it ends again and again
+// does the engine call itself broken.
+class ShortObserver final : public StepObserver {
+ public:
+  void step(const StepStats&, const Totals&) override {
+    if (num_left > 0 && num_left-- > 0) throw std::bad_alloc();
+  }
+  std::atomic<int> num_left{0};
+};
+
+TEST_F(EngineTest, WantOfMemoryIsAFaultOnceItIsLasting) {
+  ShortObserver observer;
+  Engine engine(runner_, budget_, {.steps = {.observer = &observer}});
+  const auto lose_requests = [&](int count) {
+    observer.num_left = count;
+    for (int i = 0; i < count; ++i) {
+      auto lost = std::make_shared<Collector>();
+      Request request = draw_request(rng_, 150);
+      request.stop_at_end_token = false;
+      submit(engine, request, lost);
+      EXPECT_EQ(lost->wait().error, "out of memory");
+      EXPECT_EQ(lost->wait().error_code, ErrorCode::kResourceExhausted);
+    }
+  };
+  const auto find_fault_within = [&](int milliseconds) {
+    for (int i = 0; i < milliseconds && engine.status().fault.empty(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return engine.status().fault;
+  };
+  for (int round = 0; round < 2; ++round) {
+    lose_requests(7);
+    const Request request = draw_request(rng_, 150);
+    auto sound = std::make_shared<Collector>();
+    submit(engine, request, sound);
+    sound->wait();
+    EXPECT_EQ(sound->ids[0], alone(request, 0, 200));
+    EXPECT_EQ(engine.status().fault, "") << "steps between count it anew";
+  }
+  lose_requests(7);
+  EXPECT_EQ(find_fault_within(20), "");
+  lose_requests(1);
+  EXPECT_EQ(find_fault_within(10000), "out of memory");
+}
+
+#ifdef TESSERA_TEST_SEAMS
+// An error that breaks the loop while there is no memory left at all, not even for its message.
+class BreakingWithoutMemory final : public StepObserver {
+ public:
+  struct Planted : std::exception {
+    const char* what() const noexcept override { return "planted, in a line too long for a string without memory"; }
+  };
+  void step(const StepStats&, const Totals&) override {
+    if (!breaks.exchange(false)) return;
+    seams::fail_allocation(1, int64_t{1} << 40);
+    throw Planted();
+  }
+  std::atomic<bool> breaks{true};
+};
+
+class SinkWithoutMemory final : public Sink {
+ public:
+  bool token(const Token&) override { return true; }
+  void finished(const Outcome& how) override {
+    seams::fail_allocation(0);
+    is_told = how.error == "out of memory" && how.reasons.size() == 1 && how.reasons[0] == FinishReason::kFailed;
+    has_ended = true;
+  }
+  std::atomic<bool> is_told{false}, has_ended{false};
+};
+
+TEST_F(EngineTest, ABrokenInvariantNeedsNoMemory) {
+  seams::spare_this_thread(true);
+  {
+    BreakingWithoutMemory observer;
+    Engine engine(runner_, budget_, {.steps = {.observer = &observer}});
+    Request request = draw_request(rng_, 150);
+    request.stop_at_end_token = false;
+    auto lost = std::make_shared<SinkWithoutMemory>();
+    submit(engine, request, lost);
+    for (int i = 0; i < 10000 && !lost->has_ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(lost->is_told);
+    auto sound = std::make_shared<Collector>();
+    submit(engine, request, sound);
+    sound->wait();
+    EXPECT_EQ(sound->ids[0], alone(request, 0, 200));
+  }
+  seams::spare_this_thread(false);
+}
+#endif
 
 // A sink that throws ends its own request.
 class ThrowingSink final : public Sink {

@@ -15,6 +15,7 @@
 #include "text/chat/prompt.h"
 #include "text/detokenizer.h"
 #include "text/stop_matcher.h"
+#include "text/tokenizer/deepseek_split.h"
 
 namespace tessera::text {
 namespace {
@@ -234,6 +235,111 @@ TEST(Chat, OneUserTurn) {
                                                                        std::string(kAssistantToken) + "</think>");
   EXPECT_NO_THROW(check_chat_tokens(tiny(), "t"));
   EXPECT_THROW(check_chat_tokens(Tokenizer::parse(with(), "t"), "t"), Error);
+}
+
+// The splits in one pass against the expressions, one after the other.
+class Splits {
+ public:
+  explicit Splits(std::string numbers)
+      : expressions_{std::move(numbers), "[一-龥぀-ゟ゠-ヿ]+",
+                     "[!\"#$%&'()*+,\\-./"
+                     ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+                     " ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"},
+        own_(DeepSeekSplit::find(expressions_, "test")) {
+    for (const std::string& expression : expressions_) stages_.emplace_back(expression, "test");
+  }
+  const std::vector<std::string>& expressions() const { return expressions_; }
+  void expect_same(std::string_view text) {
+    pieces_ = {text};
+    for (const RegexSplit& stage : stages_) {
+      finer_.clear();
+      for (const std::string_view piece : pieces_) stage.split(piece, finer_);
+      pieces_.swap(finer_);
+    }
+    finer_.clear();
+    own_->split(text, finer_);
+    ASSERT_EQ(finer_, pieces_) << printable(text);
+  }
+
+ private:
+  const std::vector<std::string> expressions_;
+  const std::unique_ptr<DeepSeekSplit> own_;
+  std::vector<RegexSplit> stages_;
+  std::vector<std::string_view> pieces_, finer_;
+};
+
+TEST(DeepSeekSplit, EqualsTheExpressionsForEveryScalarInContext) {
+  const bool is_every = std::getenv("TESSERA_EVERY_SCALAR") != nullptr;
+  std::mt19937_64 random(fresh_seed());
+  Splits splits("\\p{N}{1,3}");
+  const char32_t step = is_every ? 1 : 64;
+  std::string text;
+  for (char32_t code_point = is_every ? 0 : static_cast<char32_t>(random() % step); code_point < 0x110000;
+       code_point += step) {
+    if (code_point >= 0xD800 && code_point < 0xE000) continue;
+    for (const auto& [before, after] : {std::pair("", ""), {"a", "b"}, {" ", " x"}, {"12", "34"}, {"\n ", "!\n"}}) {
+      text = before;
+      append_utf8(text, code_point);
+      text += after;
+      splits.expect_same(text);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(DeepSeekSplit, EqualsTheExpressionsForRandomTexts) {
+  std::mt19937_64 random(fresh_seed());
+  const std::vector<std::string> parts = {
+      "a", "Zz", "é",  "e\u0301", "\u0301", "中",   "国", "ア",   "・",         "゠",     "゛",     "1",      "٣",
+      "½", "Ⅷ",  " ",  "  ",      "\t",     "\n",   "\r", "\r\n", "\u00a0",     "\u3000", "\u2028", "\u200b", "!",
+      "_", "-",  "。", "€",       "+",      "🙂", "𝟙",  "\x01", "\U0001E900", "〇",     "\u180e", "\u0378"};
+  for (const char* numbers : {"\\p{N}", "\\p{N}{1,3}"}) {
+    Splits splits(numbers);
+    for (int i = 0; i < 20000; ++i) {
+      std::string text;
+      for (uint64_t n = random() % 12; n > 0; --n) {
+        const std::string& part = parts[random() % parts.size()];
+        for (uint64_t k = 1 + random() % 3; k > 0; --k) text += part;
+      }
+      splits.expect_same(text);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(DeepSeekSplit, IsForItsExpressionsAlone) {
+  std::vector<std::string> expressions = Splits("\\p{N}").expressions();
+  for (const auto& [escape, raw] : {std::pair("\\r", "\r"), {"\\n", "\n"}}) {
+    for (size_t at = 0; (at = expressions[2].find(escape)) != std::string::npos;) expressions[2].replace(at, 2, raw);
+  }
+  EXPECT_NE(DeepSeekSplit::find(expressions, "test"), nullptr) << "with line ends as they are";
+  expressions[2] += " ";
+  EXPECT_EQ(DeepSeekSplit::find(expressions, "test"), nullptr);
+  expressions = Splits("\\p{N}").expressions();
+  expressions.emplace_back("x");
+  EXPECT_EQ(DeepSeekSplit::find(expressions, "test"), nullptr);
+  expressions = Splits("\\p{N}").expressions();
+  expressions[0] = "\\p{N}{1,2}";
+  EXPECT_EQ(DeepSeekSplit::find(expressions, "test"), nullptr);
+}
+
+// Pieces that come again are copied from where they came first: a long text gives what its lines give one by one.
+TEST(Tokenizer, ALongTextGivesTheTokensOfItsLines) {
+  std::mt19937_64 random(fresh_seed());
+  std::string text;
+  std::vector<int32_t> expected;
+  for (int i = 0; i < 3000; ++i) {
+    std::string line = "line";
+    for (uint64_t n = random() % 6; n > 0; --n) {
+      line += ' ';
+      for (uint64_t k = 1 + random() % 5; k > 0; --k) line += static_cast<char>('a' + random() % 3);
+    }
+    line += '\n';
+    const std::vector<int32_t> ids = tiny().encode(line);
+    expected.insert(expected.end(), ids.begin(), ids.end());
+    text += line;
+  }
+  EXPECT_EQ(tiny().encode(text), expected);
 }
 
 TEST(Pattern, Translation) {

@@ -6,22 +6,19 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <cmath>
-#include <cstddef>
 #include <exception>
 #include <limits>
 #include <new>
 #include <optional>
 #include <utility>
 
+#include "base/error.h"
 #include "base/strings.h"
 
 namespace tessera::server::http {
@@ -43,6 +40,11 @@ constexpr std::string_view kOutOfMemory =
     "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\n"
     "Content-Length: 100\r\n\r\n"
     R"({"error":{"message":"out of memory","type":"server_error","param":null,"code":"resource_exhausted"}})";
+// Said where an exception of any other kind reached the connection. What it was stands in the log.
+constexpr std::string_view kBroken =
+    "HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    "Content-Length: 97\r\n\r\n"
+    R"({"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}})";
 
 std::string_view status_text(int status) {
   return {field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).data(),
@@ -85,45 +87,20 @@ bool is_plain_id(std::string_view id) {
 
 class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
 
-// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread. A ring
-// takes no memory: where it ends, the answer that waits is the one that must still be told.
-class Connection::Doorbell final : public Waker, public std::enable_shared_from_this<Doorbell> {
+// What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
+class Connection::Doorbell final : public Waker, public Bells::Bell, public std::enable_shared_from_this<Doorbell> {
  public:
-  explicit Doorbell(Connection& connection) : io_(connection.shared_.io), connection_(connection.weak_from_this()) {}
-  void wake() override {
-    if (is_ringing_.exchange(true)) return;
-    asio::post(io_, asio::bind_allocator(OneRing<void>(ring_.data()), [self = shared_from_this()] {
-                 self->is_ringing_ = false;  // its memory is free by now
-                 if (const std::shared_ptr<Connection> connection = self->connection_.lock())
-                   connection->bell_.cancel();
-               }));
-  }
+  explicit Doorbell(Connection& connection)
+      : bells_(connection.shared_.bells), connection_(connection.weak_from_this()) {}
+  void wake() noexcept override { bells_.ring(shared_from_this()); }
 
  private:
-  static constexpr size_t kRingBytes = 256;
-  // Gives out the bytes of the one ring under way.
-  template <class T>
-  struct OneRing {
-    using value_type = T;
-    explicit OneRing(std::byte* its_bytes) : bytes(its_bytes) {}
-    template <class U>
-    OneRing(const OneRing<U>& other) : bytes(other.bytes) {}
-    T* allocate(size_t count) {
-      if (count * sizeof(T) > kRingBytes) throw std::bad_alloc();
-      return reinterpret_cast<T*>(bytes);
-    }
-    void deallocate(T*, size_t) {}
-    template <class U>
-    bool operator==(const OneRing<U>& other) const {
-      return bytes == other.bytes;
-    }
-    std::byte* bytes;
-  };
+  void rung() override {
+    if (const std::shared_ptr<Connection> connection = connection_.lock()) connection->bell_.cancel();
+  }
 
-  asio::io_context& io_;
+  Bells& bells_;
   const std::weak_ptr<Connection> connection_;
-  std::atomic<bool> is_ringing_{false};
-  alignas(std::max_align_t) std::array<std::byte, kRingBytes> ring_;
 };
 
 Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uint64_t peer)
@@ -279,15 +256,16 @@ asio::awaitable<void> Connection::work() {
     spawn(&Connection::read_on);
     bool goes_on = true;
     while (goes_on && !is_closed_) {
-      bool has_failed = false;
+      std::string_view last_words;  // of a request that an exception ended
       has_answered_ = false;
+      route_ = "other";
       try {
         goes_on = co_await serve_one();
-      } catch (const std::exception&) {
-        has_failed = true;
+      } catch (const std::exception& why) {
+        last_words = blame(why);
         goes_on = false;
       }
-      if (has_failed && is_busy_ && !has_answered_) co_await write(kOutOfMemory);
+      if (is_busy_ && !has_answered_ && !last_words.empty()) co_await write(last_words);
       forget_body();
       is_busy_ = false;
       if (closes_when_idle_) break;
@@ -295,6 +273,22 @@ asio::awaitable<void> Connection::work() {
     if (!is_gone_) co_await linger();
   }
   close_now();
+}
+
+// What the client of a request is told that an exception ended, which is logged and counted.
+std::string_view Connection::blame(const std::exception& error) const noexcept {
+  const auto* ours = dynamic_cast<const Error*>(&error);
+  const bool is_short = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                        (ours != nullptr && ours->code() == ErrorCode::kResourceExhausted);
+  try {
+    if (is_busy_ && !has_answered_) shared_.service.figures().add_answered(route_, is_short ? 503 : 500);
+    if (shared_.log != nullptr) {
+      shared_.log->write(LogLevel::kWarning, fmt::format("{}: {}", route_, printable(error.what(), 300)));
+    }
+  } catch (const std::exception&) {
+    // There is no memory for it; the client is told all the same.
+  }
+  return is_short ? kOutOfMemory : kBroken;
 }
 
 asio::awaitable<bool> Connection::read_head(Parser& parser) {
@@ -452,6 +446,7 @@ asio::awaitable<bool> Connection::serve_one() {
   parser.body_limit(shared_.options.max_body_bytes);
   std::string_view name;
   const Route* route = find_route(head.path, name);
+  if (route != nullptr) route_ = route->path;
   Caller caller;
   bool breaks = false, goes_on = false;
   const bool is_preflight = head.method == "OPTIONS" && !shared_.options.cors_origin.empty() && !is_foreign(head);
@@ -471,6 +466,7 @@ asio::awaitable<bool> Connection::serve_one() {
     if (head.expects_continue) {
       const bool is_written = co_await write("HTTP/1.1 100 Continue\r\n\r\n");
       if (!is_written) co_return false;
+      has_answered_ = false;  // that was none yet
     }
     const bool is_read = co_await read_body(parser, head, body);
     if (!is_read) co_return false;
@@ -506,15 +502,14 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
     if (part.head) {
       is_stream = part.head->is_stream;
       if (is_stream) counted.emplace(shared_.service.figures());
+      out = head_text(head, *part.head, is_stream ? 0 : part.text.size());
+      if (!is_stream && head.method != "HEAD") out += part.text;
       shared_.service.figures().add_answered(route.path, part.head->status);
       note(head, part.head->status);
       if (!is_stream) {
-        out = head_text(head, *part.head, part.text.size());
-        if (head.method != "HEAD") out += part.text;
         const bool is_written = co_await write(out);
         co_return is_written;
       }
-      out = head_text(head, *part.head, 0);
     }
     const bool is_chunked = !head.is_old;
     if (!part.text.empty()) out += is_chunked ? chunk(part.text) : part.text;

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "server/http/api_keys.h"
+#include "server/http/bells.h"
 #include "server/http/http_server.h"
 #include "server/http/transport.h"
 
@@ -34,6 +35,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     const ApiKeys& keys;
     Service& service;
     LogSink* log;
+    Bells& bells;
     bool is_draining = false;
     uint64_t num_body_bytes = 0;  // of the requests under way
   };
@@ -75,6 +77,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   void set_deadline(double seconds);  // from now; infinite: none
   void forget_body();
   void note(const RequestHead& head, int status) const;
+  std::string_view blame(const std::exception& error) const noexcept;
 
   Shared& shared_;
   const std::unique_ptr<Transport> transport_;
@@ -86,7 +89,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   uint64_t num_body_bytes_ = 0;  // of the request under way; counted in shared_ too
   Clock::time_point began_;      // the request under way
   bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false, is_reading_ = false;
-  bool has_answered_ = false;  // the request under way, in part at least
+  bool has_answered_ = false;         // the request under way, in part at least
+  std::string_view route_ = "other";  // its path, as the program knows it
 };
 
 }  // namespace tessera::server::http

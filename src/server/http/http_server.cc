@@ -4,16 +4,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
-#include <boost/asio/post.hpp>
+#include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <chrono>
 #include <csignal>
+#include <exception>
+#include <memory>
+#include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -26,8 +31,10 @@ namespace {
 using asio::ip::tcp;
 
 // What connections get to finish writing once the engine has nothing to do.
-constexpr double kFlushSeconds = 5;
+constexpr auto kFlushTime = std::chrono::seconds(5);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+// How long something that failed waits to be tried again, and how often the end of a drain is looked for.
+constexpr auto kMoment = std::chrono::milliseconds(10);
 
 void load_pem(asio::ssl::context& context, const HttpOptions& options) {
   namespace ssl = asio::ssl;
@@ -61,44 +68,51 @@ class HttpServer::Body {
   ~Body();
   uint16_t port() const { return port_; }
   void run();
-  void drain() {
-    asio::post(io_, [this] { begin_drain(); });
+  void drain() noexcept {
+    ++num_stops_;
+    io_.stop();  // run() looks
   }
 
  private:
   void listen();
   asio::awaitable<void> accept();
-  bool begin_accepting() noexcept;
-  asio::awaitable<void> watch_signals();
-  asio::awaitable<void> close_later();
-  void begin_drain();
-  void drained();
+  bool attend() noexcept;
+  void begin_accepting();
+  void watch_signals();
+  void begin_drains();
+  void turn(bool is_endless) noexcept;
+  bool has_connections() const;
+  void tell(std::string_view what, const std::exception& error) const noexcept;
   template <class Act>
   void each_connection(const Act& act);
 
   const HttpOptions options_;
   Service& service_;
   ServerEvents* const events_;
+  LogSink* const log_;
   const ApiKeys keys_;
-  bool is_accepting_ = false;  // before the context, which drops handlers when it goes
+  // The first three are no handler's business once run() has seen the end.
+  bool is_open_ = false, is_accepting_ = false, is_watching_ = false;  // before the context, which drops handlers
+  std::atomic<int> num_stops_{0};                                      // that were asked for
+  std::atomic<bool> is_drained_{false};
   asio::io_context io_{1};
   asio::ssl::context tls_{asio::ssl::context::tls_server};
   tcp::acceptor acceptor_{io_};
   uint16_t port_ = 0;
   asio::signal_set signals_{io_};
-  asio::steady_timer flush_{io_};
+  Bells bells_{io_};
   Connection::Shared shared_;
   std::vector<std::weak_ptr<Connection>> connections_;
   std::vector<std::thread> drainers_;
 };
 
 HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)
-    : options_(std::move(options)), service_(service), events_(events), keys_(options_.api_keys), shared_{io_,
-                                                                                                          options_,
-                                                                                                          keys_,
-                                                                                                          service,
-                                                                                                          log,
-                                                                                                          false} {
+    : options_(std::move(options)),
+      service_(service),
+      events_(events),
+      log_(log),
+      keys_(options_.api_keys),
+      shared_{io_, options_, keys_, service, log, bells_, false} {
   if (!options_.tls_cert.empty()) load_pem(tls_, options_);
   listen();
   if (!options_.handles_signals) return;
@@ -169,95 +183,113 @@ asio::awaitable<void> HttpServer::Body::accept() {
   }
 }
 
-asio::awaitable<void> HttpServer::Body::watch_signals() {
-  for (;;) {
-    error_code error;
-    co_await signals_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-    if (error) break;
-    begin_drain();
+void HttpServer::Body::tell(std::string_view what, const std::exception& error) const noexcept try {
+  if (log_ != nullptr) log_->write(LogLevel::kWarning, fmt::format("{}: {}", what, printable(error.what(), 300)));
+} catch (const std::exception&) {
+  // Without memory for a line there is none.
+}
+
+// Asio drops a handler that it has no memory to call.
+void HttpServer::Body::begin_accepting() {
+  struct Ending {
+    explicit Ending(Body& its_body) : body(its_body) { body.is_accepting_ = true; }
+    ~Ending() {
+      body.is_accepting_ = false;
+      if (has_begun && body.is_open_) body.io_.stop();
+    }
+    Body& body;
+    bool has_begun = false;
+  };
+  auto ending = std::make_shared<Ending>(*this);
+  asio::co_spawn(io_, accept(), [this, ending](const std::exception_ptr& error) {
+    try {
+      if (error != nullptr) std::rethrow_exception(error);
+    } catch (const std::exception& why) {
+      tell("accepting connections", why);
+    }
+  });
+  ending->has_begun = true;
+}
+
+void HttpServer::Body::watch_signals() {
+  signals_.async_wait([this](const error_code& error, int) {
+    is_watching_ = false;
+    if (!error) ++num_stops_;
+    if (is_open_) io_.stop();
+  });
+  is_watching_ = true;
+}
+
+// The first one waits for what runs, a second one ends it.
+void HttpServer::Body::begin_drains() {
+  shared_.is_draining = true;
+  service_.set_draining();
+  while (drainers_.size() < 2 && drainers_.size() < static_cast<size_t>(num_stops_)) {
+    const bool is_first = drainers_.empty();
+    const double seconds = is_first ? options_.drain_seconds : 0;
+    drainers_.emplace_back([this, seconds, is_first] {
+      service_.engine().drain(seconds);
+      if (is_first) is_drained_ = true;
+    });
+    if (!is_first || events_ == nullptr) continue;
+    try {
+      events_->draining(seconds);
+    } catch (const std::exception& error) {
+      tell("saying that the server drains", error);
+    }
   }
 }
 
-void HttpServer::Body::begin_drain() {
-  const bool is_first = !shared_.is_draining;
-  const double seconds = is_first ? options_.drain_seconds : 0;
-  shared_.is_draining = true;
-  service_.set_draining();
-  if (is_first && events_ != nullptr) events_->draining(seconds);
-  if (drainers_.size() > 1) return;
-  drainers_.emplace_back([this, seconds, is_first] {
-    service_.engine().drain(seconds);
-    asio::post(io_, [this, is_first] {
-      if (is_first) drained();
-    });
-  });
+// Whatever should be under way and is not. False: there was no memory, or no thread, for some of it; to be tried again.
+bool HttpServer::Body::attend() noexcept try {
+  if (num_stops_ > 0) begin_drains();
+  if (options_.handles_signals && !is_watching_) watch_signals();
+  if (!is_accepting_) begin_accepting();
+  return true;
+} catch (const std::exception& error) {
+  tell("serving", error);
+  return false;
 }
 
-void HttpServer::Body::drained() {
+// Handlers, until somebody stops them or for a moment. What memory ends comes out of them and ends nothing but itself.
+void HttpServer::Body::turn(bool is_endless) noexcept {
+  try {
+    if (is_endless) {
+      io_.run();
+    } else {
+      io_.run_for(kMoment);
+    }
+  } catch (const std::exception& error) {
+    tell("a connection", error);
+    std::this_thread::sleep_for(kMoment);  // what comes at once again must not take the processor
+  }
+  // Before anything is looked at: a stop from here on ends the next turn.
+  if (io_.stopped()) io_.restart();
+}
+
+bool HttpServer::Body::has_connections() const {
+  return std::any_of(connections_.begin(), connections_.end(), [](const auto& weak) { return !weak.expired(); });
+}
+
+void HttpServer::Body::run() {
+  {
+    const auto goes_on = asio::make_work_guard(io_);
+    is_open_ = true;
+    while (!is_drained_) {
+      const bool is_well = attend();
+      turn(is_well && num_stops_ == 0);
+    }
+    is_open_ = false;
+  }
   error_code ignored;
   acceptor_.close(ignored);
   signals_.cancel(ignored);
   each_connection([](Connection& connection) { connection.close_when_idle(); });
-  asio::co_spawn(io_, close_later(), asio::detached);
-}
-
-// A client that does not take its answer's end holds up nothing for long.
-asio::awaitable<void> HttpServer::Body::close_later() {
-  const auto has_open = [this] {
-    return std::any_of(connections_.begin(), connections_.end(), [](const auto& weak) { return !weak.expired(); });
-  };
-  for (double waited = 0; waited < kFlushSeconds && has_open(); waited += 0.01) {
-    flush_.expires_after(std::chrono::milliseconds(10));
-    error_code error;
-    co_await flush_.async_wait(asio::redirect_error(asio::use_awaitable, error));
-  }
+  // A client that does not take its answer's end holds up nothing for long.
+  const auto end = std::chrono::steady_clock::now() + kFlushTime;
+  while (has_connections() && std::chrono::steady_clock::now() < end) turn(false);
   each_connection([](Connection& connection) { connection.close_now(); });
-}
-
-void HttpServer::Body::run() {
-  if (options_.handles_signals) asio::co_spawn(io_, watch_signals(), asio::detached);
-  // What memory ends comes out of io_.run() and ends nothing but itself.
-  while (acceptor_.is_open()) {
-    const bool is_accepting = begin_accepting();
-    try {
-      if (is_accepting) {
-        io_.run();
-      } else {
-        io_.run_for(kAcceptPause);
-      }
-    } catch (const std::exception&) {
-      continue;
-    }
-    if (io_.stopped()) io_.restart();
-  }
-  while (!io_.stopped()) {
-    try {
-      io_.run();
-    } catch (const std::exception&) {
-      each_connection([](Connection& connection) { connection.close_now(); });
-    }
-  }
-}
-
-// False: there was no memory to wait for clients; to be tried again.
-bool HttpServer::Body::begin_accepting() noexcept {
-  if (is_accepting_) return true;
-  // Asio drops a handler that it has no memory to call.
-  struct Ending {
-    explicit Ending(bool& its_flag) : is_accepting(its_flag) { is_accepting = true; }
-    ~Ending() { is_accepting = false; }
-    bool& is_accepting;
-  };
-  try {
-    auto ending = std::make_shared<Ending>(is_accepting_);
-    asio::co_spawn(io_, accept(), [ending](const std::exception_ptr& error) {
-      ending->is_accepting = false;
-      if (error != nullptr) std::rethrow_exception(error);
-    });
-  } catch (const std::exception&) {
-    is_accepting_ = false;
-  }
-  return is_accepting_;
+  while (has_connections()) turn(false);
 }
 
 HttpServer::HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)
@@ -269,7 +301,7 @@ uint16_t HttpServer::port() const {
 void HttpServer::run() {
   body_->run();
 }
-void HttpServer::drain() {
+void HttpServer::drain() noexcept {
   body_->drain();
 }
 

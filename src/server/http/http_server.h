@@ -54,7 +54,7 @@ class HttpServer {
   void run();
   // Ends run(): new requests get 503, those that run may finish for drain_seconds. Again: ends them at once.
   // Thread-safe.
-  void drain();
+  void drain() noexcept;
 
  private:
   class Body;

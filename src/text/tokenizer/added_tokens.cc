@@ -4,6 +4,7 @@
 namespace tessera::text {
 
 void AddedTokens::add(std::string_view content, int32_t id) {
+  begins_[static_cast<unsigned char>(content.front())] = true;
   size_t node = 0;
   for (const char c : content) {
     const auto [child, is_new] =
@@ -17,6 +18,7 @@ void AddedTokens::add(std::string_view content, int32_t id) {
 
 AddedTokens::Found AddedTokens::find(std::string_view text, size_t from) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
+    if (!begins_[static_cast<unsigned char>(text[begin])]) continue;
     Found longest;
     size_t node = 0;
     for (size_t i = begin; i < text.size(); ++i) {

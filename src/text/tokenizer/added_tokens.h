@@ -2,6 +2,7 @@
 #pragma once
 // Tokens that are matched in the text itself before any splitting: special ones and the rest of added_tokens. At each
 // place the longest wins, places from left to right.
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -28,6 +29,7 @@ class AddedTokens {
     int32_t id = -1;
   };
   std::vector<Node> nodes_{1};
+  std::array<bool, 256> begins_{};  // by first byte: a token does
 };
 
 }  // namespace tessera::text

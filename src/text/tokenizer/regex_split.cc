@@ -177,4 +177,14 @@ void RegexSplit::split(std::string_view text, std::vector<std::string_view>& pie
   if (done < text.size()) pieces.push_back(text.substr(done));
 }
 
+bool RegexSplit::matches(std::string_view text) const {
+  const std::unique_ptr<pcre2_match_data, MatchDataFree> data(pcre2_match_data_create(1, nullptr));
+  if (data == nullptr) throw std::bad_alloc();
+  const int found = pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), 0,
+                                PCRE2_NO_UTF_CHECK, data.get(), compiled_->context);
+  if (found < 0) return false;
+  const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(data.get());
+  return bounds[0] == 0 && bounds[1] == text.size();
+}
+
 }  // namespace tessera::text

@@ -26,6 +26,8 @@ class RegexSplit {
   // Appends the pieces of `text` (valid UTF-8) to `pieces`. It sees nothing outside `text`. Throws kUnsupported where
   // the match limit ends a hostile pattern's search. Threads may call it at once.
   void split(std::string_view text, std::vector<std::string_view>& pieces) const;
+  // Whether all of `text` is one match. The same otherwise.
+  bool matches(std::string_view text) const;
 
  private:
   struct Compiled;

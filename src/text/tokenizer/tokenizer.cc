@@ -142,17 +142,19 @@ void Tokenizer::read_merges(const JsonCursor& model) {
     }
     byte_ids[static_cast<size_t>(byte)] = at->second;
   }
-  bpe_ = std::make_unique<Bpe>(byte_ids, std::move(merges));
+  bpe_ = std::make_unique<Bpe>(byte_ids, merges);
 }
 
-void Tokenizer::read_split(const JsonCursor& split) {
+void Tokenizer::read_split(const JsonCursor& split, std::vector<std::string>& expressions) {
   require_string(split, "behavior", "Isolated");
   require_unset(split, "invert");
   const JsonCursor pattern = split.at("pattern");
   const std::string where = fmt::format("{}: field {}", split.file(), pattern.path());
   if (const auto regex = pattern.find("Regex")) {
     splits_.emplace_back(regex->string(), where);
+    expressions.push_back(regex->string());
   } else {
+    expressions.emplace_back();  // of no expression
     splits_.push_back(RegexSplit::literal(pattern.at("String").string(), where));
   }
 }
@@ -160,11 +162,12 @@ void Tokenizer::read_split(const JsonCursor& split) {
 void Tokenizer::read_pre_tokenizer(const JsonCursor& field) {
   if (field.at("type").string() != "Sequence") refuse(field.at("type"), "\"Sequence\"");
   bool has_byte_level = false;
+  std::vector<std::string> expressions;
   for (const JsonCursor& stage : field.at("pretokenizers").elements()) {
     if (has_byte_level) refuse(stage, "ByteLevel to be the last stage");
     const std::string& type = stage.at("type").string();
     if (type == "Split") {
-      read_split(stage);
+      read_split(stage, expressions);
     } else if (type == "ByteLevel") {
       require_unset(stage, "add_prefix_space");
       // Absent means true in the format.
@@ -175,6 +178,7 @@ void Tokenizer::read_pre_tokenizer(const JsonCursor& field) {
     }
   }
   if (!has_byte_level) refuse(field.at("pretokenizers"), "a last stage of type ByteLevel");
+  all_splits_ = DeepSeekSplit::find(expressions, field.file());
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, AddedTokenMatching matching) const {
@@ -184,27 +188,33 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, AddedTokenMatching
     repaired = replace_invalid_utf8(text);
     text = repaired;
   }
+  Bpe::Scratch scratch;
   size_t done = 0;
   while (matching == AddedTokenMatching::kMatch) {
     const AddedTokens::Found found = added_.find(text, done);
     if (found.id < 0) break;
-    encode_plain(text.substr(done, found.begin - done), ids);
+    encode_plain(text.substr(done, found.begin - done), scratch, ids);
     ids.push_back(found.id);
     done = found.begin + found.length;
   }
-  encode_plain(text.substr(done), ids);
+  encode_plain(text.substr(done), scratch, ids);
   return ids;
 }
 
-void Tokenizer::encode_plain(std::string_view text, std::vector<int32_t>& ids) const {
+void Tokenizer::encode_plain(std::string_view text, Bpe::Scratch& scratch, std::vector<int32_t>& ids) const {
   if (text.empty()) return;
-  std::vector<std::string_view> pieces = {text}, finer;
-  for (const RegexSplit& split : splits_) {
-    finer.clear();
-    for (const std::string_view piece : pieces) split.split(piece, finer);
-    pieces.swap(finer);
+  std::vector<std::string_view> pieces, finer;
+  if (all_splits_ != nullptr) {
+    all_splits_->split(text, pieces);
+  } else {
+    pieces.push_back(text);
+    for (const RegexSplit& split : splits_) {
+      finer.clear();
+      for (const std::string_view piece : pieces) split.split(piece, finer);
+      pieces.swap(finer);
+    }
   }
-  for (const std::string_view piece : pieces) bpe_->encode(piece, ids);
+  for (const std::string_view piece : pieces) bpe_->encode(piece, scratch, ids);
 }
 
 const std::string& Tokenizer::token_bytes(int32_t id) const {

@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "text/tokenizer/added_tokens.h"
 #include "text/tokenizer/bpe.h"
+#include "text/tokenizer/deepseek_split.h"
 #include "text/tokenizer/regex_split.h"
 
 namespace tessera::text {
@@ -54,8 +55,8 @@ class Tokenizer {
   void read_merges(const JsonCursor& model);
   void read_added_tokens(const JsonCursor& root);
   void read_pre_tokenizer(const JsonCursor& field);
-  void read_split(const JsonCursor& split);
-  void encode_plain(std::string_view text, std::vector<int32_t>& ids) const;
+  void read_split(const JsonCursor& split, std::vector<std::string>& expressions);
+  void encode_plain(std::string_view text, Bpe::Scratch& scratch, std::vector<int32_t>& ids) const;
 
   std::vector<Token> tokens_;
   std::unordered_map<std::string, int32_t> vocabulary_;  // as the file writes tokens
@@ -63,6 +64,7 @@ class Tokenizer {
   AddedTokens added_;
   int64_t num_out_of_order_ = 0;
   std::vector<RegexSplit> splits_;
+  std::unique_ptr<DeepSeekSplit> all_splits_;  // does what splits_ do, where it can
   std::unique_ptr<Bpe> bpe_;
 };
 

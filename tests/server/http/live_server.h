@@ -8,10 +8,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "base/test_seams.h"
 #include "engine/engine.h"
@@ -30,6 +32,8 @@ struct LiveSetup {
   int64_t step_microseconds = 0;
   bool spares_transport = false;  // the transport's thread from failing allocations
   size_t max_preparing = ServiceOptions().max_preparing, max_compiling = ServiceOptions().max_compiling;
+  std::vector<const engine::PrefixTier*> tiers{};  // asked for figures by /metrics alone
+  LogSink* log = nullptr;
 };
 
 class LiveServer {
@@ -58,9 +62,10 @@ class LiveServer {
     ServiceOptions options;
     options.page = "<!doctype html>";
     options.max_preparing = setup.max_preparing, options.max_compiling = setup.max_compiling;
-    service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), nullptr);
+    options.tiers = setup.tiers;
+    service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), setup.log);
     setup.http.port = 0;
-    http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, nullptr);
+    http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, setup.log);
     thread_ = std::thread([this, is_spared = setup.spares_transport] {
 #ifdef TESSERA_TEST_SEAMS
       seams::spare_this_thread(is_spared);
@@ -68,6 +73,7 @@ class LiveServer {
       (void)is_spared;
 #endif
       http_->run();
+      has_ended_ = true;
     });
   }
   ~LiveServer() {
@@ -93,6 +99,10 @@ class LiveServer {
   }
   Service& service() {
     return *service_;
+  }
+  // HttpServer::run() has returned.
+  bool has_ended() const {
+    return has_ended_;
   }
   // Waits until the engine holds nothing; false after ten seconds.
   bool becomes_idle() const {
@@ -120,6 +130,7 @@ class LiveServer {
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<HttpServer> http_;
+  std::atomic<bool> has_ended_{false};
   std::thread thread_;
 };
 
@@ -202,10 +213,8 @@ struct Answer {
   std::string head, body;
   bool is_silent = false;  // the server stood still
 };
-// One request on a connection of its own, answered until it is closed.
-inline Answer ask(uint16_t port, const std::string& request) {
-  const RawClient client(port);
-  client.send(request);
+// All that comes until the connection is closed.
+inline Answer read_answer(const RawClient& client) {
   const std::string all = client.receive_all();
   Answer out;
   out.is_silent = client.is_silent();
@@ -214,6 +223,12 @@ inline Answer ask(uint16_t port, const std::string& request) {
   out.head = all.substr(0, end);
   if (end != std::string::npos) out.body = all.substr(end + 4);
   return out;
+}
+// One request on a connection of its own.
+inline Answer ask(uint16_t port, const std::string& request) {
+  const RawClient client(port);
+  client.send(request);
+  return read_answer(client);
 }
 
 }  // namespace tessera::server::http

@@ -186,5 +186,36 @@ TEST(SlowHttpLoad, AThousandStreamsAreServedByOneThread) {
   EXPECT_GE(*std::min_element(latency.seconds.begin(), latency.seconds.end()), 0) << "no token comes before it is made";
 }
 
+// What a token costs the host beside the model, in the processor's time: of the engine's thread between steps, and of
+// all the server's threads. Printed; docs/performance/serving.md has figures.
+TEST(SlowHttpLoad, HostCostOfAToken) {
+  constexpr int64_t kTokens = 200;
+  for (const int64_t num_streams : {1, 16, 64, 256}) {
+    LiveSetup setup;
+    setup.answer = words(kTokens);
+    setup.step_microseconds = 1000 + 20 * num_streams;  // the other threads wait for most of it, as beside a GPU
+    setup.engine.steps.max_running = num_streams;
+    setup.engine.waiting.max_requests = 2 * num_streams;
+    setup.max_preparing = static_cast<size_t>(2 * num_streams);
+    Loaded loaded(setup);
+    const auto seconds_of = [](clockid_t clock) {
+      timespec time{};
+      clock_gettime(clock, &time);
+      return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+    };
+    const auto others = [&] { return seconds_of(CLOCK_PROCESS_CPUTIME_ID) - seconds_of(CLOCK_THREAD_CPUTIME_ID); };
+    const double before = others();
+    const bench::LoadSummary summary =
+        bench::summary_of(loaded.run({.concurrency = num_streams}, {.num_requests = 4 * num_streams, .seconds = 60}));
+    ASSERT_EQ(summary.num_answered, 4 * num_streams) << problems(summary);
+    ASSERT_TRUE(loaded.server.becomes_idle());
+    const engine::Totals totals = loaded.server.engine().status().totals;
+    const double per_token = 1e6 / static_cast<double>(totals.num_drawn);
+    std::cout << num_streams << " streams, " << totals.num_drawn << " tokens in " << totals.num_steps
+              << " steps: engine " << loaded.server.runner().outside_seconds() * per_token
+              << " us a token, all threads " << (others() - before) * per_token << " us\n";
+  }
+}
+
 }  // namespace
 }  // namespace tessera::server::http

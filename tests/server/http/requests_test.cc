@@ -2,7 +2,13 @@
 // Requests that are answered at once: routes, keys, limits, and bytes that are no HTTP.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <new>
 #include <random>
+#include <stdexcept>
 
 #include "server/http/live_server.h"
 #include "server/routes.h"
@@ -12,6 +18,11 @@ namespace tessera::server::http {
 namespace {
 
 constexpr char kClose[] = "Connection: close\r\n";
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr double kMostSeconds = 1e9;  // they take many times as long
+#else
+constexpr double kMostSeconds = 0.05;
+#endif
 
 TEST(HttpRequests, EveryRouteAnswers) {
   LiveServer server;
@@ -190,9 +201,18 @@ TEST(HttpRequests, MalformedJsonIsRefusedShortlyOnEveryRoute) {
   for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
                            "/v1/messages/count_tokens", "/tokenize", "/detokenize"}) {
     for (const std::string& body : bodies) {
-      const Answer answer = ask(server.port(), post(path, body, kClose));
-      EXPECT_EQ(answer.status, 400) << path << " " << body.substr(0, 40);
-      EXPECT_LT(answer.body.size(), 1024u);
+      const std::string request = post(path, body, kClose);
+      // On a busy machine the fastest of a few says what the server needs.
+      double seconds = 1e9;
+      const bool is_long = body.size() > many.size();  // of many keys: its time grows with them
+      for (int i = 0; i < (is_long ? 1 : 5) && seconds >= kMostSeconds; ++i) {
+        const auto begin = std::chrono::steady_clock::now();
+        const Answer answer = ask(server.port(), request);
+        seconds = std::min(seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        EXPECT_EQ(answer.status, 400) << path << " " << body.substr(0, 40);
+        EXPECT_LT(answer.body.size(), 1024u);
+      }
+      EXPECT_TRUE(is_long || seconds < kMostSeconds) << seconds << " s: " << path << " " << body.substr(0, 40);
     }
   }
   EXPECT_EQ(server.engine().status().totals.num_requests, 0);
@@ -282,6 +302,96 @@ TEST(HttpRequests, PromptsThatDoNotFitGetBothNumbers) {
   EXPECT_EQ(answer.status, 400);
   EXPECT_NE(answer.body.find("context_length_exceeded"), std::string::npos) << answer.body;
   EXPECT_NE(answer.body.find("32768"), std::string::npos);
+}
+
+// What /metrics asks for figures, on the transport's thread: it throws what a test wants.
+class ThrowingTier final : public engine::PrefixTier {
+ public:
+  int64_t longest(const engine::PrefixText&, int64_t) override { return 0; }
+  std::optional<engine::SnapshotBytes> load(const engine::PrefixKey&) override { return std::nullopt; }
+  bool has_state(const engine::PrefixKey&) override { return false; }
+  bool has_segment(const engine::PrefixDigest&) override { return false; }
+  bool has_room(int64_t) override { return false; }
+  void put(const engine::PrefixKey&, engine::SnapshotBytes) override {}
+  void touch(const engine::PrefixKey&) override {}
+  void forget(const engine::PrefixText&) override {}
+  engine::TierStats stats() const override {
+    if (throws) throws();
+    return {};
+  }
+  std::function<void()> throws;
+};
+
+class KeptLines final : public LogSink {
+ public:
+  void write(LogLevel level, std::string_view message) override {
+    if (level == LogLevel::kWarning) warnings.emplace_back(message);
+  }
+  std::vector<std::string> warnings;  // to be read when no request is under way
+};
+
+// What goes wrong within the server is its own fault, 500, but want of memory, which passes, 503. Both are counted.
+TEST(HttpRequests, ExceptionsOfTheTransportAreToldCountedAndLogged) {
+  ThrowingTier tier;
+  KeptLines log;
+  LiveServer::Setup setup;
+  setup.tiers = {&tier};
+  setup.log = &log;
+  LiveServer server(setup);
+  const auto count_of = [&](int status) {
+    const std::string text = ask(server.port(), get("/metrics")).body;
+    const std::string name = "route=\"/metrics\",status=\"" + std::to_string(status) + "\"} ";
+    const size_t at = text.find(name);
+    return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + name.size());
+  };
+  tier.throws = [] { throw std::runtime_error("planted"); };
+  const Answer broken = ask(server.port(), get("/metrics"));
+  // After a body that was waited for it is the answer too: what asks for the body is none.
+  const Answer late = ask(server.port(),
+                          "GET /metrics HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+                          "Content-Length: 1\r\nConnection: close\r\n\r\nx");
+  tier.throws = [] { fail(ErrorCode::kResourceExhausted, "planted want"); };
+  const Answer exhausted = ask(server.port(), get("/metrics"));
+  tier.throws = [] { throw std::bad_alloc(); };
+  const Answer short_of = ask(server.port(), get("/metrics"));
+  tier.throws = nullptr;
+  EXPECT_EQ(broken.status, 500);
+  EXPECT_NE(broken.body.find("\"code\":\"internal_error\""), std::string::npos) << broken.body;
+  EXPECT_EQ(broken.body.find("planted"), std::string::npos);
+  EXPECT_EQ(late.status, 100);
+  EXPECT_NE(late.body.find("HTTP/1.1 500 "), std::string::npos) << late.head << late.body;
+  for (const Answer& answer : {exhausted, short_of}) {
+    EXPECT_EQ(answer.status, 503);
+    EXPECT_NE(answer.head.find("Retry-After: 1"), std::string::npos);
+    EXPECT_NE(answer.body.find("\"code\":\"resource_exhausted\""), std::string::npos);
+  }
+  EXPECT_EQ(count_of(500), 2);
+  EXPECT_EQ(count_of(503), 2);
+  ASSERT_EQ(log.warnings.size(), 4u);
+  EXPECT_EQ(log.warnings[0], "/metrics: planted");
+  EXPECT_EQ(log.warnings[2], "/metrics: planted want");
+}
+
+// Each request of the engine's is counted once, whether its client hears of its end or not.
+TEST(HttpRequests, OutcomesThatNobodyHearsOfAreCounted) {
+  LiveServer::Setup setup;
+  setup.step_microseconds = 200;
+  setup.answer = std::string(400, 'a');
+  LiveServer server(setup);
+  constexpr int kPairs = 20;
+  for (int i = 0; i < kPairs; ++i) {
+    RawClient leaver(server.port());
+    leaver.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+    leaver.receive_until("\"content\":\"a");
+    leaver.close();
+    EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat("\"max_tokens\":3,"), kClose)).status, 200);
+  }
+  ASSERT_TRUE(server.becomes_idle());
+  const std::string text = ask(server.port(), get("/metrics")).body;
+  const std::string name = "tessera_request_seconds_count{";
+  const size_t at = text.find("} ", text.find(name));
+  ASSERT_NE(text.find(name), std::string::npos);
+  EXPECT_EQ(std::atoi(text.c_str() + at + 2), 2 * kPairs);
 }
 
 }  // namespace

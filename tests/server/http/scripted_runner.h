@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A runner that says a given text after every <｜Assistant｜>, token by token, then ends, as slowly as a test wants.
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -44,6 +46,12 @@ class ScriptedRunner final : public model::Runner {
     return nullptr;
   }
   TensorView step(std::span<const model::SequenceSlice> slices) override {
+    const double begin = thread_seconds();
+    if (left_at_ > 0) outside_seconds_ += begin - left_at_;
+    struct Leaving {
+      ~Leaving() { at = thread_seconds(); }
+      double& at;
+    } const leaving{left_at_};
     if (step_microseconds > 0) std::this_thread::sleep_for(std::chrono::microseconds(step_microseconds));
     ++num_steps;
     if (throws) fail(ErrorCode::kDeviceError, "the device is gone");
@@ -67,6 +75,7 @@ class ScriptedRunner final : public model::Runner {
   }
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override {
+    ++num_sampled;
     note(request.params.seed);
     return first_allowed(
         static_cast<int32_t>(std::max_element(request.logits.begin(), request.logits.end()) - request.logits.begin()),
@@ -75,12 +84,21 @@ class ScriptedRunner final : public model::Runner {
   void set_tracer(model::Tracer*) override {}
 
   std::atomic<int64_t> step_microseconds{0}, num_steps{0}, num_states{0};
+  std::atomic<int64_t> num_sampled{0};  // tokens that were drawn apart from a step, which costs a row of logits
   std::atomic<bool> throws{false}, keeps_times{false};
+  // Of the processor, that the engine's thread used between steps. To be read once nothing runs.
+  double outside_seconds() const { return outside_seconds_; }
   // When the tokens of the request with this seed were made, in seconds of the steady clock. To be read once nothing
   // runs.
   const std::vector<double>& made(uint64_t seed) { return made_[seed]; }
 
  private:
+  static double thread_seconds() {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  }
+
   // A token of the request with this seed is made.
   void note(uint64_t seed) {
     if (!keeps_times) return;
@@ -146,6 +164,7 @@ class ScriptedRunner final : public model::Runner {
   model::ModelFacts facts_;
   model::CacheSpec spec_;
   std::vector<float> logits_;
+  double left_at_ = 0, outside_seconds_ = 0;
   std::unordered_map<uint64_t, std::vector<double>> made_;  // by seed
 };
 

@@ -29,6 +29,19 @@ std::string streamed_text(const std::string& stream) {
   return out;
 }
 
+// Calls' markup is kept out of answers to requests without tools, at no cost: a token that is drawn apart from its step
+// takes a row of logits to the host.
+TEST(HttpStreams, TokensOfPlainChatsAreDrawnInTheirSteps) {
+  LiveServer::Setup setup;
+  setup.answer = "one " + std::string(text::kDsmlToken) + " two";
+  LiveServer server(setup);
+  const Answer answer = ask(server.port(), post("/v1/chat/completions", chat(), kClose));
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_NE(answer.body.find(" two"), std::string::npos) << answer.body;
+  EXPECT_EQ(answer.body.find("DSML"), std::string::npos) << answer.body;
+  EXPECT_EQ(server.runner().num_sampled, 0);
+}
+
 TEST(HttpStreams, AStreamAddsUpToTheWholeAnswer) {
   LiveServer::Setup setup;
   setup.answer = long_text(40);
