@@ -309,9 +309,10 @@ class Layer {
   // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
   // else everything is gathered, then added (comm/nccl.h).
   void sum(double bytes) {
-    if (t_.peer_rate.low > 0 && bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes)) {
-      // To each of the others side by side, and twice the bytes over the links.
-      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low / 2);
+    if (t_.peer_rate.low > 0 &&
+        bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes(static_cast<int>(plan_.world)))) {
+      // To each of the others side by side.
+      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low);
       return exchange(bytes, t_.peer_sum.low, rate);
     }
     gather(bytes);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "comm/cuda/peer_memory.h"
 #include "comm/cuda/peer_sum.h"
 
@@ -63,7 +64,7 @@ class Peer final : public Communicator {
     }
     note("all_reduce", false);
     peer_sum_on_gpu(memory_->view(), in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
-                    in.shape.num_elements(), queue.stream());
+                    in.shape.num_elements(), queue);
   }
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     other_->all_gather(in, out, queue);
@@ -135,7 +136,8 @@ std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Co
     return other;
   }
   std::string own;
-  std::unique_ptr<PeerMemory> memory = make_peer_memory(bootstrap.rank(), world, options.most_bytes / kWordBytes, own);
+  std::unique_ptr<PeerMemory> memory = make_peer_memory(
+      bootstrap.rank(), world, round_up<int64_t>(options.most_bytes(world) / kWordBytes, kPeerGroupWords), own);
   const std::vector<uint8_t> address = memory != nullptr ? memory->address() : std::vector<uint8_t>();
   const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
   if (memory != nullptr) own = memory->connect(addresses);

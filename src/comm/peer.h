@@ -12,8 +12,11 @@
 namespace tessera::comm {
 
 struct PeerOptions {
-  // Sums of up to so many bytes go this way; twice as many go over each link, so that many are faster through NCCL.
-  int64_t most_bytes = 3 << 19;
+  // Sums that send up to so many bytes go this way: a rank sends a sum's to each other. More are faster in shares, as
+  // NCCL's are made.
+  int64_t most_sent_bytes = 16 << 20;
+  // Of a sum.
+  int64_t most_bytes(int world) const { return most_sent_bytes / (world > 1 ? world - 1 : 1); }
   double limit_seconds = 30;  // as NcclOptions::limit_seconds
 };
 

@@ -44,7 +44,7 @@ class IpcMemory final : public PeerMemory {
       : slots_(device::cuda::Memory::Kind::kDevice, static_cast<size_t>(peer_slot_bytes(world, capacity))),
         calls_(device::cuda::Memory::Kind::kDevice, kPeerBlocks * sizeof(uint32_t)),
         ended_(device::cuda::Memory::Kind::kPinnedHost, sizeof(uint32_t)) {
-    TESSERA_CUDA_CHECK(cudaMemset(slots_.data(), 0, slots_.size()));
+    TESSERA_CUDA_CHECK(cudaMemset(slots_.data(), 0xFF, slots_.size()));
     TESSERA_CUDA_CHECK(cudaMemset(calls_.data(), 0, calls_.size()));
     TESSERA_CUDA_CHECK(cudaDeviceSynchronize());
     *ended_.as<volatile uint32_t>() = 0;
