@@ -276,10 +276,10 @@ class Layer {
     const Held& w1 = held_.at("ffn.experts.0.w1");
     PlanShape shape;
     shape.is_experts = true;
-    shape.num_experts = c_.num_experts;
     shape.experts = {.hidden = c_.hidden_size,
                      .inner = w1.rows,
                      .num_local = is_by_id ? c_.num_experts / plan_.world : c_.num_experts,
+                     .num_experts = c_.num_experts,
                      .top_k = c_.experts_per_token,
                      .format = w1.format};
     const int64_t n = load_.rows();
