@@ -21,8 +21,8 @@ struct PeerOptions {
 };
 
 // `other` with its small sums made here; itself where the GPUs of the ranks (each that of the calling thread) are not
-// of one machine, are more than kMaxPeers, or don't reach each other's memory, on every rank alike. All ranks call it
-// together. All sums are queued in one queue, or behind each other. `why_not` says why it is not done.
+// of one machine, are more than device::kMaxPeers, or don't reach each other's memory, on every rank alike. All ranks
+// call it together. All sums are queued in one queue, or behind each other. `why_not` says why it is not done.
 std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Communicator> other, std::string& why_not,
                                         const PeerOptions& options = {});
 

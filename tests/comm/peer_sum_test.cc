@@ -24,7 +24,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int64_t kCapacity = 40000;  // words: more than one round of the kernel's threads
+constexpr int64_t kMostWords = 40000, kCapacity = 20000;  // slots: more than one round of the kernel's threads
 
 // The ranks' memory, as each of them sees it.
 class Group {
@@ -36,23 +36,23 @@ class Group {
       const std::vector<uint8_t> empty(static_cast<size_t>(peer_slot_bytes(world, kCapacity)), 0xFF);
       slots_.emplace_back(empty.size(), memory);
       memory.upload(slots_.back().data(), empty.data(), empty.size());
-      calls_.emplace_back(kPeerBlocks * sizeof(uint32_t), memory);
+      calls_.emplace_back(device::kPeerCounters * sizeof(uint32_t), memory);
     }
     for (int r = 0; r < world; ++r) {
-      PeerView& view = views_.emplace_back();
+      device::PeerView& view = views_.emplace_back();
       view.rank = r, view.world = world, view.capacity = kCapacity;
       for (size_t p = 0; p < slots_.size(); ++p) view.slots[p] = slots_[p].as<uint64_t>();
       view.calls = calls_[static_cast<size_t>(r)].as<uint32_t>();
       view.ended = ended_.as<uint32_t>();
     }
   }
-  const std::vector<PeerView>& views() const { return views_; }
+  const std::vector<device::PeerView>& views() const { return views_; }
   void end() { *ended_.as<uint32_t>() = 1; }
 
  private:
   device::Buffer ended_;
   std::vector<device::Buffer> slots_, calls_;
-  std::vector<PeerView> views_;
+  std::vector<device::PeerView> views_;
 };
 
 class PeerSum : public ::testing::Test {
@@ -73,8 +73,9 @@ class PeerSum : public ::testing::Test {
       store_value(bytes.data(), dtype == DType::kBF16, i, static_cast<float>(rng_.normal()));
     }
     if (has_nans) {
-      for (size_t word = 3; word * sizeof(kNoWord) < bytes.size(); word += 64 + rng_.below(64)) {
-        std::memcpy(bytes.data() + word * sizeof(kNoWord), &kNoWord, sizeof(kNoWord));
+      for (size_t word = 3; word * sizeof(device::kNoPeerWord) < bytes.size(); word += 64 + rng_.below(64)) {
+        std::memcpy(bytes.data() + word * sizeof(device::kNoPeerWord), &device::kNoPeerWord,
+                    sizeof(device::kNoPeerWord));
       }
     }
     return bytes;
@@ -124,10 +125,10 @@ class PeerSum : public ::testing::Test {
 // blocks that others have not.
 TEST_F(PeerSum, HasTheHostsBitsCallAfterCall) {
   SCOPED_TRACE(seed_);
-  for (const int world : {1, 2, 3, kMaxPeers}) {
+  for (const int world : {1, 2, 3, device::kMaxPeers}) {
     const Group group(*executor_, world);
     for (const int64_t count :
-         {int64_t{2}, int64_t{258}, int64_t{600}, int64_t{62}, kCapacity, int64_t{512}, int64_t{4096}}) {
+         {int64_t{2}, int64_t{258}, int64_t{600}, int64_t{62}, kMostWords, int64_t{512}, int64_t{4096}}) {
       if (world > 2 && count > 600) continue;  // an emulated GPU is slow
       check_sum(group, DType::kF32, DType::kBF16, count, false);
       check_sum(group, DType::kF32, DType::kF32, count, true);
