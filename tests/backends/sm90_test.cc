@@ -287,6 +287,7 @@ TEST_F(HopperSumsTest, Experts) {
     };
     check_experts(rounded(512, 1, 4, 10), 37 + static_cast<int64_t>(rng_.below(4)), 6);
     check_experts(rounded(512, 0, 4, 0), 37 + static_cast<int64_t>(rng_.below(4)), 4);
+    check_experts(rounded(384, 0, 9, 10), 30 + static_cast<int64_t>(rng_.below(20)), 9);
     check_experts(rounded(1024, 0, 12, rng_.below(2) == 0 ? 10 : 0), 9 + static_cast<int64_t>(rng_.below(20)), 12);
   }
   if (testing::kGpuIsEmulated) return;
