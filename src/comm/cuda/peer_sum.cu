@@ -16,10 +16,11 @@ namespace {
 using namespace device::cuda;
 using device::PeerView, device::kPeerSlotWords;
 
-constexpr int kBlocks = 128, kThreads = 256;  // all of them in place at once
-constexpr int kAtOnce = 4;                    // slots of a thread whose loads are on their way together
+// All blocks are in place at once, one to a multiprocessor. Many threads keep the link busy, of few sums small blocks
+// begin sooner.
+constexpr int kMostBlocks = 128, kFewestThreads = 256, kMostThreads = 1024;
 constexpr int kLanes = 32;
-static_assert(kPeerGroupWords == kPeerSlotWords * kLanes && kThreads % kLanes == 0);
+static_assert(kPeerGroupWords == kPeerSlotWords * kLanes && kFewestThreads % kLanes == 0);
 
 struct PeerJob {
   PeerView view;
@@ -77,64 +78,40 @@ __device__ void store_sums(const PeerJob& job, int64_t slot, const Sums& sums) {
   }
 }
 
-// Of a thread's slots, kStep apart, kAtOnce from `first` on.
-constexpr int64_t kStep = int64_t{kBlocks} * kThreads;
-__device__ void send(const PeerJob& job, uint32_t call, int64_t first) {
+__device__ void send(const PeerJob& job, uint32_t call, int64_t slot) {
+  if (slot >= job.num_slots) return;
   const PeerView& view = job.view;
-  uint64_t words[kAtOnce];
-#pragma unroll
-  for (int n = 0; n < kAtOnce; ++n) {
-    words[n] = first + n * kStep < job.num_slots ? own_words(job, first + n * kStep) : 0;
-  }
+  const uint64_t words = own_words(job, slot);
   for (int r = 0; r < view.world; ++r) {
-    if (r == view.rank) continue;
-    volatile uint64_t* slots = peer_slot(view, r, view.rank, call, first);
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n * kStep < job.num_slots) slots[n * kStep] = words[n];
-    }
+    if (r != view.rank) *peer_slot(view, r, view.rank, call, slot) = words;
   }
 }
 
-__device__ void collect(const PeerJob& job, uint32_t call, int64_t first) {
+__device__ void collect(const PeerJob& job, uint32_t call, int64_t slot) {
   const PeerView& view = job.view;
-  Sums sums[kAtOnce];
+  Sums sums;
   for (int r = 0; r < view.world; ++r) {
-    const bool is_own = r == view.rank;
-    volatile uint64_t* slots = peer_slot(view, view.rank, r, call, first);
-    uint64_t words[kAtOnce];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const int64_t slot = first + n * kStep;
-      if (slot < job.num_slots) words[n] = is_own ? own_words(job, slot) : slots[n * kStep];
-    }
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n * kStep >= job.num_slots) break;
-      if (!is_own) words[n] = wait_for_peer_words(view, slots + n * kStep, words[n]);
-      add_words(job, words[n], r == 0, sums[n]);
-    }
+    volatile uint64_t* place = peer_slot(view, view.rank, r, call, slot);
+    add_words(job, r == view.rank ? own_words(job, slot) : wait_for_peer_words(view, place, *place), r == 0, sums);
   }
-#pragma unroll
-  for (int n = 0; n < kAtOnce; ++n) {
-    if (first + n * kStep < job.num_slots) store_sums(job, first + n * kStep, sums[n]);
-  }
+  store_sums(job, slot, sums);
 }
 
 // May be in place before the kernel before it has ended, as kernels of backends are, and lets the next one be so, whose
 // blocks take no place from these: all of them have theirs by then.
-__global__ void __launch_bounds__(kThreads) peer_sum_kernel(const __grid_constant__ PeerJob job) {
+__global__ void __launch_bounds__(kMostThreads) peer_sum_kernel(const __grid_constant__ PeerJob job) {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
   const uint32_t call = begin_peer_call(job.view);
-  int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (job.sends) send(job, call, first);
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  int64_t slot = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (job.sends) send(job, call, slot);
   // What is waited for next is sent before: while words are on the link those before them are added up.
-  for (; first < job.num_slots; first += kAtOnce * kStep) {
-    if (job.sends) send(job, call, first + kAtOnce * kStep);
-    if (job.collects) collect(job, call, first);
+  for (; slot < job.num_slots; slot += step) {
+    if (job.sends) send(job, call, slot + step);
+    if (job.collects) collect(job, call, slot);
   }
   if (job.collects) end_peer_call(job.view, call);
 }
@@ -149,9 +126,11 @@ void peer_sum_on_gpu(const PeerView& view, const void* in, bool in_bf16, void* o
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
+  const int64_t threads = std::clamp<int64_t>(round_up<int64_t>(ceil_div<int64_t>(num_slots, kMostBlocks), kLanes),
+                                              kFewestThreads, kMostThreads);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(num_slots, kThreads), kBlocks)));
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(num_slots, threads), kMostBlocks)));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = static_cast<cudaStream_t>(queue.stream());
   if (queue.overlaps_kernels()) config.attrs = &overlap, config.numAttrs = 1;
   TESSERA_CUDA_CHECK(cudaLaunchKernelEx(&config, peer_sum_kernel, job));
