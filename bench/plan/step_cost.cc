@@ -12,7 +12,6 @@
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 #include "comm/nccl.h"
-#include "comm/peer.h"
 #include "model/rank_memory.h"
 #include "ops/cache_entry.h"
 #include "ops/mhc/mhc.h"
@@ -309,10 +308,10 @@ class Layer {
   // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
   // else everything is gathered, then added (comm/nccl.h).
   void sum(double bytes) {
-    if (t_.peer_rate.low > 0 &&
-        bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes(static_cast<int>(plan_.world)))) {
-      // To each of the others side by side.
-      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low);
+    constexpr double kMostBytes = 3 << 19;  // as sums were when their rates were measured (Target::peer_rate)
+    if (t_.peer_rate.low > 0 && bytes <= kMostBytes) {
+      // To each of the others side by side, and twice the bytes over the links.
+      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low / 2);
       return exchange(bytes, t_.peer_sum.low, rate);
     }
     gather(bytes);
