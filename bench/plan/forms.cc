@@ -23,8 +23,7 @@ PlanShape map_shape(const std::string& name, int64_t out, int64_t in, int64_t gr
 
 // Of the experts that tokens choose from, those of this GPU.
 double local_share(const PlanShape& shape) {
-  if (shape.num_experts == 0) return 1;
-  return static_cast<double>(shape.experts.num_local) / static_cast<double>(shape.num_experts);
+  return static_cast<double>(shape.experts.num_local) / static_cast<double>(shape.experts.all_experts());
 }
 
 }  // namespace

@@ -19,7 +19,6 @@ struct PlanShape {
   ops::Linear::Desc map{};
   ops::MoeExperts::Desc experts{};  // of one GPU
   bool is_square = false;           // a product that others measure, of inputs that are NVFP4 before
-  int64_t num_experts = 0;          // of all GPUs, which tokens choose from; 0: those of this one
 };
 // Maps and experts of a model's layer; "square N": N outputs of N inputs.
 std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config& config);

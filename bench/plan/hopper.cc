@@ -122,7 +122,8 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
 std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, const Target& target) {
   const ops::MoeExperts::Desc& e = shape.experts;
   const double touched = expert_load(shape, tokens, 1).touched;
-  const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner), down = gate_up / 2;
+  const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner);
+  const auto down = static_cast<double>(e.hidden * padded_inner(e));
   const double slot_bytes = 2.0 * static_cast<double>(tokens * e.top_k * e.hidden);
   std::vector<Kernel> kernels;
   switch (expert_kernels(e, tokens, target.multiprocessors)) {
@@ -132,7 +133,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
       kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target),
                  few_kernel("gate_and_up", load, e.inner, FewPlan::kTileRows / 2, e.hidden, kFewGatedEnd),
-                 few_kernel("down", load, e.hidden, FewPlan::kTileRows, e.inner, kFewDownEnd)};
+                 few_kernel("down", load, e.hidden, FewPlan::kTileRows, padded_inner(e), kFewDownEnd)};
       kernels[0].latencies = kGroupLoads;
       break;
     }
@@ -141,11 +142,11 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       const ExpertLoad load = expert_load(shape, tokens, WidePlan::kTokens);
       const auto work = static_cast<int64_t>(std::lround(load.tiles));
       const double padded = load.slots_of_tile + kMeanPadding;
-      kernels = {
-          pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
-          wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2), e.hidden,
-                      padded),
-          wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), e.inner, padded)};
+      kernels = {pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
+                 wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2),
+                             e.hidden, padded),
+                 wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), padded_inner(e),
+                             padded)};
       break;
     }
   }

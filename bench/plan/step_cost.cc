@@ -12,7 +12,6 @@
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 #include "comm/nccl.h"
-#include "comm/peer.h"
 #include "model/rank_memory.h"
 #include "ops/cache_entry.h"
 #include "ops/mhc/mhc.h"
@@ -276,10 +275,10 @@ class Layer {
     const Held& w1 = held_.at("ffn.experts.0.w1");
     PlanShape shape;
     shape.is_experts = true;
-    shape.num_experts = c_.num_experts;
     shape.experts = {.hidden = c_.hidden_size,
                      .inner = w1.rows,
                      .num_local = is_by_id ? c_.num_experts / plan_.world : c_.num_experts,
+                     .num_experts = c_.num_experts,
                      .top_k = c_.experts_per_token,
                      .format = w1.format};
     const int64_t n = load_.rows();
@@ -309,7 +308,8 @@ class Layer {
   // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
   // else everything is gathered, then added (comm/nccl.h).
   void sum(double bytes) {
-    if (t_.peer_rate.low > 0 && bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes)) {
+    constexpr double kMostBytes = 3 << 19;  // as sums were when their rates were measured (Target::peer_rate)
+    if (t_.peer_rate.low > 0 && bytes <= kMostBytes) {
       // To each of the others side by side, and twice the bytes over the links.
       const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low / 2);
       return exchange(bytes, t_.peer_sum.low, rate);

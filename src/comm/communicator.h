@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "device/peer_view.h"
 #include "device/queue.h"
 #include "tensor/tensor_view.h"
 
@@ -50,6 +51,10 @@ class Communicator {
   void broadcast(const TensorView& data, int root, device::Queue& queue);
   // What every rank queued before it is done before what any rank queues behind it begins.
   void barrier(device::Queue& queue);
+
+  // Memory through which kernels can themselves exchange summands of up to `bytes` with all ranks, in one queue with
+  // the sums above and on every rank in the same order; null where they can't. As long as the communicator.
+  virtual const device::PeerView* peer_view(int64_t /*bytes*/) const { return nullptr; }
 
   // Ends the group: ranks that wait, and all later calls on any rank, throw with `why`. From any thread.
   virtual void abort(const std::string& why) noexcept = 0;

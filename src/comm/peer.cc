@@ -25,6 +25,7 @@ class Peer final : public Communicator {
   Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options)
       : Communicator(other->rank(), other->world()),
         limit_(options.limit_seconds),
+        most_bytes_(options.most_bytes(other->world())),
         other_(std::move(other)),
         memory_(std::move(memory)),
         watchdog_([this] { watch(); }) {}
@@ -47,6 +48,9 @@ class Peer final : public Communicator {
     note(nullptr, false);
     other_->check();
   }
+  const device::PeerView* peer_view(int64_t bytes) const override {
+    return bytes <= most_bytes_ ? &memory_->view() : nullptr;
+  }
   void begin_step() override {
     note("a step", true);
     other_->begin_step();
@@ -58,12 +62,12 @@ class Peer final : public Communicator {
 
  protected:
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    if (in.num_bytes() > memory_->view().capacity * kWordBytes || in.num_bytes() % kWordBytes != 0) {
+    if (in.num_bytes() > most_bytes_ || in.num_bytes() % kWordBytes != 0) {
       return other_->all_reduce(in, out, queue);
     }
     note("all_reduce", false);
     peer_sum_on_gpu(memory_->view(), in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
-                    in.shape.num_elements(), queue.stream());
+                    in.shape.num_elements(), queue);
   }
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     other_->all_gather(in, out, queue);
@@ -105,6 +109,7 @@ class Peer final : public Communicator {
   }
 
   const std::chrono::duration<double> limit_;
+  const int64_t most_bytes_;
   std::unique_ptr<Communicator> other_;
   std::unique_ptr<PeerMemory> memory_;
   std::mutex lock_;
@@ -130,12 +135,13 @@ std::string first_reason(Bootstrap& bootstrap, const std::string& own) {
 std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Communicator> other, std::string& why_not,
                                         const PeerOptions& options) {
   const int world = bootstrap.world();
-  if (world > kMaxPeers) {
-    why_not = fmt::format("{} ranks, at most {} can", world, kMaxPeers);
+  if (world > device::kMaxPeers) {
+    why_not = fmt::format("{} ranks, at most {} can", world, device::kMaxPeers);
     return other;
   }
   std::string own;
-  std::unique_ptr<PeerMemory> memory = make_peer_memory(bootstrap.rank(), world, options.most_bytes / kWordBytes, own);
+  std::unique_ptr<PeerMemory> memory =
+      make_peer_memory(bootstrap.rank(), world, peer_slots(options.most_bytes(world) / kWordBytes), own);
   const std::vector<uint8_t> address = memory != nullptr ? memory->address() : std::vector<uint8_t>();
   const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
   if (memory != nullptr) own = memory->connect(addresses);

@@ -271,6 +271,10 @@ TEST_F(HopperSumsTest, Experts) {
   check_experts(desc(512, 512, 2, 3), 131 + static_cast<int64_t>(rng_.below(9)), 6);  // ranks before and after
   check_experts(desc(512, 512, 0, 4), 37 + static_cast<int64_t>(rng_.below(4)), 4, true);
   check_experts(desc(512, 512, 0, 12), 9 + static_cast<int64_t>(rng_.below(20)), 12, true);
+  // Parts of a unit's columns: many slots to an expert, and few.
+  check_experts(desc(512, 128, 0, 4), 37 + static_cast<int64_t>(rng_.below(4)), 4);
+  check_experts(desc(512, 384, 2, 9), 30 + static_cast<int64_t>(rng_.below(20)), 12);
+  check_experts(desc(512, 640, 0, 12), 20 + static_cast<int64_t>(rng_.below(9)), 12);
   // Slots of several segments, most of them other ranks'.
   check_experts(desc(512, 512, 100, 19), 1060 + static_cast<int64_t>(rng_.below(600)), 400);
   // Inputs and h rounded, each where it lies; without the clamp h's scale follows from its largest value.
@@ -283,6 +287,7 @@ TEST_F(HopperSumsTest, Experts) {
     };
     check_experts(rounded(512, 1, 4, 10), 37 + static_cast<int64_t>(rng_.below(4)), 6);
     check_experts(rounded(512, 0, 4, 0), 37 + static_cast<int64_t>(rng_.below(4)), 4);
+    check_experts(rounded(384, 0, 9, 10), 30 + static_cast<int64_t>(rng_.below(20)), 9);
     check_experts(rounded(1024, 0, 12, rng_.below(2) == 0 ? 10 : 0), 9 + static_cast<int64_t>(rng_.below(20)), 12);
   }
   if (testing::kGpuIsEmulated) return;

@@ -125,7 +125,7 @@ TEST(KernelPlan, ExpertsLoad) {
   EXPECT_NEAR(expert_load(shape, 4096, 64).tiles, 512, 1.0);
   // A quarter of them on this GPU: a quarter of everything, but no more slots to a tile.
   const double flops = shape_flops(shape, 64), touched = expert_load(shape, 64, 1).touched;
-  shape.num_experts = 256, shape.experts.num_local = 64;
+  shape.experts.num_experts = 256, shape.experts.num_local = 64;
   EXPECT_NEAR(shape_flops(shape, 64), flops / 4, 1e-6 * flops);
   EXPECT_NEAR(expert_load(shape, 64, 1).touched, touched / 4, 1e-6 * touched);
   EXPECT_NEAR(expert_load(shape, 4096, 128).slots_of_tile, 96, 0.5);

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -117,7 +119,8 @@ class CommOnGpus : public ::testing::TestWithParam<bool> {
 TEST_P(CommOnGpus, SumsAreThoseOfTheHost) {
   EXPECT_THAT(run_gpus(GetParam(),
                        [&](const Rank& rank) {
-                         for (const int64_t count : {1, 37, 4096, 70001, 1 << 20}) {
+                         for (const int64_t count :
+                              {1, 37, 63, 65, 4096, 32767, 70001, 131072, 300007, 524288, 1 << 20, 2625572, 5 << 20}) {
                            const device::Tensor in = rank.place(random_values(seed_, rank.comm.rank(), count));
                            const device::Tensor out(DType::kF32, {count}, rank.executor.memory());
                            rank.comm.all_reduce(in.view(), out.view(), rank.executor.queue());
@@ -184,6 +187,53 @@ TEST_P(CommOnGpus, ARecordingSumsWhatIsThereWhenItIsLaunched) {
                            rank.executor.memory().upload(in.view().data, values.data(), values.size() * sizeof(float));
                            recording->launch();
                            EXPECT_EQ(rank.read(out.view()), sum_of(seed_ + round, kCount)) << round;
+                           rank.comm.end_step();
+                         }
+                       }),
+              Each(""));
+}
+
+// Sums of many sizes behind each other, in place: once all ranks have the same, each next sum is twice the one before.
+// A rank is late now and then.
+TEST_P(CommOnGpus, SumsBehindEachOtherOfManySizesWhoeverIsLate) {
+  const std::vector<int64_t> counts = {4096, 524288, 33, 131072, 1, 70001, 262144, 2048, 1000003};
+  constexpr int kRounds = 10, kLaunches = 6, kSums = 3;
+  EXPECT_THAT(run_gpus(GetParam(),
+                       [&](const Rank& rank) {
+                         std::vector<device::Tensor> tensors;
+                         for (const int64_t count : counts) {
+                           tensors.emplace_back(DType::kF32, Shape{count}, rank.executor.memory());
+                         }
+                         auto sum_all = [&] {
+                           for (int i = 0; i < kSums; ++i) {
+                             for (const device::Tensor& x : tensors) {
+                               rank.comm.all_reduce(x.view(), x.view(), rank.executor.queue());
+                             }
+                           }
+                         };
+                         sum_all();
+                         const auto recording = rank.executor.record(sum_all);
+                         Rng lateness(seed_, static_cast<uint64_t>(100 + rank.comm.rank()));
+                         for (uint64_t round = 0; round < kRounds; ++round) {
+                           std::vector<std::vector<float>> expected;
+                           for (size_t i = 0; i < counts.size(); ++i) {
+                             const uint64_t seed = seed_ + round * 100 + i;
+                             const std::vector<float> values = random_values(seed, rank.comm.rank(), counts[i]);
+                             rank.executor.memory().upload(tensors[i].view().data, values.data(),
+                                                           values.size() * sizeof(float));
+                             expected.push_back(sum_of(seed, counts[i]));
+                             for (float& value : expected.back()) value = std::ldexp(value, kLaunches * kSums - 1);
+                           }
+                           rank.comm.begin_step();
+                           for (int i = 0; i < kLaunches; ++i) {
+                             if (lateness.below(3) == 0) {
+                               std::this_thread::sleep_for(std::chrono::microseconds(lateness.below(400)));
+                             }
+                             recording->launch();
+                           }
+                           for (size_t i = 0; i < counts.size(); ++i) {
+                             EXPECT_TRUE(rank.read(tensors[i].view()) == expected[i]) << counts[i] << ", " << round;
+                           }
                            rank.comm.end_step();
                          }
                        }),

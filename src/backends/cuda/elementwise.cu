@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops whose outputs each depend on a few inputs: embedding, stream_add, swiglu, moe_combine, mhc_post. One thread per
 // output or four neighbouring ones (mhc_post: all streams of a channel).
+#include <algorithm>
+
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "device/cuda/peer_exchange.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -46,12 +49,7 @@ __global__ void moe_combine_kernel(ExpertSum experts, Values out, int64_t count)
 
 // All four streams of a channel in one thread: `out` may be `x`.
 template <int kWide>
-__global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
-  wait_for_previous();
-  const int64_t i = item_index() * kWide;
-  if (i >= count) return;
-  const int64_t t = i / write.hidden, c = i % write.hidden;
-  const auto in = write.load<kWide, kSlotsAtOnce>(t, c);
+__device__ void write_all(const StreamWrite& write, int64_t t, int64_t c, const StreamWrite::Inputs<kWide>& in) {
   // No load waits for a store.
   Pack<kWide> written[ops::kHcStreams];
 #pragma unroll
@@ -60,6 +58,78 @@ __global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
   for (int k = 0; k < ops::kHcStreams; ++k) {
     store_pack(write.out, (t * ops::kHcStreams + k) * write.hidden + c, written[k]);
   }
+}
+
+template <int kWide>
+__global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
+  wait_for_previous();
+  const int64_t i = item_index() * kWide;
+  if (i >= count) return;
+  const int64_t t = i / write.hidden, c = i % write.hidden;
+  write_all(write, t, c, write.load<kWide, kSlotsAtOnce>(t, c));
+}
+
+// Four channels travel as a slot.
+constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = 4;
+
+__device__ uint64_t slot_words(const Pack<kSumChannels>& values) {
+  const auto word = [&](int n) {
+    return uint32_t{numeric::bf16_from_float(values.v[n + 1])} << 16 | numeric::bf16_from_float(values.v[n]);
+  };
+  return device::cuda::peer_words(word(0), word(2));
+}
+
+__device__ Pack<kSumChannels> slot_values(uint64_t words) {
+  Pack<kSumChannels> values;
+#pragma unroll
+  for (int n = 0; n < kSumChannels; ++n) {
+    values.v[n] = numeric::bf16_to_float(static_cast<uint16_t>(words >> 16 * n));
+  }
+  return values;
+}
+
+// Rank by rank, rounded; `own`: this rank's.
+__device__ Pack<kSumChannels> sum_of_ranks(const device::PeerView& peers, uint32_t call, int64_t slot,
+                                           const Pack<kSumChannels>& own) {
+  Pack<kSumChannels> sum;
+  for (int r = 0; r < peers.world; ++r) {
+    Pack<kSumChannels> part = own;
+    if (r != peers.rank) {
+      volatile uint64_t* place = device::cuda::peer_slot(peers, peers.rank, r, call, slot);
+      part = slot_values(device::cuda::wait_for_peer_words(peers, place, *place));
+    }
+#pragma unroll
+    for (int n = 0; n < kSumChannels; ++n) sum.v[n] = r == 0 ? part.v[n] : sum.v[n] + part.v[n];
+  }
+  round_pack(true, sum);
+  return sum;
+}
+
+// What the experts gave here goes to all ranks and to write.o, before any of theirs is waited for. All blocks are in
+// place at once: of so few threads, eight have room on a multiprocessor.
+__global__ void __launch_bounds__(kSumBlock, 8)
+    sum_ranks_and_write(const __grid_constant__ StreamWrite write, const __grid_constant__ device::PeerView peers,
+                        int64_t num_slots) {
+  wait_for_previous();
+  const uint32_t call = device::cuda::begin_peer_call(peers);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kSumBlock;
+  const auto token_of = [&](int64_t slot) { return slot * kSumChannels / write.hidden; };
+  const auto channel_of = [&](int64_t slot) { return slot * kSumChannels % write.hidden; };
+  for (int64_t slot = item_index(); slot < num_slots; slot += step) {
+    const auto own = write.experts.at<kSumChannels, kSlotsAtOnce>(token_of(slot), channel_of(slot));
+    const uint64_t words = slot_words(own);
+    for (int r = 0; r < peers.world; ++r) {
+      if (r != peers.rank) *device::cuda::peer_slot(peers, r, peers.rank, call, slot) = words;
+    }
+    store_pack(write.o, slot * kSumChannels, own);
+  }
+  for (int64_t slot = item_index(); slot < num_slots; slot += step) {
+    const int64_t t = token_of(slot), c = channel_of(slot);
+    auto in = write.load<kSumChannels, kSlotsAtOnce>(t, c);
+    in.o = sum_of_ranks(peers, call, slot, in.o);
+    write_all(write, t, c, in);
+  }
+  device::cuda::end_peer_call(peers, call);
 }
 
 }  // namespace
@@ -102,6 +172,15 @@ void write_streams(const StreamWrite& write, int64_t num_tokens, device::Queue& 
     launch("mhc_post", queue, kernel, grid_for(count / wide, kBlock), kBlock, 0, write, count);
   };
   has_packs(write.hidden) ? start(mhc_post_kernel<4>, 4) : start(mhc_post_kernel<1>, 1);
+}
+
+void write_sums_of_ranks(const StreamWrite& write, const device::PeerView& peers, const TensorView& part,
+                         int64_t num_tokens, device::Queue& queue) {
+  const int64_t num_slots = num_tokens * write.hidden / kSumChannels;
+  StreamWrite of_sums = write;
+  of_sums.o = values_of(part);
+  const auto blocks = std::min<int64_t>(ceil_div<int64_t>(num_slots, kSumBlock), kMostSumBlocks);
+  launch("mhc_post_pre", queue, sum_ranks_and_write, grid_for(blocks, 1), kSumBlock, 0, of_sums, peers, num_slots);
 }
 
 }  // namespace tessera::backends::cuda

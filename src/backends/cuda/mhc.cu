@@ -277,7 +277,11 @@ void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::
 }
 
 bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_not) {
-  return ops::mhc_post_pre_reference_supports(desc, why_not) && (!desc.norm || rms_norm_supports(*desc.norm, why_not));
+  if (desc.sums_ranks && (!has_packs(desc.mhc.hidden) || desc.mhc.activation != DType::kBF16)) {
+    why_not = "ranks add BF16, four channels at a time";
+    return false;
+  }
+  return ops::mhc_post_pre_parts_agree(desc, why_not) && (!desc.norm || rms_norm_supports(*desc.norm, why_not));
 }
 
 int64_t mhc_post_pre_workspace(const ops::MhcPostPre::Desc& desc, int64_t max_tokens) {
@@ -292,6 +296,7 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
       write.o.data = nullptr;
       write.experts = {values_of(args.combine.routed), values_of(args.combine.shared), desc.combine->top_k,
                        desc.combine->hidden};
+      if (desc.sums_ranks) return write_sums_of_ranks(write, *args.peers, args.combine.out, args.num_tokens, queue);
     }
     if (!desc.norm) return write_streams(write, args.num_tokens, queue);
   }

@@ -98,10 +98,20 @@ __device__ int32_t largest(const float* logits, const uint32_t* mask, int32_t vo
   __shared__ int32_t s_ids[kBlock];
   float best = 0;
   int32_t best_id = -1;
-  for (int32_t id = threadIdx.x; id < vocab; id += kBlock) {
-    const float logit = logits[id];
-    if (logit != logit || logit == no_logit() || !ops::is_allowed(mask, id)) continue;
-    if (is_better(logit, id, best, best_id)) best = logit, best_id = id;
+  constexpr int kAtOnce = 16;  // loads on their way together: of a greedy draw this is all there is to do
+  for (int32_t first = threadIdx.x; first < vocab; first += kAtOnce * kBlock) {
+    float loaded[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int32_t id = first + n * kBlock;
+      loaded[n] = id < vocab ? logits[id] : no_logit();
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int32_t id = first + n * kBlock;
+      if (loaded[n] != loaded[n] || loaded[n] == no_logit() || !ops::is_allowed(mask, id)) continue;
+      if (is_better(loaded[n], id, best, best_id)) best = loaded[n], best_id = id;
+    }
   }
   s_logits[threadIdx.x] = best, s_ids[threadIdx.x] = best_id;
   for (int half = kBlock / 2; half > 0; half /= 2) {

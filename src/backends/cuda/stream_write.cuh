@@ -2,6 +2,7 @@
 #pragma once
 // mhc_post as its own op and as a step of the fused one.
 #include "backends/cuda_common/streams.cuh"
+#include "device/peer_view.h"
 #include "device/queue.h"
 
 namespace tessera::backends::cuda {
@@ -13,5 +14,9 @@ inline cuda_common::StreamWrite stream_write(const ops::MhcDesc& desc, const ops
 
 // The kernel of mhc_post; `out` may be `x`.
 void write_streams(const cuda_common::StreamWrite& write, int64_t num_tokens, device::Queue& queue);
+
+// The same with the sum over ranks of what `write.experts` gives, which is kept in `part` [tokens, hidden] meanwhile.
+void write_sums_of_ranks(const cuda_common::StreamWrite& write, const device::PeerView& peers, const TensorView& part,
+                         int64_t num_tokens, device::Queue& queue);
 
 }  // namespace tessera::backends::cuda

@@ -72,9 +72,9 @@ inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tok
   return tokens;
 }
 
-// Slots of a tile, by how many an expert has on average.
+// Slots of a tile, by how many an expert has on average, here or on another rank.
 inline int32_t expert_tile_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.num_local ? kMostExpertTokens : kFewTileTokens;
+  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.all_experts() ? kMostExpertTokens : kFewTileTokens;
 }
 
 }  // namespace tessera::backends::sm100

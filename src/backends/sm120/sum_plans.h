@@ -35,12 +35,12 @@ inline int64_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tok
   return num_tokens <= InputUnit::kRows ? InputUnit::kRows : FewPlan::kMostTokens;
 }
 
-// Slots of a tile, by how many an expert has on average.
+// Slots of a tile, by how many an expert has on average, here or on another rank.
 inline int32_t expert_tile_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
   constexpr int64_t kOneTile = 6, kSomeTiles = 24;
   const int64_t num_slots = num_tokens * desc.top_k;
-  if (num_slots > kSomeTiles * desc.num_local) return WidePlan::kTokens;
-  return (num_slots > kOneTile * desc.num_local ? FewPlan::kMostTiles : 1) * InputUnit::kRows;
+  if (num_slots > kSomeTiles * desc.all_experts()) return WidePlan::kTokens;
+  return (num_slots > kOneTile * desc.all_experts() ? FewPlan::kMostTiles : 1) * InputUnit::kRows;
 }
 
 }  // namespace tessera::backends::sm120

@@ -30,7 +30,7 @@ MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& ar
   job.experts = args.experts, job.routing = args.routing;
   job.w1 = args.w1, job.w3 = args.w3, job.w2 = args.w2;
   job.x = static_cast<const uint16_t*>(args.x.data), job.out = static_cast<uint16_t*>(args.out.data);
-  job.hidden = desc.hidden, job.inner = desc.inner;
+  job.hidden = desc.hidden, job.inner = desc.inner, job.padded_inner = padded_inner(desc);
   job.first_expert = desc.first_expert, job.num_local = desc.num_local;
   job.work_slots = Shape::kTokens;
   job.limit = desc.swiglu_limit;

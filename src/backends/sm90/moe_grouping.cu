@@ -102,7 +102,7 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   cuda_common::Workspace workspace(base);
   const int64_t positions = cuda_common::most_positions(desc, num_slots);
   scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
-  scratch.h = workspace.take<char>(ProductInputs::bytes(positions, desc.inner));
+  scratch.h = workspace.take<char>(ProductInputs::bytes(positions, padded_inner(desc)));
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
   const int64_t num_tokens = num_slots / desc.top_k;
   const bool is_rounded = cuda_common::needs_input_rows(desc.input),

@@ -13,7 +13,7 @@ using cuda_common::ExpertWork, cuda_common::kPositionGroup, cuda_common::most_wo
 
 // The workspace.
 struct MoeScratch : cuda_common::SlotGroups {
-  char *x, *h;                   // arranged (arranged_inputs.cuh): [positions, hidden], [positions, inner]
+  char *x, *h;                   // arranged (arranged_inputs.cuh): [positions, hidden], [positions, padded inner]
   uint16_t* rounded_x;           // [tokens, hidden], where the mode rounds inputs
   float *x_factors, *h_factors;  // [tokens], [positions]; null: 1
 };
@@ -22,7 +22,7 @@ struct MoeJob : cuda_common::SlotJob {
   MoeScratch scratch;
   const float* routing;  // [slots]
   const uint16_t* x;     // [tokens, hidden]
-  int64_t inner;
+  int64_t inner, padded_inner;
   float limit;
   cuda_common::FastDivisor token_of;  // of a slot
 };

@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kPositionGroup* kRowLanes) round_slots(MoeJob 
   const int row = static_cast<int>(threadIdx.x) / kRowLanes;
   const int32_t in_work = static_cast<int32_t>(blockIdx.y) * kPositionGroup + row;
   if (in_work >= work.count) return;
-  const ArrangedRow<Layout> h(s.h + Layout::bytes(work.first, job.inner) + blockIdx.y * Layout::kBytes,
-                              Layout::stride(work.count), row, job.inner);
+  const ArrangedRow<Layout> h(s.h + Layout::bytes(work.first, job.padded_inner) + blockIdx.y * Layout::kBytes,
+                              Layout::stride(work.count), row, job.padded_inner);
   float g = 1;
   if constexpr (kMode == ops::InputMode::kA4) {
     const int32_t position = work.first + in_work;

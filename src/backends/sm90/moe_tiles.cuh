@@ -21,7 +21,7 @@ class WorkTiles {
   __device__ WorkTiles(const MoeJob& job, int matrix, int tile_rows)
       : job_(job), matrix_(matrix), tile_rows_(tile_rows), count_(job.scratch.totals[1] * row_tiles()) {}
 
-  __device__ int width() const { return static_cast<int>(matrix_ == 2 ? job_.inner : job_.hidden); }
+  __device__ int width() const { return static_cast<int>(matrix_ == 2 ? job_.padded_inner : job_.hidden); }
   __device__ int count() const { return count_; }
   __device__ Place place(int tile) const {
     const int entry = tile / row_tiles();
@@ -99,9 +99,14 @@ class GateAndUpTiles final : public WorkTiles {
       }
       const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
       if (row >= rows()) continue;
-      char* block = job_.scratch.h + Inputs::bytes(work.first, job_.inner) +
-                    row / Inputs::kColumns * Inputs::stride(work.count) + first_token / Inputs::kRows * Inputs::kBytes;
-      *reinterpret_cast<uint32_t*>(block + Inputs::offset_of_pair(lane / 4, row % Inputs::kColumns)) = pair;
+      char* columns =
+          job_.scratch.h + Inputs::bytes(work.first, job_.padded_inner) + first_token / Inputs::kRows * Inputs::kBytes;
+      const auto store = [&](int column, uint32_t value) {
+        char* block = columns + column / Inputs::kColumns * Inputs::stride(work.count);
+        *reinterpret_cast<uint32_t*>(block + Inputs::offset_of_pair(lane / 4, column % Inputs::kColumns)) = value;
+      };
+      store(row, pair);
+      for (int column = row + rows(); column < job_.padded_inner; column += rows()) store(column, 0);
     }
   }
 };

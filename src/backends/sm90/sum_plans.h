@@ -172,14 +172,21 @@ enum class ExpertKernels { kPortable, kFew, kWide };
 // The few kernel's grouping counts slots in one thread block.
 constexpr int64_t kMostFewSlots = 1024;
 
+// Columns of h as `down` reads it: of whole units of w2, whose columns beyond are zero.
+inline int64_t padded_inner(const ops::MoeExperts::Desc& desc) {
+  return round_up<int64_t>(desc.inner, WidePlan::kWeightColumns);
+}
+
+// By what this rank computes: its share of all slots, with its part of their width.
 inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   constexpr int64_t kManySlots = 6, kFewestTeams = 2;  // to an expert; tiles to a team
   const int64_t num_slots = num_tokens * desc.top_k;
-  if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kWeightColumns != 0)
+  if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kInputColumns != 0)
     return ExpertKernels::kPortable;
-  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.num_local) return ExpertKernels::kWide;
+  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.all_experts()) return ExpertKernels::kWide;
   // A tile of gate and up has half its rows of each.
-  const int64_t tiles = num_slots * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
+  const int64_t tiles =
+      num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
   const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
   return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
 }

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "comm/cuda/peer_sum.h"
 #include "comm/message.h"
 #include "device/cuda/check.h"
 #include "device/cuda/memory.h"
@@ -42,9 +43,9 @@ class IpcMemory final : public PeerMemory {
  public:
   IpcMemory(int rank, int world, int64_t capacity)
       : slots_(device::cuda::Memory::Kind::kDevice, static_cast<size_t>(peer_slot_bytes(world, capacity))),
-        calls_(device::cuda::Memory::Kind::kDevice, kPeerBlocks * sizeof(uint32_t)),
+        calls_(device::cuda::Memory::Kind::kDevice, device::kPeerCounters * sizeof(uint32_t)),
         ended_(device::cuda::Memory::Kind::kPinnedHost, sizeof(uint32_t)) {
-    TESSERA_CUDA_CHECK(cudaMemset(slots_.data(), 0, slots_.size()));
+    TESSERA_CUDA_CHECK(cudaMemset(slots_.data(), 0xFF, slots_.size()));
     TESSERA_CUDA_CHECK(cudaMemset(calls_.data(), 0, calls_.size()));
     TESSERA_CUDA_CHECK(cudaDeviceSynchronize());
     *ended_.as<volatile uint32_t>() = 0;
@@ -84,7 +85,7 @@ class IpcMemory final : public PeerMemory {
     }
     return "";
   }
-  const PeerView& view() const override { return view_; }
+  const device::PeerView& view() const override { return view_; }
   void end() noexcept override { *ended_.as<volatile uint32_t>() = 1; }
 
  private:
@@ -109,7 +110,7 @@ class IpcMemory final : public PeerMemory {
 
   device::cuda::Memory slots_, calls_, ended_;
   Address own_;
-  PeerView view_;
+  device::PeerView view_;
   std::vector<void*> mapped_;
 };
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda/peer_sum.h"
+#include "device/peer_view.h"
 
 namespace tessera::comm {
 
@@ -19,12 +19,12 @@ class PeerMemory {
   // Takes the addresses of all ranks, by rank; empty, or why one of them can't be reached from here.
   virtual std::string connect(std::span<const std::vector<uint8_t>> addresses) = 0;
   // Once connected.
-  virtual const PeerView& view() const = 0;
+  virtual const device::PeerView& view() const = 0;
   // Nobody waits any more. From any thread.
   virtual void end() noexcept = 0;
 };
 
-// For sums of up to `capacity` words, on the calling thread's GPU. Null where this build can't: then `why_not` is set.
+// For calls of up to `capacity` slots, on the calling thread's GPU. Null where this build can't: then `why_not` is set.
 std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, int64_t capacity, std::string& why_not);
 
 }  // namespace tessera::comm

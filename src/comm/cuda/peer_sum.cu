@@ -1,95 +1,138 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sum over ranks through peer memory. Bound by latency for one token: a load of the summand, a store over the link,
-// the poll that finds it. Of many tokens by the link, which carries a flag beside each word.
+// the poll that finds it. Of many tokens by the link, which carries the summand and nothing else.
 #include "comm/cuda/peer_sum.h"
 
 #include <algorithm>
 
 #include "comm/rank_sum.h"
 #include "device/cuda/check.h"
+#include "device/cuda/peer_exchange.cuh"
 
 namespace tessera::comm {
 
 namespace {
 
-constexpr int kPollsBetweenLooks = 4096;  // at `ended`, which is over the bus
+using namespace device::cuda;
+using device::PeerView, device::kPeerSlotWords;
+
+// All blocks are in place at once, one to a multiprocessor. Many threads keep the link busy, of few sums small blocks
+// begin sooner.
+constexpr int kMostBlocks = 128, kFewestThreads = 256, kMostThreads = 1024;
+constexpr int kLanes = 32;
+static_assert(kPeerGroupWords == kPeerSlotWords * kLanes && kFewestThreads % kLanes == 0);
 
 struct PeerJob {
   PeerView view;
   const void* in;
   void* out;
   bool in_bf16, out_bf16, sends, collects;
-  int64_t num_words;
+  int64_t num_words, num_slots;
 };
 
-// Never 0, and for two calls that follow each other in the same slots never the same.
-__device__ uint64_t flag_of(uint32_t call) {
-  return uint64_t{call << 1 | 1u} << 32;
+// Word i of a slot.
+__device__ int64_t word_of(int64_t slot, int i) {
+  return slot / kLanes * kPeerGroupWords + i * kLanes + slot % kLanes;
 }
 
-__device__ int64_t slot_of(const PeerView& view, uint32_t call, int sender, int64_t word) {
-  return (int64_t{call & 1u} * view.world + sender) * view.capacity + word;
+// What this rank adds at a slot; behind the end anything.
+__device__ uint64_t own_words(const PeerJob& job, int64_t slot) {
+  const auto word = [&](int i) {
+    const int64_t at = word_of(slot, i);
+    return at < job.num_words ? static_cast<const uint32_t*>(job.in)[at] : 0;
+  };
+  return peer_words(word(0), word(1));
 }
 
-// Words and flags are one access of 8 bytes, which is seen whole or not at all.
-__device__ uint32_t wait_for_word(const PeerView& view, volatile uint64_t* slot, uint64_t flag) {
-  for (unsigned polls = 1;; ++polls) {
-    const uint64_t found = *slot;
-    if ((found ^ flag) >> 32 == 0) {
-      *slot = 0;  // a flag is seen once, however long until its number comes again
-      return static_cast<uint32_t>(found);
-    }
-    if (polls % kPollsBetweenLooks == 0 && *static_cast<const volatile uint32_t*>(view.ended) != 0) return 0;
+// Values of a slot's words, two of a word where they are BF16.
+struct Sums {
+  float v[kPeerSlotWords][2];
+};
+
+__device__ void add_words(const PeerJob& job, uint64_t words, bool is_first, Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < kPeerSlotWords; ++i) {
+    const auto bits = static_cast<uint32_t>(words >> 32 * i);
+    const float values[2] = {
+        job.in_bf16 ? numeric::bf16_to_float(static_cast<uint16_t>(bits)) : __builtin_bit_cast(float, bits),
+        job.in_bf16 ? numeric::bf16_to_float(static_cast<uint16_t>(bits >> 16)) : 0.0f};
+#pragma unroll
+    for (int n = 0; n < 2; ++n) sums.v[i][n] = is_first ? values[n] : sums.v[i][n] + values[n];
   }
 }
 
-__device__ void sum_word(const PeerJob& job, uint32_t call, int64_t word) {
+__device__ void store_sums(const PeerJob& job, int64_t slot, const Sums& sums) {
+#pragma unroll
+  for (int i = 0; i < kPeerSlotWords; ++i) {
+    const int64_t at = word_of(slot, i);
+    if (at >= job.num_words) return;
+    if (!job.in_bf16) {
+      store_value(job.out, job.out_bf16, at, sums.v[i][0]);
+    } else if (job.out_bf16) {
+      static_cast<uint32_t*>(job.out)[at] =
+          uint32_t{numeric::bf16_from_float(sums.v[i][1])} << 16 | numeric::bf16_from_float(sums.v[i][0]);
+    } else {
+      store_value(job.out, false, 2 * at, sums.v[i][0]);
+      store_value(job.out, false, 2 * at + 1, sums.v[i][1]);
+    }
+  }
+}
+
+__device__ void send(const PeerJob& job, uint32_t call, int64_t slot) {
+  if (slot >= job.num_slots) return;
   const PeerView& view = job.view;
-  const uint64_t flag = flag_of(call);
-  float sums[2] = {0, 0};
+  const uint64_t words = own_words(job, slot);
   for (int r = 0; r < view.world; ++r) {
-    const uint32_t bits = r == view.rank
-                              ? static_cast<const uint32_t*>(job.in)[word]
-                              : wait_for_word(view, view.slots[view.rank] + slot_of(view, call, r, word), flag);
-    for (int i = 0; i < (job.in_bf16 ? 2 : 1); ++i) {
-      const float value =
-          job.in_bf16 ? numeric::bf16_to_float(static_cast<uint16_t>(bits >> 16 * i)) : __builtin_bit_cast(float, bits);
-      sums[i] = r == 0 ? value : sums[i] + value;
-    }
+    if (r != view.rank) *peer_slot(view, r, view.rank, call, slot) = words;
   }
-  if (!job.in_bf16) return store_value(job.out, job.out_bf16, word, sums[0]);
-  for (int i = 0; i < 2; ++i) store_value(job.out, job.out_bf16, 2 * word + i, sums[i]);
 }
 
-__global__ void __launch_bounds__(kPeerThreads) peer_sum_kernel(const PeerJob job) {
+__device__ void collect(const PeerJob& job, uint32_t call, int64_t slot) {
   const PeerView& view = job.view;
-  const uint32_t call = view.calls[blockIdx.x];
-  constexpr int64_t kStep = int64_t{kPeerBlocks} * kPeerThreads;
-  const int64_t first = int64_t{blockIdx.x} * kPeerThreads + threadIdx.x;
-  // All of it is sent before anything is waited for: who waits keeps nobody from sending.
-  for (int64_t word = first; job.sends && word < job.num_words; word += kStep) {
-    const uint64_t slot = static_cast<const uint32_t*>(job.in)[word] | flag_of(call);
-    for (int r = 0; r < view.world; ++r) {
-      if (r != view.rank) *static_cast<volatile uint64_t*>(view.slots[r] + slot_of(view, call, view.rank, word)) = slot;
-    }
+  Sums sums;
+  for (int r = 0; r < view.world; ++r) {
+    volatile uint64_t* place = peer_slot(view, view.rank, r, call, slot);
+    add_words(job, r == view.rank ? own_words(job, slot) : wait_for_peer_words(view, place, *place), r == 0, sums);
   }
-  if (!job.collects) return;
-  for (int64_t word = first; word < job.num_words; word += kStep) sum_word(job, call, word);
-  __syncthreads();
-  if (threadIdx.x == 0) view.calls[blockIdx.x] = call + 1;
+  store_sums(job, slot, sums);
+}
+
+// May be in place before the kernel before it has ended, as kernels of backends are, and lets the next one be so, whose
+// blocks take no place from these: all of them have theirs by then.
+__global__ void __launch_bounds__(kMostThreads) peer_sum_kernel(const __grid_constant__ PeerJob job) {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+  const uint32_t call = begin_peer_call(job.view);
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  int64_t slot = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (job.sends) send(job, call, slot);
+  // What is waited for next is sent before: while words are on the link those before them are added up.
+  for (; slot < job.num_slots; slot += step) {
+    if (job.sends) send(job, call, slot + step);
+    if (job.collects) collect(job, call, slot);
+  }
+  if (job.collects) end_peer_call(job.view, call);
 }
 
 }  // namespace
 
 void peer_sum_on_gpu(const PeerView& view, const void* in, bool in_bf16, void* out, bool out_bf16, int64_t count,
-                     void* stream, PeerPart part) {
-  const int64_t num_words = in_bf16 ? count / 2 : count;
-  const PeerJob job{view, in, out, in_bf16, out_bf16, part != PeerPart::kCollect, part != PeerPart::kSend, num_words};
+                     const device::Queue& queue, PeerPart part) {
+  const int64_t num_words = in_bf16 ? count / 2 : count, num_slots = peer_slots(num_words);
+  const PeerJob job{view,      in,       out, in_bf16, out_bf16, part != PeerPart::kCollect, part != PeerPart::kSend,
+                    num_words, num_slots};
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  const int64_t threads = std::clamp<int64_t>(round_up<int64_t>(ceil_div<int64_t>(num_slots, kMostBlocks), kLanes),
+                                              kFewestThreads, kMostThreads);
   cudaLaunchConfig_t config{};
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min<int64_t>((num_words + kPeerThreads - 1) / kPeerThreads, kPeerBlocks)));
-  config.blockDim = dim3(kPeerThreads);
-  config.stream = static_cast<cudaStream_t>(stream);
+  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(ceil_div<int64_t>(num_slots, threads), kMostBlocks)));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(queue.stream());
+  if (queue.overlaps_kernels()) config.attrs = &overlap, config.numAttrs = 1;
   TESSERA_CUDA_CHECK(cudaLaunchKernelEx(&config, peer_sum_kernel, job));
 }
 

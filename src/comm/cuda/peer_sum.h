@@ -1,29 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The sum over ranks whose GPUs write into each other's memory, in one kernel. A rank writes every word of its summand,
-// beside a flag, into each other's slots, and adds up what it finds in its own: no barrier, one way over the link.
-//
-// Words (4 bytes: one F32 or two BF16 values) are dealt out to thread blocks in a fixed way, and each block counts its
-// calls. Slots are there twice and used by turns. Two calls later they are free again: the call between them ended
-// here, so on every other rank it had begun, and there the sum before it, which read the slots, had ended.
+// The sum over ranks whose GPUs write into each other's memory, in one kernel. A rank writes its summand into each
+// other's slots and adds up what it finds in its own (device/cuda/peer_exchange.cuh).
 #include <cstdint>
+
+#include "base/integer_math.h"
+#include "device/peer_view.h"
+#include "device/queue.h"
 
 namespace tessera::comm {
 
-constexpr int kMaxPeers = 8;
+// Words that a warp exchanges at once: slot `lane` of such a group has words `lane` and 32 + `lane`.
+constexpr int kPeerGroupWords = 64;
 
-// Memory that one rank's GPU has and the others' write: slots u64 [2, world senders, capacity], all zero at first. A
-// slot is a word, and above it a flag.
-struct PeerView {
-  int rank = 0, world = 0;
-  int64_t capacity = 0;             // words of a sum, at most
-  uint64_t* slots[kMaxPeers]{};     // of each rank, as this GPU reaches them
-  uint32_t* calls = nullptr;        // [kPeerBlocks] of this GPU's memory, zero at first
-  const uint32_t* ended = nullptr;  // in page-locked host memory; not 0: nobody waits any more, sums are undefined
-};
+// Slots of a sum of so many words.
+inline int64_t peer_slots(int64_t num_words) {
+  return round_up<int64_t>(num_words, kPeerGroupWords) / device::kPeerSlotWords;
+}
 
-constexpr int kPeerBlocks = 128, kPeerThreads = 256;
-
+// Of a view with these slots for a call.
 inline int64_t peer_slot_bytes(int world, int64_t capacity) {
   return 2 * int64_t{world} * capacity * static_cast<int64_t>(sizeof(uint64_t));
 }
@@ -33,9 +28,9 @@ inline int64_t peer_slot_bytes(int world, int64_t capacity) {
 enum class PeerPart { kBoth, kSend, kCollect };
 
 // out[i] = sum over ranks of in[i] in ascending order of ranks in FP32, rounded once, for i < count; `in` has a whole
-// number of words, at most view.capacity. out may be in where the types agree. All calls of a view are made on one
-// stream, a cudaStream_t.
-void peer_sum_on_gpu(const PeerView& view, const void* in, bool in_bf16, void* out, bool out_bf16, int64_t count,
-                     void* stream, PeerPart part = PeerPart::kBoth);
+// number of words, of at most view.capacity slots. Both begin at a multiple of 4 bytes; out may be in where the types
+// agree. All calls of a view are made on one queue.
+void peer_sum_on_gpu(const device::PeerView& view, const void* in, bool in_bf16, void* out, bool out_bf16,
+                     int64_t count, const device::Queue& queue, PeerPart part = PeerPart::kBoth);
 
 }  // namespace tessera::comm

@@ -5,7 +5,7 @@
 
 namespace tessera::comm {
 
-void peer_sum_on_gpu(const PeerView&, const void*, bool, void*, bool, int64_t, void*, PeerPart) {
+void peer_sum_on_gpu(const device::PeerView&, const void*, bool, void*, bool, int64_t, const device::Queue&, PeerPart) {
   fail(ErrorCode::kUnsupported, "this build has no CUDA");
 }
 

@@ -14,10 +14,12 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
   turn_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "turn", {.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc},
       {attention_site_.post().chosen(), moe_site_.pre().chosen(), norm.op().chosen()});
-  if (moe_.output_sum().is_needed()) return;  // between combine and post
-  end_ = builder.bind_fused<ops::MhcPostPre>(prefix + "end",
-                                             {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}},
-                                             {moe_.combine().chosen(), moe_site_.post().chosen()});
+  const bool sums_ranks = moe_.output_sum().is_needed();
+  if (sums_ranks && moe_.output_sum().peers(0) == nullptr) return;
+  end_ = builder.bind_fused<ops::MhcPostPre>(
+      prefix + "end",
+      {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
+      {moe_.combine().chosen(), moe_site_.post().chosen()});
 }
 
 TensorView Block::turn(const StepContext& context, const TensorView& streams, const TensorView& output,
@@ -51,18 +53,21 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
   context.trace(prefix_, "attn_out", attended);
   const TensorView mid = turn(context, streams, attended, coefficients, y);
   const ops::MoeCombine::Args parts = moe_.run(context, y);
-  if (end_.is_bound() && context.tracer == nullptr) {
+  const bool sums_ranks = moe_.output_sum().is_needed();
+  const device::PeerView* peers = sums_ranks ? moe_.output_sum().peers(parts.out.num_bytes()) : nullptr;
+  if (end_.is_bound() && context.tracer == nullptr && (peers != nullptr || !sums_ranks)) {
     end_.run({.combine = parts,
               .post = HyperConnection::write_args(context, mid, parts.out, coefficients, streams),
               .pre = {},
               .weight = {},
+              .peers = peers,
               .num_tokens = context.num_tokens(),
               .workspace = context.workspace},
              context.queue);
     return;
   }
   moe_.combine().run(parts, context.queue);
-  if (moe_.output_sum().is_needed()) moe_.output_sum().run(context, parts.out, parts.out);
+  if (sums_ranks) moe_.output_sum().run(context, parts.out, parts.out);
   context.trace(prefix_, "ffn_out", parts.out);
   moe_site_.write(context, mid, parts.out, coefficients, streams);
   context.trace(prefix_, "out", streams);

@@ -63,6 +63,7 @@ void MoeLayer::load_experts(LayerBuilder& builder) {
                             .inner = builder.weights.local_shape(name(first, "w1"))[0],
                             .first_expert = first,
                             .num_local = num_local,
+                            .num_experts = c.num_experts,
                             .top_k = c.experts_per_token,
                             .format = format,
                             .input = resolve_input(builder.precision.input, format, InputRole::kQuantised),

@@ -6,17 +6,27 @@
 namespace tessera::ops {
 
 std::string MhcPostPre::Desc::to_string() const {
-  return fmt::format("{}{}{}{}", mhc.to_string(), combine ? ", combine " + combine->to_string() : "",
-                     has_post ? ", post" : "", norm ? ", pre and norm" : "");
+  return fmt::format("{}{}{}{}{}", mhc.to_string(), combine ? ", combine " + combine->to_string() : "",
+                     sums_ranks ? ", sum over ranks" : "", has_post ? ", post" : "", norm ? ", pre and norm" : "");
 }
 
-bool mhc_post_pre_reference_supports(const MhcPostPre::Desc& desc, std::string& why_not) {
+bool mhc_post_pre_parts_agree(const MhcPostPre::Desc& desc, std::string& why_not) {
   if ((desc.combine && (!desc.has_post || desc.combine->hidden != desc.mhc.hidden)) ||
       (desc.norm && desc.norm->width != desc.mhc.hidden)) {
     why_not = "parts have one width, and experts are combined before a post";
     return false;
   }
+  if (desc.sums_ranks && (!desc.combine || desc.norm)) {
+    why_not = "ranks add what experts gave, before a post alone";
+    return false;
+  }
   return mhc_reference_supports(desc.mhc, why_not) && (!desc.norm || rms_norm_reference_supports(*desc.norm, why_not));
+}
+
+bool mhc_post_pre_reference_supports(const MhcPostPre::Desc& desc, std::string& why_not) {
+  if (!desc.sums_ranks) return mhc_post_pre_parts_agree(desc, why_not);
+  why_not = "reaches no other rank's memory";
+  return false;
 }
 
 void mhc_post_pre_reference(const MhcPostPre::Desc& desc, const MhcPostPre::Args& args, device::Queue& queue) {

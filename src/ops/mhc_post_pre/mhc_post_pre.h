@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "device/peer_view.h"
 #include "ops/mhc/mhc.h"
 #include "ops/moe/moe.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -23,6 +24,9 @@ struct MhcPostPre {
     std::optional<MoeCombine::Desc> combine = {};  // with has_post only
     bool has_post = false;
     std::optional<RmsNorm::Desc> norm = {};  // mhc_pre, and the norm of its y in place; none: neither
+    // What combine gives, rounded, is a part: post takes the sum over ranks, in ascending order in FP32, rounded once.
+    // With combine, without norm; kernels for GPUs that reach each other's memory only.
+    bool sums_ranks = false;
     std::string to_string() const;
   };
   // Parts that are wanted are filled in; their numbers of tokens and workspace are those below.
@@ -30,12 +34,15 @@ struct MhcPostPre {
     MoeCombine::Args combine;  // out: post.o, scratch
     MhcPost::Args post;        // out: pre.x where that is wanted, and then another array than x
     MhcPre::Args pre;
-    TensorView weight;  // [hidden] BF16 or F32, of the norm
+    TensorView weight;                        // [hidden] BF16 or F32, of the norm
+    const device::PeerView* peers = nullptr;  // sums_ranks: has room for this many tokens
     int64_t num_tokens = 0;
     void* workspace = nullptr;
   };
 };
 
+// Whether the parts fit each other, and each is one that the reference computes.
+bool mhc_post_pre_parts_agree(const MhcPostPre::Desc& desc, std::string& why_not);
 bool mhc_post_pre_reference_supports(const MhcPostPre::Desc& desc, std::string& why_not);
 void mhc_post_pre_reference(const MhcPostPre::Desc& desc, const MhcPostPre::Args& args, device::Queue& queue);
 

@@ -24,11 +24,13 @@ struct MoeExperts {
   struct Desc {
     int64_t hidden = 0, inner = 0;
     int64_t first_expert = 0, num_local = 0;
+    int64_t num_experts = 0;  // that tokens choose from, on all ranks; 0: the local ones
     int64_t top_k = 0;
     WeightFormat format = WeightFormat::kNvfp4;  // of every expert's three matrices
     InputMode input = InputMode::kA16;           // resolved for `format`
     float swiglu_limit = 0;
     DType activation = DType::kBF16;
+    int64_t all_experts() const { return num_experts > 0 ? num_experts : num_local; }
     std::string to_string() const;
   };
   struct Args {

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles and kernels of experts are chosen by what a rank computes of them: cut by id it has a share of the slots, cut
+// by width a part of every expert.
+#include <gtest/gtest.h>
+
+#include "backends/sm100/sums_plan.h"
+#include "backends/sm120/sum_plans.h"
+#include "backends/sm90/sum_plans.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kMultiprocessors = 132;
+
+// Flash's experts.
+constexpr ops::MoeExperts::Desc kWhole{.hidden = 4096, .inner = 2048, .num_local = 256, .num_experts = 256, .top_k = 6};
+
+ops::MoeExperts::Desc by_id(int64_t world) {
+  ops::MoeExperts::Desc desc = kWhole;
+  desc.first_expert = desc.num_local /= world;
+  return desc;
+}
+
+ops::MoeExperts::Desc by_width(int64_t world) {
+  ops::MoeExperts::Desc desc = kWhole;
+  desc.inner /= world;
+  return desc;
+}
+
+// As many slots come to an expert whoever has it.
+TEST(ExpertChoice, TilesOfSlotsDoNotDependOnTheCut) {
+  for (int64_t tokens = 1; tokens <= 8192; tokens += 1 + tokens / 8) {
+    for (const int64_t world : {2, 4, 8}) {
+      for (const ops::MoeExperts::Desc& desc : {by_id(world), by_width(world)}) {
+        EXPECT_EQ(backends::sm100::expert_tile_slots(desc, tokens), backends::sm100::expert_tile_slots(kWhole, tokens));
+        EXPECT_EQ(backends::sm120::expert_tile_slots(desc, tokens), backends::sm120::expert_tile_slots(kWhole, tokens));
+      }
+    }
+  }
+}
+
+TEST(ExpertChoice, HopperCountsARanksOwnSlotsAndRows) {
+  using backends::sm90::ExpertKernels;
+  const auto chosen = [](const ops::MoeExperts::Desc& desc, int64_t tokens) {
+    return backends::sm90::expert_kernels(desc, tokens, kMultiprocessors);
+  };
+  // Three slots to an expert: tiles of eight, on any number of ranks.
+  EXPECT_EQ(chosen(kWhole, 128), ExpertKernels::kFew);
+  for (const int64_t world : {2, 4, 8}) {
+    EXPECT_EQ(chosen(by_id(world), 128), ExpertKernels::kFew) << world;
+    EXPECT_EQ(chosen(by_width(world), 128), ExpertKernels::kFew) << world;
+    EXPECT_EQ(chosen(by_id(world), 256), ExpertKernels::kWide) << world;
+    EXPECT_EQ(chosen(by_width(world), 256), ExpertKernels::kWide) << world;
+  }
+  // Too few tiles for the GPU, whichever way the half of them went.
+  EXPECT_EQ(chosen(kWhole, 4), ExpertKernels::kFew);
+  EXPECT_EQ(chosen(by_id(2), 4), ExpertKernels::kPortable);
+  EXPECT_EQ(chosen(by_width(2), 4), ExpertKernels::kPortable);
+}
+
+// Pro's over eight ranks have 384.
+TEST(ExpertChoice, HopperTakesWidthsOf128Channels) {
+  ops::MoeExperts::Desc desc = kWhole;
+  for (const int64_t inner : {128, 256, 384, 640}) {
+    desc.inner = inner;
+    EXPECT_EQ(backends::sm90::expert_kernels(desc, 4096, kMultiprocessors), backends::sm90::ExpertKernels::kWide);
+    EXPECT_EQ(backends::sm90::padded_inner(desc) % 512, 0);
+    EXPECT_LT(backends::sm90::padded_inner(desc) - inner, 512);
+  }
+  desc.inner = 64;
+  EXPECT_EQ(backends::sm90::expert_kernels(desc, 4096, kMultiprocessors), backends::sm90::ExpertKernels::kPortable);
+}
+
+}  // namespace
+}  // namespace tessera
