@@ -4,8 +4,8 @@
 
 namespace tessera::backends::sm90 {
 
-// A value that all lanes have anyway, so that the compiler knows it: a loop around products whose end or branches it
-// thinks may differ between lanes takes a fifth longer (docs/performance/hopper.md). All of the warp.
+// A value that all lanes have anyway, so that the compiler knows it: around a loop that it thinks lanes may leave one
+// by one it puts reconvergence, and what products need into other registers first. By all lanes of the warp.
 __device__ inline int uniform(int value) {
   return __shfl_sync(~0u, value, 0);
 }
