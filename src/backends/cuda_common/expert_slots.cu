@@ -107,9 +107,13 @@ __global__ void __launch_bounds__(kThreads) list_slots(SlotJob job, SlotGroups g
   if (blockIdx.y > 0) return;
   const int32_t count = range.count;
   if (count + lane < round_up_to(count, kPositionGroup)) groups.slots[range.begin + count + lane] = -1;
-  for (int32_t before = lane * job.work_slots, entry = range.first_entry + lane; before < count;
-       before += kSlotWarp * job.work_slots, entry += kSlotWarp) {
-    groups.work[entry] = work_of(job, expert, range.begin + before, min(count - before, job.work_slots));
+  if (count == 0) return;
+  // Entries as few as there can be, and alike: a tile's time follows its slots.
+  const int32_t parts = (count + job.work_slots - 1) / job.work_slots;
+  const int32_t each = round_up_to((count + parts - 1) / parts, kPositionGroup);
+  for (int32_t part = lane; part < parts; part += kSlotWarp) {
+    const int32_t before = part * each;
+    groups.work[range.first_entry + part] = work_of(job, expert, range.begin + before, min(count - before, each));
   }
 }
 

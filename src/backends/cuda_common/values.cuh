@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backends/cuda_common/ptx/conversions.cuh"
 #include "base/error.h"
 #include "numeric/bf16.h"
 #include "tensor/tensor_view.h"
@@ -39,10 +40,7 @@ __device__ inline float round_to(bool is_bf16, float value) {
   return is_bf16 ? numeric::bf16_round(value) : value;
 }
 
-// Two values as BF16, the first in the lower half.
-__device__ inline uint32_t bf16_pair(float first, float second) {
-  return numeric::bf16_from_float(first) | static_cast<uint32_t>(numeric::bf16_from_float(second)) << 16;
-}
+using ptx::bf16_pair;
 
 // exp in FP64, rounded once: within a hair of the correctly rounded FP32 value on every GPU.
 __device__ inline float exp_rounded(float x) {

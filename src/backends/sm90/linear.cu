@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/tiled_map.cuh"
 #include "backends/sm90/arranged_tokens.h"
 #include "backends/sm90/kernels.h"
@@ -42,6 +43,7 @@ template <WeightFormat kWeightFormat>
 class LinearTiles : public cuda_common::MapTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
   using Share = cuda_common::PackedShare<kFormat>;
   __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
@@ -72,22 +74,28 @@ class LinearTiles : public cuda_common::MapTiles {
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
     const int64_t num_rows = job_.groups * job_.out;
     const auto value = [&](int i) { return sums[i] * Share::kFactor * job_.tensor_scale; };
+    if (job_.y.is_bf16) {
+      // A branch that leaves before the end would make the loop over tiles one of lanes that differ (uniform()).
+      const int64_t row = place.first_row + warp * Layout::kRows + lane % 4 * 2;
+      const int64_t first_token = place.first_token + lane / 4;
+      uint16_t* y = static_cast<uint16_t*>(job_.y.data) + first_token * num_rows + place.group * job_.out + row;
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; i += 4) {  // tokens of 8
+        const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(i), value(i + 1)));
+        const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(i + 2), value(i + 3)));
+        if (row >= job_.out || first_token + i * 2 >= job_.num_tokens) continue;
+        uint16_t* to = y + i * 2 * num_rows;
+        *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
+      }
+      return;
+    }
+    const int64_t row_of_group = place.first_row + warp * Layout::kRows + lane / 4;
 #pragma unroll
     for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
-      const int64_t first_row = place.first_row + warp * Layout::kRows + i % 4 / 2 * 8;
-      const int64_t first_token = place.first_token + i / 4 * 8;
-      if (job_.y.is_bf16) {
-        const uint32_t pair = ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
-        const int64_t row = first_row + lane % 4 * 2, token = first_token + lane / 4;
-        if (row >= job_.out || token >= job_.num_tokens) continue;
-        uint16_t* y = static_cast<uint16_t*>(job_.y.data) + token * num_rows + place.group * job_.out + row;
-        *reinterpret_cast<uint32_t*>(y) = pair;
-      } else {
-        const int64_t row = first_row + lane / 4, token = first_token + lane % 4 * 2;
-        float* y = static_cast<float*>(job_.y.data) + token * num_rows + place.group * job_.out + row;
-        if (row < job_.out && token < job_.num_tokens) y[0] = value(i);
-        if (row < job_.out && token + 1 < job_.num_tokens) y[num_rows] = value(i + 1);
-      }
+      const int64_t row = row_of_group + i % 4 / 2 * 8, token = place.first_token + i / 4 * 8 + lane % 4 * 2;
+      float* y = static_cast<float*>(job_.y.data) + token * num_rows + place.group * job_.out + row;
+      if (row < job_.out && token < job_.num_tokens) y[0] = value(i);
+      if (row < job_.out && token + 1 < job_.num_tokens) y[num_rows] = value(i + 1);
     }
   }
 
@@ -101,10 +109,15 @@ bool linear_supports(const ops::Linear::Desc& desc, std::string& why_not) {
   return cuda::linear_packed_supports(desc, why_not);
 }
 
+// So much shared memory that a multiprocessor has two blocks at most: begun early, behind a kernel that leaves a few
+// multiprocessors idle, they would crowd there, eight to each, and wait.
+constexpr size_t kSpreadShared = 100 << 10;
+
 void arrange_tokens(const ArrangedTokens& tokens, const device::Queue& queue) {
   const dim3 grid(static_cast<unsigned>(ceil_div<int64_t>(tokens.num_tokens, ProductInputs::kRows)),
                   static_cast<unsigned>(tokens.groups), arranged_parts(tokens.in));
-  cuda_common::launch("arrange_inputs", queue, arrange_inputs, grid, 256, 0, tokens);
+  const bool fits_spread = int64_t{grid.x} * grid.y * grid.z <= int64_t{2} * cuda_common::multiprocessors();
+  cuda_common::launch("arrange_inputs", queue, arrange_inputs, grid, 256, fits_spread ? kSpreadShared : 0, tokens);
 }
 
 int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "backends/cuda_common/fast_division.cuh"
+#include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/workspace.h"
 #include "backends/sm90/arranged_tokens.h"
@@ -46,6 +47,7 @@ template <WeightFormat kWeightFormat>
 class ChunkTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
   using Share = cuda_common::PackedShare<kFormat>;
   struct Place {
@@ -124,7 +126,8 @@ __device__ void store_quad(const ChunkMap& map, int64_t token, int row, const Qu
   const int64_t at = (token * map.rows + row) / kRowsAtOnce;
   const float(&v)[kRowsAtOnce] = quad.values;
   if (map.y.is_bf16) {
-    static_cast<uint2*>(map.y.data)[at] = {cuda_common::bf16_pair(v[0], v[1]), cuda_common::bf16_pair(v[2], v[3])};
+    using cuda_common::ptx::bf16_pair;
+    static_cast<uint2*>(map.y.data)[at] = {bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3])};
   } else {
     static_cast<float4*>(map.y.data)[at] = {v[0], v[1], v[2], v[3]};
   }

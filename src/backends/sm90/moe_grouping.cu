@@ -35,6 +35,10 @@ __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   const ExpertWork& work = s.work[blockIdx.x];
   const int32_t before = static_cast<int32_t>(blockIdx.y) * kPositionGroup;
   if (before >= work.count) return;
+  if (blockIdx.z == 0 && threadIdx.x < kPositionGroup) {
+    const int32_t position = work.first + before + static_cast<int32_t>(threadIdx.x);
+    s.weights[position] = job.weight_of(s.slots[position]);
+  }
   arrange_rows<ProductInputs>(arranged_of<ProductInputs>(job, work.first) + blockIdx.y * ProductInputs::kBytes,
                               ProductInputs::stride(work.count), job.hidden, static_cast<int>(blockIdx.z),
                               [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
@@ -90,7 +94,10 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
     }
   }
   __syncthreads();
-  if (thread < kPositionGroup && part == 0) s.slots[first + thread] = s_slots[thread];
+  if (thread < kPositionGroup && part == 0) {
+    s.slots[first + thread] = s_slots[thread];
+    s.weights[first + thread] = job.weight_of(s_slots[thread]);
+  }
   arrange_rows<LaneInputs>(arranged_of<LaneInputs>(job, first), LaneInputs::kBytes, job.hidden, part,
                            [&](int row) { return input_of(job, s_slots[row]); });
 }
@@ -103,6 +110,7 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   const int64_t positions = cuda_common::most_positions(desc, num_slots);
   scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
   scratch.h = workspace.take<char>(ProductInputs::bytes(positions, padded_inner(desc)));
+  scratch.weights = workspace.take<float>(positions);
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
   const int64_t num_tokens = num_slots / desc.top_k;
   const bool is_rounded = cuda_common::needs_input_rows(desc.input),

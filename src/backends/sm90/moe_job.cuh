@@ -16,6 +16,7 @@ struct MoeScratch : cuda_common::SlotGroups {
   char *x, *h;                   // arranged (arranged_inputs.cuh): [positions, hidden], [positions, padded inner]
   uint16_t* rounded_x;           // [tokens, hidden], where the mode rounds inputs
   float *x_factors, *h_factors;  // [tokens], [positions]; null: 1
+  float* weights;                // [positions] of routing; 0: no slot
 };
 
 struct MoeJob : cuda_common::SlotJob {
@@ -25,6 +26,8 @@ struct MoeJob : cuda_common::SlotJob {
   int64_t inner, padded_inner;
   float limit;
   cuda_common::FastDivisor token_of;  // of a slot
+
+  __device__ float weight_of(int32_t slot) const { return slot < 0 ? 0 : routing[slot]; }
 };
 
 // Bytes of the workspace for num_slots slots; fills `scratch` where `base` is not null. Entries of work are for tiles

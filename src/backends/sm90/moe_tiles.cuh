@@ -2,30 +2,39 @@
 #pragma once
 // Tiles of the experts' maps, for the kernels of wide_sums.cuh and few_sums.cuh (Shape: Wide or Few): an entry of work
 // by some of a matrix's rows.
+#include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/weight_shares.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
 #include "backends/sm90/moe_job.cuh"
+#include "backends/sm90/uniform.cuh"
 
 namespace tessera::backends::sm90 {
+
+namespace ptx = cuda_common::ptx;
 
 class WorkTiles {
  public:
   static constexpr auto kFormat = ops::WeightFormat::kNvfp4;
+  static constexpr bool kKnowsWeights = false;  // chosen by the kernel before
   struct Place {
     const ExpertWork* work;
     int first_row;
   };
   // Of `matrix`: 0 for w1 and w3, 2 for w2.
   __device__ WorkTiles(const MoeJob& job, int matrix, int tile_rows)
-      : job_(job), matrix_(matrix), tile_rows_(tile_rows), count_(job.scratch.totals[1] * row_tiles()) {}
+      : job_(job),
+        matrix_(matrix),
+        tile_rows_(tile_rows),
+        row_tiles_((rows() + tile_rows - 1) / tile_rows),
+        count_(uniform(job.scratch.totals[1]) * row_tiles_) {}
 
   __device__ int width() const { return static_cast<int>(matrix_ == 2 ? job_.padded_inner : job_.hidden); }
   __device__ int count() const { return count_; }
   __device__ Place place(int tile) const {
-    const int entry = tile / row_tiles();
-    return {job_.scratch.work + entry, (tile - entry * row_tiles()) * tile_rows_};
+    const int entry = tile / row_tiles_;
+    return {job_.scratch.work + entry, (tile - entry * row_tiles_) * tile_rows_};
   }
   __device__ const char* inputs(const Place& place) const {
     // What comes before is as long in every layout.
@@ -38,10 +47,11 @@ class WorkTiles {
   using Share = cuda_common::PackedShare<kFormat>;
 
   __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
-  // Of the sums of a slot's token.
-  __device__ float x_factor(int32_t slot) const {
+  // Of the sums of a position's token.
+  __device__ float x_factor(int32_t position) const {
     const float* factors = job_.scratch.x_factors;
-    return factors == nullptr ? 1.0f : factors[job_.token_of.quotient(static_cast<uint32_t>(slot))];
+    if (factors == nullptr) return 1;
+    return factors[job_.token_of.quotient(static_cast<uint32_t>(job_.scratch.slots[position]))];
   }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
     if (row >= rows()) return nullptr;
@@ -51,9 +61,7 @@ class WorkTiles {
   const MoeJob& job_;
 
  private:
-  __device__ int row_tiles() const { return (rows() + tile_rows_ - 1) / tile_rows_; }
-
-  const int matrix_, tile_rows_, count_;  // constants but for the last
+  const int matrix_, tile_rows_, row_tiles_, count_;
 };
 
 // As many rows of w1 as of w3: a warp has 8 of both, those of w1 as its rows g, of w3 as g + 8. So a lane holds a row's
@@ -77,36 +85,40 @@ class GateAndUpTiles final : public WorkTiles {
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
-    const ExpertWork& work = *place.work;
+    const int count = uniform(place.work->count), first = place.work->first;
+    const float gate_scale = place.work->tensor_scales[0], up_scale = place.work->tensor_scales[1];
     const int row = place.first_row + warp * 8 + lane % 4 * 2;  // once transposed
-    const int32_t* slots = job_.scratch.slots + work.first;
-    const float gate_scale = work.tensor_scales[0], up_scale = work.tensor_scales[1];
+    float2 weights[kTokens / 8];                                // loaded together, before any store
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; i += 4) {  // 8 tokens
-      const int first_token = i * 2;
-      if (first_token >= work.count) break;
-      float h[2];
+    for (int j = 0; j < kTokens / 8; ++j) {
+      const float* from = job_.scratch.weights + first + j * 8 + lane % 4 * 2;
+      weights[j] = j * 8 < count ? *reinterpret_cast<const float2*>(from) : float2{0, 0};
+    }
+    char* const h_rows = job_.scratch.h + Inputs::bytes(first, job_.padded_inner);
+    const auto place_of = [&](int column) {
+      return h_rows + column / Inputs::kColumns * Inputs::stride(count) +
+             Inputs::offset_of_pair(lane / 4, column % Inputs::kColumns);
+    };
+    char* const own = place_of(row);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int token = first_token + lane % 4 * 2 + n;
-        h[n] = 0;
-        if (token >= work.count) continue;
-        const int32_t slot = slots[token];
-        const float factor = x_factor(slot);
-        const float gate = cuda_common::round_to(true, sums[i + n] * Share::kFactor * (factor * gate_scale));
-        const float up = cuda_common::round_to(true, sums[i + 2 + n] * Share::kFactor * (factor * up_scale));
-        h[n] = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) * job_.routing[slot];
-      }
-      const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(h[0], h[1]));
-      if (row >= rows()) continue;
-      char* columns =
-          job_.scratch.h + Inputs::bytes(work.first, job_.padded_inner) + first_token / Inputs::kRows * Inputs::kBytes;
-      const auto store = [&](int column, uint32_t value) {
-        char* block = columns + column / Inputs::kColumns * Inputs::stride(work.count);
-        *reinterpret_cast<uint32_t*>(block + Inputs::offset_of_pair(lane / 4, column % Inputs::kColumns)) = value;
+    for (int j = 0; j < kTokens / 8; ++j) {
+      if (j * 8 >= count) break;
+      const auto h = [&](int n) {
+        const int token = j * 8 + lane % 4 * 2 + n;
+        const float factor = token < count ? x_factor(first + token) : 1;
+        const uint32_t rounded = ptx::bf16_pair(sums[j * 4 + n] * Share::kFactor * (factor * gate_scale),
+                                                sums[j * 4 + 2 + n] * Share::kFactor * (factor * up_scale));
+        const float gate = __uint_as_float(rounded << 16), up = __uint_as_float(rounded & 0xFFFF0000);
+        const float value = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) *
+                            (n == 0 ? weights[j].x : weights[j].y);
+        return token < count ? value : 0;
       };
-      store(row, pair);
-      for (int column = row + rows(); column < job_.padded_inner; column += rows()) store(column, 0);
+      const uint32_t pair = ptx::transpose_8x8(ptx::bf16_pair(h(0), h(1)));
+      if (row >= rows()) continue;
+      *reinterpret_cast<uint32_t*>(own + j * Inputs::kBytes) = pair;
+      for (int column = row + rows(); column < job_.padded_inner; column += rows()) {
+        *reinterpret_cast<uint32_t*>(place_of(column) + j * Inputs::kBytes) = 0;
+      }
     }
   }
 };
@@ -126,22 +138,30 @@ class DownTiles final : public WorkTiles {
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
-    const ExpertWork& work = *place.work;
-    const float scale = work.tensor_scales[2];
+    const int count = uniform(place.work->count), first = place.work->first;
+    const int32_t* slots = job_.scratch.slots + first;
+    const float scale = place.work->tensor_scales[2];
     const float* factors = job_.scratch.h_factors;
     const auto value = [&](int i) {
       const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      const float factor = factors == nullptr || token >= work.count ? 1.0f : factors[work.first + token];
+      const float factor = factors == nullptr || token >= count ? 1.0f : factors[first + token];
       return sums[i] * Share::kFactor * (factor * scale);
     };
+    const int row = place.first_row + warp * Layout::kRows + lane % 4 * 2;
+    int32_t slot[kTokens / 8];  // loaded together, before any store
 #pragma unroll
-    for (int i = 0; i < kTokens / 2; i += 2) {  // rows of 8, tokens of 8
-      const uint32_t pair = cuda_common::ptx::transpose_8x8(cuda_common::bf16_pair(value(i), value(i + 1)));
-      const int row = place.first_row + warp * Layout::kRows + i % 4 / 2 * 8 + lane % 4 * 2;
-      const int token = i / 4 * 8 + lane / 4;
-      if (row >= rows() || token >= work.count) continue;
-      const int64_t slot = job_.scratch.slots[work.first + token];
-      *reinterpret_cast<uint32_t*>(job_.out + slot * job_.hidden + row) = pair;
+    for (int j = 0; j < kTokens / 8; ++j) {
+      const int token = j * 8 + lane / 4;
+      slot[j] = token < count ? slots[token] : -1;
+    }
+#pragma unroll
+    for (int j = 0; j < kTokens / 8; ++j) {
+      if (j * 8 >= count) break;
+      const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4), value(j * 4 + 1)));
+      const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4 + 2), value(j * 4 + 3)));
+      if (row >= rows() || slot[j] < 0) continue;
+      uint16_t* to = job_.out + slot[j] * job_.hidden + row;
+      *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
     }
   }
 };

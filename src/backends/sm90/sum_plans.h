@@ -31,7 +31,7 @@ struct WidePlanOf {
   static constexpr int kWeightStages = kIsNvfp4 ? 2 : 3, kWeightProducers = kIsNvfp4 ? 1 : 2;
   // Tokens of the products of a tile of so many.
   TESSERA_HOST_DEVICE static constexpr int product_tokens(int tokens) {
-    return tokens > 64 ? kTokens : tokens > 32 ? 64 : 32;
+    return tokens > 96 ? kTokens : tokens > 64 ? 96 : tokens > 32 ? 64 : 32;
   }
 };
 using WidePlan = WidePlanOf<ops::WeightFormat::kNvfp4>;

@@ -10,6 +10,8 @@
 //              over tiles too
 // What the tiles of a launch are, a class Tiles says:
 //   kFormat              of the weights
+//   kKnowsWeights        whether place() and unit() read nothing that kernels make: then weights' copies do not wait
+//                        for the kernel before
 //   width(), count()     columns, a multiple of 512; tiles
 //   place(tile)          what all else about a tile is worked out from
 //   unit(place, slot)    column 0 of the packed unit for slot 0 to 7 of a stage; null: none, anything may lie there
@@ -31,6 +33,7 @@
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
 #include "backends/sm90/sum_plans.h"
+#include "backends/sm90/uniform.cuh"
 #include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
@@ -110,10 +113,12 @@ class WideConsumer {
     int tile = static_cast<int>(blockIdx.x);
     if (tile < tiles_.count()) load(0, 0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
-      const int tokens = tiles_.tokens(tiles_.place(tile));
+      const int tokens = uniform(tiles_.tokens(tiles_.place(tile)));
       const int product_tokens = Wide::product_tokens(tokens);
       if (product_tokens == Wide::kTokens) {
         run_tile<Wide::kTokens>(tile);
+      } else if (product_tokens == 96) {
+        run_tile<96>(tile);
       } else if (product_tokens == 64) {
         run_tile<64>(tile);
       } else {
@@ -269,11 +274,11 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
     s.weights_free[thread].init(Wide::kConsumerWarps * kWarp);
   }
   __syncthreads();
-  cuda_common::wait_for_previous();
+  const int producer = warp - Wide::kConsumerWarps - 1;  // of weights
+  if (producer < 0 || !Tiles::kKnowsWeights) cuda_common::wait_for_previous();
   const Tiles tiles(job);
   if (warp >= Wide::kConsumerWarps) {
     ptx::give_registers_back<Wide::kProducerRegisters>();
-    const int producer = warp - Wide::kConsumerWarps - 1;
     if (producer < 0) {
       produce_inputs(tiles, s);
     } else if (producer < Wide::kWeightProducers) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Conversions to E2M1 and E4M3 (sm_100a, sm_103a, sm_120a, sm_121a; E4M3: sm_89 on), and what goes with them. Source:
-// PTX ISA, "cvt", "max", "rcp". On the emulated GPU they are what numeric/ says, which rounds as the instructions do.
+// Conversions to E2M1 and E4M3 (sm_100a, sm_103a, sm_120a, sm_121a; E4M3: sm_89 on) and to BF16 (sm_80 on), and what
+// goes with them. Source: PTX ISA, "cvt", "max", "rcp". On the emulated GPU they are what numeric/ says, which rounds
+// as the instructions do.
 #include <cstdint>
 
 #include "numeric/bf16.h"
@@ -35,6 +36,17 @@ __device__ inline uint8_t e4m3_code(float value) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
   return static_cast<uint8_t>(pair);
+#endif
+}
+
+// Two values as BF16, the first in the lower half; on a GPU a NaN is 0x7FFF.
+__device__ inline uint32_t bf16_pair(float first, float second) {
+#ifdef TESSERA_CUDA_EMULATED
+  return numeric::bf16_from_float(first) | static_cast<uint32_t>(numeric::bf16_from_float(second)) << 16;
+#else
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
 #endif
 }
 
