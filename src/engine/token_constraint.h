@@ -29,10 +29,10 @@ class ConstraintSource {
   virtual std::unique_ptr<TokenConstraint> begin() const = 0;
 };
 
-// Asks which tokens may be drawn: `mask` is made anew, empty where all may. Throws kInvalidArgument where none may.
 // A mask of all tokens but one.
 std::vector<uint32_t> mask_without(int32_t id, int32_t vocab_size);
 
+// Asks which tokens may be drawn: `mask` is made anew, empty where all may. Throws kInvalidArgument where none may.
 void ask_constraint(TokenConstraint& constraint, int32_t vocab_size, std::vector<uint32_t>& mask);
 
 }  // namespace tessera::engine

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // operator new that asks the allocation seam, so that tests can fail the n-th allocation of anything.
+#include "testing/failing_new.h"
+
 #include <cstdlib>
 #include <new>
 
@@ -12,6 +14,7 @@
 #endif
 #endif
 #ifndef TESSERA_KEEP_NEW
+#define TESSERA_NEW_FAILS
 void* operator new(std::size_t bytes) {
   void* memory = tessera::seams::is_failing_allocation() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
   if (memory == nullptr) throw std::bad_alloc();
@@ -25,3 +28,15 @@ void operator delete(void* memory, std::size_t) noexcept {
 }
 #endif
 #endif
+
+namespace tessera::seams {
+
+bool can_new_fail() {
+#ifdef TESSERA_NEW_FAILS
+  return true;
+#else
+  return false;
+#endif
+}
+
+}  // namespace tessera::seams

@@ -12,6 +12,7 @@
 
 #include "base/test_seams.h"
 #include "server/http/live_server.h"
+#include "testing/failing_new.h"
 #include "testing/seed.h"
 
 namespace tessera::server::http {
@@ -88,6 +89,7 @@ class HttpMemory : public ::testing::TestWithParam<Asked> {};
 
 // Beside a stream that is under way: it may be the one that fails, by the same rules.
 TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
+  if (!seams::can_new_fail()) GTEST_SKIP() << "operator new is a sanitizer's";
   const Asked& asked = GetParam();
   const Asked beside{"beside_stream", post("/v1/chat/completions", chat(R"("stream":true,)"), "Connection: close\r\n"),
                      "[DONE]"};
@@ -152,6 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Requests, HttpMemory, ::testing::ValuesIn(all_requests(
 
 // A drain that is asked for while nothing can be had is made up for once there is memory.
 TEST(HttpMemoryEnd, ADrainWithoutMemoryIsMadeUpFor) {
+  if (!seams::can_new_fail()) GTEST_SKIP() << "operator new is a sanitizer's";
   seams::spare_this_thread(true);
   for (const int64_t num_failing : {1, 2, 3, 5, 20}) {
     LiveServer server;

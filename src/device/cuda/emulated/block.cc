@@ -371,6 +371,7 @@ class Grid {
         resume(thread);
         if (!broken_rule_.empty()) return report();
       }
+      if (num_alive() == 0) break;  // what is under way now nobody has waited for
       // Late enough where nobody can run; the tensor cores' work now and then before.
       Late late{};
       const bool was_ahead = ahead_ != kNobody;

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace tessera::seams {
+
+// Whether operator new asks the allocation seam (base/test_seams.h). Under sanitizers it does not: they have their own.
+bool can_new_fail();
+
+}  // namespace tessera::seams
