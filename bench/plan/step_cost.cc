@@ -25,13 +25,15 @@ using model::ParallelPlan, model::WeightRow;
 // Rates of an H200 that set what the model of kernels does not describe, in cycles of one of its multiprocessors so
 // that other GPUs follow: docs/performance/{cuda,hopper,prefill}.md.
 constexpr double kPortablePart = 27'450;  // 15 us: attention, 128 keys for 16 heads (13 to 17 in what was measured)
-constexpr double kWidePart = 36'600;      // 20 us: attention of sm90, 128 keys for 64 heads
+constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys for 64 heads
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
 constexpr double kStreamCycles = 2.12;    // a value of the streams: products, mixing and writing, 590 us of 67 million
 constexpr double kStreamEnd = 4'600;      // 2.5 us of 4.5 that each of its kernels takes for one token
 constexpr double kRouterEnd = 3'660;      // 2 of 4 us
-constexpr int64_t kFewRows = 8;           // up to here attention is the portable kernel's on Hopper too
+constexpr int64_t kFewRows = 8;           // up to here attention may be the portable kernel's on Hopper too,
+constexpr int64_t kFewBlocks = 132;       // where it has so many thread blocks at most
+constexpr int64_t kMostSpread = 44;       // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
 // A tensor of a layer as a rank holds it.
@@ -253,12 +255,15 @@ class Layer {
     if (ratio == 4) entries = std::min(entries, static_cast<double>(c_.index_topk));
     const auto parts_of = [](double keys) { return std::ceil(keys / static_cast<double>(kPartKeys)); };
     const double parts = parts_of(window) + parts_of(entries), keys = window + entries;
-    const bool is_wide = t_.family == Family::kHopper && load_.rows() > kFewRows && heads >= 16;
-    const int64_t blocks = load_.rows() * ceil_div(static_cast<int64_t>(heads), is_wide ? int64_t{64} : int64_t{16});
+    const auto num_parts = static_cast<int64_t>(parts), num_heads = static_cast<int64_t>(heads);
+    const bool are_few = parts > 1 && load_.rows() <= kFewRows &&
+                         load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
+    const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few;
+    const int64_t blocks = load_.rows() * ceil_div(num_heads, is_wide ? int64_t{64} : int64_t{16});
     Kernel kernel = pass(0, 0);
     // Parts of few tokens are spread over multiprocessors and merged by a second kernel.
-    const bool is_spread = blocks < t_.multiprocessors && parts > 1;
-    kernel.tiles = is_spread ? blocks * static_cast<int64_t>(parts) : blocks;
+    const bool is_spread = parts > 1 && (is_wide ? blocks <= kMostSpread : blocks < t_.multiprocessors);
+    kernel.tiles = is_spread ? blocks * num_parts : blocks;
     kernel.issue_cycles = (is_wide ? kWidePart : kPortablePart) * (is_spread ? 1 : parts);
     const double bytes = static_cast<double>(load_.sequences) *
                          (load_.tokens == 1 ? keys : keys + static_cast<double>(load_.tokens)) *

@@ -20,6 +20,7 @@ constexpr int64_t kWidth = 512;
 struct Batch {
   int64_t heads = 0, slots = 0, stride = 0;
   int shift = 0;
+  bool has_entries = false;  // else the layer has a window alone
   ops::Attention::Desc desc;
   std::vector<std::vector<uint8_t>> rings, pages;
   std::vector<const uint8_t*> ring_table, page_table;
@@ -49,7 +50,7 @@ class HopperAttentionTest : public testing::RandomTest {
 Batch HopperAttentionTest::batch(EntryFormat format, int64_t heads, int64_t window, int64_t tokens,
                                  int64_t most_entries, bool is_selected) {
   Batch b;
-  b.heads = heads, b.slots = window + tokens, b.shift = static_cast<int>(some(3, 4));
+  b.heads = heads, b.has_entries = most_entries > 0, b.slots = window + tokens, b.shift = static_cast<int>(some(3, 4));
   b.desc = {
       .heads = heads, .head_dim = kWidth, .window = window, .scale = 0.044194174f, .layout = {format, kWidth, 64}};
   b.stride = (most_entries >> b.shift) + 1;
@@ -95,8 +96,10 @@ void HopperAttentionTest::check(const Batch& b, float sink_shift) {
                  .positions = b.positions.data() + first,
                  .window_cache = {b.ring_table.data(), b.places.data() + first},
                  .window_slots = b.slots,
-                 .entry_cache = {b.page_table.data(), b.stride, b.places.data() + first, 0, b.shift},
-                 .num_entries = b.counts.data() + first,
+                 .entry_cache = b.has_entries ? ops::PagedEntries<const uint8_t>(b.page_table.data(), b.stride,
+                                                                                 b.places.data() + first, 0, b.shift)
+                                              : ops::PagedEntries<const uint8_t>(),
+                 .num_entries = b.has_entries ? b.counts.data() + first : nullptr,
                  .selected = b.selected.empty() ? nullptr : b.selected.data() + first * most_entries,
                  .selected_stride = most_entries,
                  .sink = sink.data(),
@@ -139,10 +142,20 @@ TEST_F(HopperAttentionTest, FewTokens) {
   check(batch(EntryFormat::kBf16, 128, 128, 3, 129, true));
 }
 
+// A part to a token, whose channels are spread; and two.
+TEST_F(HopperAttentionTest, WindowAlone) {
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 7, 0, false));
+  check(batch(EntryFormat::kKvFp8Bf16, 128, 100, 20, 0, false));
+  check(batch(EntryFormat::kBf16, 64, 200, 37, 0, false));
+  if (testing::kGpuIsEmulated) return;
+  check(batch(EntryFormat::kKvFp8Bf16, 128, 128, 300, 0, false));
+}
+
 // More than are spread over thread blocks.
 TEST_F(HopperAttentionTest, ManyTokens) {
   if (testing::kGpuIsEmulated) return check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 66, 70, true));
-  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 64, 512, true));   // as many as are spread
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 44, 512, true));  // as many as are spread
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 64, 512, true));
   check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 9, 5000, false));  // some have more parts than the workspace holds
   check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 601, 130, true));
   check(batch(EntryFormat::kKvFp8Bf16, 128, 128, 333, 1024, true));

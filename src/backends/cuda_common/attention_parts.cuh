@@ -133,6 +133,17 @@ __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(Attention
   const int64_t t = blockIdx.x, head = blockIdx.y;
   const int num_parts = AttentionKeys::of_token(job, t).num_parts, channel = static_cast<int>(threadIdx.x) * 4;
   if (num_parts > job.slots) return;  // a block that has had all of them is done with it
+  const auto output_of = [&](int part) {
+    const int64_t slot = (t * job.slots + part) * job.heads + head;
+    return *reinterpret_cast<const float4*>(job.outputs + slot * job.width + channel);
+  };
+  // On their way while factors are worked out.
+  constexpr int kEarly = 8;
+  float4 early[kEarly];
+#pragma unroll
+  for (int part = 0; part < kEarly; ++part) {
+    if (part < num_parts && channel < job.width) early[part] = output_of(part);
+  }
   for (int part = static_cast<int>(threadIdx.x); part < num_parts; part += kMergeThreads) {
     s_factors[part] = job.states[(t * job.slots + part) * job.heads + head];
   }
@@ -145,17 +156,20 @@ __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(Attention
   __syncthreads();
   if (channel >= job.width) return;
   float values[4] = {};
-#pragma unroll 4
-  for (int part = 0; part < num_parts; ++part) {
+  const auto add = [&](int part, const float4& output) {
     const float2 factors = s_factors[part];
-    const int64_t slot = (t * job.slots + part) * job.heads + head;
-    const float4 add = *reinterpret_cast<const float4*>(job.outputs + slot * job.width + channel);
-    if (factors.x < 0) continue;
-    values[0] = values[0] * factors.x + add.x * factors.y;
-    values[1] = values[1] * factors.x + add.y * factors.y;
-    values[2] = values[2] * factors.x + add.z * factors.y;
-    values[3] = values[3] * factors.x + add.w * factors.y;
+    if (factors.x < 0) return;
+    values[0] = values[0] * factors.x + output.x * factors.y;
+    values[1] = values[1] * factors.x + output.y * factors.y;
+    values[2] = values[2] * factors.x + output.z * factors.y;
+    values[3] = values[3] * factors.x + output.w * factors.y;
+  };
+#pragma unroll
+  for (int part = 0; part < kEarly; ++part) {
+    if (part < num_parts) add(part, early[part]);
   }
+#pragma unroll 4
+  for (int part = kEarly; part < num_parts; ++part) add(part, output_of(part));
   uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
 #pragma unroll
   for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * s_last);

@@ -63,24 +63,46 @@ __device__ inline uint32_t scaled_pair(uint32_t spread, bool is_usual, const Pai
   return is_usual ? pair : with_e4m3_nan(ptx::multiply_bf16x2(pair, scale.second), spread);
 }
 
-// pairs[i] = channels 2 i and 2 i + 1 of the 16 whose codes are in `words`.
-__device__ inline void fp8_pairs(const uint32_t (&words)[4], uint32_t scale_code, uint32_t (&pairs)[8]) {
+// pairs[i] = channels 2 i and 2 i + 1 of those whose codes are in `words`.
+template <int kWords>
+__device__ void fp8_pairs(const uint32_t (&words)[kWords], uint32_t scale_code, uint32_t (&pairs)[2 * kWords]) {
   const PairScale scale = pair_scale(scale_code, scale_code);
   bool is_usual = scale.second == kOnePair;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) is_usual = is_usual && !has_e4m3_nan(words[i]);
+  for (int i = 0; i < kWords; ++i) is_usual = is_usual && !has_e4m3_nan(words[i]);
   const auto fill = [&](bool usual) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 2 * kWords; ++i) {
       pairs[i] = scaled_pair(__byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
     }
   };
   is_usual ? fill(true) : fill(false);
 }
 
+// Whether usual_fp8_pairs can make them: no NaN, and a scale that one factor holds.
+template <int kWords>
+__device__ bool are_usual_fp8(const uint32_t (&words)[kWords], uint32_t scale_code) {
+  bool are_usual = scale_code <= 134;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) are_usual = are_usual && !has_e4m3_nan(words[i]);
+  return are_usual;
+}
+
+// The same pairs of those, with half of the logic: a code c at the end of its half becomes E4M3's bits at the end of
+// BF16's exponent by products, 16 c and for the sign (bit 7, which is to be bit 15) 240 times that.
+template <int kWords>
+__device__ void usual_fp8_pairs(const uint32_t (&words)[kWords], uint32_t scale_code, uint32_t (&pairs)[2 * kWords]) {
+  const uint32_t scale = (scale_code + 120) * 0x00800080;  // pair_scale's first
+#pragma unroll
+  for (int i = 0; i < 2 * kWords; ++i) {
+    const uint32_t codes = __byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
+    pairs[i] = ptx::multiply_bf16x2(codes * 16 + (codes & 0x00800080) * 240, scale);
+  }
+}
+
 // pairs[i] = channels 2 i and 2 i + 1 of a key.
 __device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
-  if (is_fp8) return fp8_pairs({piece.words[0], piece.words[1], piece.words[2], piece.words[3]}, piece.scale, pairs);
+  if (is_fp8) return fp8_pairs<4>({piece.words[0], piece.words[1], piece.words[2], piece.words[3]}, piece.scale, pairs);
 #pragma unroll
   for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
 }

@@ -2,14 +2,16 @@
 // attention by wgmma: a thread block takes 64 heads of a token, which share every key, part after part (ops/attention).
 // A key is brought and made BF16 once for all heads; keys are values too, so both products read the same copy.
 //   consumers  two warpgroups: of a part's logits each has 64 keys, of the output every other block of 64 channels
-//   producers  a warpgroup that fills blocks of 64 channels, ahead of the products: of the next part as soon as the
-//              part before has been multiplied by the probabilities, of the next token's queries as soon as logits are
-// What bounds it: the tensor cores' BF16 products, and shared memory, which gives them their operands.
-// Few tokens are spread over thread blocks by parts and by output channels, and a second kernel merges parts; how a
-// token's sums are formed depends on neither. A handful has the portable kernel, whose bits are the same: it has more
-// loads on their way, and here a part is a chain of them.
-//   channels   block b of 64 lies in rows of 128 bytes (ptx::SharedOperand); its channel 16 t + 2 j + i stands at
-//              8 j + 2 t + i, so that a lane's share of a product's columns is 16 channels in order
+//   producers  two warpgroups that fill blocks of 64 channels, ahead of the products: of the next part as soon as the
+//              part before has been multiplied by the probabilities, of the next token's queries as soon as logits are;
+//              the first of them finds the next part's keys meanwhile
+// What bounds it: bringing and converting keys, then the tensor cores' BF16 products and shared memory, which gives
+// them their operands. Few tokens are spread over thread blocks by parts and by output channels, and a second kernel
+// merges parts; how a token's sums are formed depends on neither. A handful has the portable kernel, whose bits are the
+// same.
+//   channels   block b of 64 lies in rows of 128 bytes (ptx::SharedOperand); its channel 16 t + 4 k + i stands at
+//              16 k + 4 t + i: a step k of a product has the same channels as in the portable kernel, and what eight
+//              bytes of a key become is stored by eights
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
@@ -49,14 +51,12 @@ class Consumer {
       float2 factors[2];
       const Part part = find_probabilities(sums, factors);
       is_last = part.is_last;
-      uint32_t p[kSteps][4];
-      load_probabilities(p);
 #pragma unroll
       for (int r = 0; r < 2; ++r) factors[r] = cuda_common::merge_factors(state[r], factors[r]);
 #pragma unroll
       for (int j = 0; j < kBlocks / 2; ++j) {
         if (is_mine(j)) {
-          multiply_values(j, part.count, p, sums);
+          multiply_values(j, part.count, sums);
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             if (factors[r].x < 0) continue;
@@ -80,12 +80,10 @@ class Consumer {
       const Part part = find_probabilities(sums, state);
       is_last = part.is_last;
       store_states(item, part.index, state);
-      uint32_t p[kSteps][4];
-      load_probabilities(p);
 #pragma unroll 1
       for (int j = 0; j < kBlocks / 2; ++j) {
         if (is_mine(j)) {
-          multiply_values(j, part.count, p, sums);
+          multiply_values(j, part.count, sums);
           store_sums(item, part.index, j, sums);
         }
         s_.free[block_of(j)].arrive();
@@ -109,7 +107,7 @@ class Consumer {
     return static_cast<int>(threadIdx.x) % kWarpgroup;
   }
 
-  // What a lane holds of head row_ + 8 r of 64 columns: those at 8 (i / 2) + 2 t + i % 2, channels 16 t + i.
+  // What a lane holds of head row_ + 8 r of 64 columns: those at 8 (i / 2) + 2 t + i % 2.
   __device__ static float& of_row(float (&sums)[32], int r, int i) {
     return sums[i / 2 * 4 + 2 * r + i % 2];
   }
@@ -188,10 +186,16 @@ class Consumer {
       if (t_ == 0) s_.sum[my_group][row_ + 8 * r] = state[r].y;
     }
 #pragma unroll
-    for (int step = 0; step < kSteps / 2; ++step) {
-      const auto pair = [&](int at) { return ptx::round_to_bf16x2(logits[8 * step + at], logits[8 * step + at + 1]); };
-      s_.probabilities[my_group * (kSteps / 2) + step][lane_in_group()] = {pair(0), pair(2), pair(4), pair(6)};
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_ + 8 * r;
+      char* to = s_.probabilities[my_group] + row * kRowBytes + 4 * t_;
+#pragma unroll
+      for (int i = 0; i < 16; i += 2) {
+        const uint32_t pair = ptx::round_to_bf16x2(of_row(logits, r, i), of_row(logits, r, i + 1));
+        *reinterpret_cast<uint32_t*>(to + (i / 2 ^ row % 8) * 16) = pair;
+      }
     }
+    ptx::show_to_products();
     s_.have_probabilities.arrive();
     s_.have_probabilities.wait(n_ & 1);
 #pragma unroll
@@ -202,25 +206,23 @@ class Consumer {
     return part;
   }
 
-  __device__ void load_probabilities(uint32_t (&p)[kSteps][4]) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint4 words = s_.probabilities[step][lane_in_group()];
-      p[step][0] = words.x, p[step][1] = words.y, p[step][2] = words.z, p[step][3] = words.w;
-    }
-  }
-
   // Sums of a block's 64 channels.
-  __device__ void multiply_values(int j, int count, const uint32_t (&p)[kSteps][4], float (&sums)[32]) {
-    count > kPart / 2 ? multiply_values<kSteps>(j, p, sums) : multiply_values<kSteps / 2>(j, p, sums);
+  __device__ void multiply_values(int j, int count, float (&sums)[32]) {
+    count > kPart / 2 ? multiply_values<2>(j, sums) : multiply_values<1>(j, sums);
   }
-  template <int kCount>
-  __device__ void multiply_values(int j, const uint32_t (&p)[kSteps][4], float (&sums)[32]) {
+  // Of 64 kHalves keys.
+  template <int kHalves>
+  __device__ void multiply_values(int j, float (&sums)[32]) {
     const auto values = ptx::SharedOperand::of(s_.keys[block_of(j)], kEightRows);
     ptx::begin_products();
 #pragma unroll
-    for (int step = 0; step < kCount; ++step) {
-      ptx::wgmma_bf16_rows(sums, p[step], values + step * 16 * kRowBytes, step > 0);
+    for (int half = 0; half < kHalves; ++half) {
+      const auto probabilities = ptx::SharedOperand::of(s_.probabilities[half], kEightRows);
+#pragma unroll
+      for (int k = 0; k < kRowBytes; k += 32) {
+        ptx::wgmma_bf16_shared_rows(sums, probabilities + k, values + (half * 64 + k / 2) * kRowBytes,
+                                    half > 0 || k > 0);
+      }
     }
     ptx::commit_products();
     ptx::wait_for_products<0>();
@@ -231,7 +233,7 @@ class Consumer {
     return first_head_of(job_, item) + row_ + 8 * r;
   }
   __device__ int channel_of(int j) const {
-    return block_of(j) * kGroup + 16 * t_;
+    return block_of(j) * kGroup + (t_ % 2 * 2 + t_ / 2) * 16;
   }
   __device__ int64_t slot_of(int item, int part, int head) const {
     return (token_of(job_, item) * job_.slots + part) * job_.heads + head;
@@ -245,17 +247,39 @@ class Consumer {
       if (head < job_.heads) job_.states[slot_of(item, part, head)] = state[r];
     }
   }
+  // A lane's columns of a block are two channels each of 8 fours, which it shares with the lane beside it: 16 t' + 4 k
+  // + 2 (t % 2) with t' = 2 h + t / 2 at index 2 k + h. Afterwards each has the four fours of one t' (channel_of).
+  template <class T>
+  __device__ void bring_in_order(const T (&held)[8], T (&fours)[8]) const {
+    const bool is_odd = t_ % 2 != 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const T &first = held[2 * k], &second = held[2 * k + 1];
+      const T got = from_neighbour(is_odd ? first : second);
+      fours[2 * k] = is_odd ? got : first;
+      fours[2 * k + 1] = is_odd ? second : got;
+    }
+  }
+  __device__ static uint32_t from_neighbour(uint32_t pair) {
+    return __shfl_xor_sync(~0u, pair, 1);
+  }
+  __device__ static float2 from_neighbour(float2 pair) {
+    return {__shfl_xor_sync(~0u, pair.x, 1), __shfl_xor_sync(~0u, pair.y, 1)};
+  }
+
   __device__ void store_sums(int item, int part, int j, float (&sums)[32]) const {
     const int channel = channel_of(j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      float2 held[8], fours[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) held[i] = {of_row(sums, r, 2 * i), of_row(sums, r, 2 * i + 1)};
+      bring_in_order(held, fours);
       const int head = head_of(item, r);
       if (head >= job_.heads) continue;
       float4* to = reinterpret_cast<float4*>(job_.outputs + slot_of(item, part, head) * kWidth + channel);
 #pragma unroll
-      for (int i = 0; i < 16; i += 4) {
-        to[i / 4] = {of_row(sums, r, i), of_row(sums, r, i + 1), of_row(sums, r, i + 2), of_row(sums, r, i + 3)};
-      }
+      for (int i = 0; i < 8; i += 2) to[i / 2] = {fours[i].x, fours[i].y, fours[i + 1].x, fours[i + 1].y};
     }
   }
   __device__ void store_total(int item, float2 (&state)[2], float (&total)[kBlocks / 2][32]) const {
@@ -263,18 +287,21 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int head = head_of(item, r);
-      if (head >= job_.heads) continue;
-      const float factor = cuda_common::last_factor(state[r], job_.sink[head]);
+      const float factor = head < job_.heads ? cuda_common::last_factor(state[r], job_.sink[head]) : 0;
       uint16_t* row = job_.out + (token_of(job_, item) * job_.heads + head) * kWidth;
 #pragma unroll
       for (int j = 0; j < kBlocks / 2; ++j) {
         if (!is_mine(j)) continue;
-        const auto pair = [&](int i) {
-          return ptx::round_to_bf16x2(of_row(total[j], r, i) * factor, of_row(total[j], r, i + 1) * factor);
-        };
+        uint32_t held[8], fours[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          held[i] = ptx::round_to_bf16x2(of_row(total[j], r, 2 * i) * factor, of_row(total[j], r, 2 * i + 1) * factor);
+        }
+        bring_in_order(held, fours);
+        if (head >= job_.heads) continue;
         uint4* to = reinterpret_cast<uint4*>(row + first_channel + 2 * j * kGroup);
-        to[0] = {pair(0), pair(2), pair(4), pair(6)};
-        to[1] = {pair(8), pair(10), pair(12), pair(14)};
+        to[0] = {fours[0], fours[1], fours[2], fours[3]};
+        to[1] = {fours[4], fours[5], fours[6], fours[7]};
       }
     }
   }
@@ -291,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1) wide_attention(Job job) {
   Shared& s = *cuda_common::swizzled_shared<Shared>();
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kBlocks) s.full[thread].init(kProducers), s.free[thread].init(kWarpgroup);
-  if (thread < Shared::kParts) s.found[thread].init(kProducers);
+  if (thread < Shared::kParts) s.found[thread].init(kPart), s.have_scales[thread].init(kPart);
   if (thread == 0) {
     s.queries_free.init(kConsumers);
     s.have_max.init(kConsumers);
@@ -337,19 +364,28 @@ int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_token
 
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  if (args.num_tokens <= kFewTokens) return cuda::attention_mma(desc, args, queue);
+  // Parts that a token may have; of visible entries without a list nobody knows here, and Flash has four of a list.
+  constexpr int64_t kPartsOfEntries = 4;
+  const int64_t window_parts = ceil_div<int64_t>(desc.window, kPart);
+  const int64_t parts = !args.entry_cache.exists() ? window_parts
+                        : args.selected == nullptr ? window_parts + kPartsOfEntries
+                                                   : window_parts + ceil_div<int64_t>(args.selected_stride, kPart);
+  if (parts > 1 && args.num_tokens <= kFewTokens &&
+      args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts <= kFewBlocks) {
+    return cuda::attention_mma(desc, args, queue);
+  }
   const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, kHeads);
   const int64_t multiprocessors = cuda_common::multiprocessors();
-  const bool is_spread = items <= kMostSpread;
+  const bool is_spread = parts > 1 && items <= kMostSpread;
   const Job job = cuda_common::attention_job(desc, args, is_spread ? kSlots : 0);
-  dim3 grid(static_cast<unsigned>(std::min(items, multiprocessors)));
+  // Where parts are spread a thread block has one item: how many parts that has says which blocks have work at all.
+  // Channels are dealt out where parts leave multiprocessors over.
+  dim3 grid(static_cast<unsigned>(is_spread ? items : std::min(items, multiprocessors)));
+  const int64_t blocks = items * (is_spread ? parts : 1);
+  grid.y = 4 * blocks <= multiprocessors ? 4 : 2 * blocks <= multiprocessors ? 2 : 1;
   if (is_spread) {
-    // A token of Flash has up to five parts, of Pro nine; channels are dealt out where that leaves blocks over.
-    constexpr int64_t kParts = 5;
-    grid.x = static_cast<unsigned>(items);
-    grid.y = 4 * kParts * items <= multiprocessors ? 4 : 2 * kParts * items <= multiprocessors ? 2 : 1;
     grid.z = static_cast<unsigned>(
-        std::clamp<int64_t>(2 * multiprocessors / (items * grid.y), 2, std::max<int64_t>(2, job.slots)));
+        std::clamp<int64_t>(multiprocessors / (items * grid.y), 2, std::max<int64_t>(2, job.slots)));
   }
   const bool is_fp8 = desc.layout.format == ops::EntryFormat::kKvFp8Bf16;
   cuda_common::launch("wide_attention", queue,

@@ -8,6 +8,7 @@
 #include "backends/cuda_common/key_pairs.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
+#include "backends/cuda_common/ptx/prefetch.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
 
 namespace tessera::backends::sm90::attention_wide {
@@ -18,18 +19,18 @@ using Keys = cuda_common::AttentionKeys;
 
 constexpr int kHeads = 64, kWidth = 512, kPart = static_cast<int>(ops::kAttentionPart);
 constexpr int kGroup = static_cast<int>(ops::kKvGroup), kBlocks = kWidth / kGroup;
-constexpr int kWarp = 32, kWarpgroup = 128, kConsumers = 2 * kWarpgroup, kProducers = kWarpgroup;
+constexpr int kWarp = 32, kWarpgroup = 128, kConsumers = 2 * kWarpgroup, kProducers = 2 * kWarpgroup;
 constexpr int kThreads = kConsumers + kProducers;
-constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
-// What a launch gives a block of 384 threads is all that its warpgroups can deal out among them.
-static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * 168);
+constexpr int kConsumerRegisters = 192, kProducerRegisters = 64;
+// What a launch gives a block of 512 threads is all that its warpgroups can deal out among them.
+static_assert(2 * kConsumerRegisters + 2 * kProducerRegisters <= 4 * 128);
 constexpr int kRowBytes = 2 * kGroup, kEightRows = 8 * kRowBytes;
-constexpr int kSteps = kPart / 16;  // of the product with the values
 static_assert(kPart == 2 * 64 && kBlocks % 2 == 0);
 
-// Few tokens: so many have the portable kernel; up to so many pairs of a token and 64 heads are spread; the parts that
-// the workspace holds for them (five to each of 64 tokens of Flash, nine to each of 32 of Pro).
-constexpr int kFewTokens = 8, kMostSpread = 64, kSlots = 320;
+// Few tokens: up to so many thread blocks of the portable kernel, which all find place at once, have that; up to so
+// many pairs of a token and 64 heads are spread (beyond, storing and merging parts costs more than it gains); the parts
+// that the workspace holds for them (seven to each of 44 tokens of Flash, fourteen to each of 22 of Pro).
+constexpr int kFewTokens = 8, kFewBlocks = 132, kMostSpread = 44, kSlots = 320;
 
 // A part as consumers need to know it. First and last: of those that this thread block has of a token.
 struct Part {
@@ -40,13 +41,15 @@ struct Part {
 struct Shared {
   char queries[kBlocks][kHeads * kRowBytes];
   char keys[kBlocks][kPart * kRowBytes];
-  uint4 probabilities[kSteps][kWarpgroup];  // as a lane's A operand
+  char probabilities[kPart / kGroup][kHeads * kRowBytes];  // of 64 keys each
   // Of the parts that are worked on, and of the next.
   static constexpr int kParts = 4;
   const uint8_t* addresses[kParts][kPart];
+  uint8_t scales[kParts][kPart][8];  // UE8M0, a block's each
   Part parts[kParts];
   float max[2][kHeads], sum[2][kHeads];  // by consumers
-  ptx::SharedBarrier full[kBlocks], free[kBlocks], found[kParts], queries_free, have_max, have_probabilities;
+  ptx::SharedBarrier full[kBlocks], free[kBlocks], found[kParts], have_scales[kParts], queries_free, have_max,
+      have_probabilities;
 };
 
 static_assert(sizeof(Shared) <= (227 << 10));
@@ -110,33 +113,27 @@ class Walk {
   int item_, part_;
 };
 
-// Where channels [16 t, + 2) of a row lie in a block, and from that where [16 t + 2 j, + 2) do.
-__device__ inline int place_of(int row, int t) {
-  return row * kRowBytes + row % 8 * 16 + 4 * t;
+// Where channels 16 t + 4 k + [0, 4) of a row lie in a block: a product's step k has them of every t. From that of an
+// even k that of k + 1; from that of t < 2 that of t + 2, if asked for.
+__device__ inline int place_of(unsigned row, unsigned t, unsigned k) {
+  return static_cast<int>(row * kRowBytes + ((2 * k + t / 2) ^ row % 8) * 16 + t % 2 * 8);
 }
-__device__ inline int place_of_pair(int place, int j) {
-  return place ^ j * 16;
+__device__ inline int place_of_next_step(int place) {
+  return place ^ 32;
+}
+__device__ inline int place_of_next_two(int place, int is_next) {
+  return place ^ is_next * 16;
 }
 
-// Sixteen bytes of a lane's 16 channels of a key: all of them in FP8, half of them in BF16.
-struct Piece {
-  uint32_t words[4];
-  uint32_t scale;  // UE8M0
+// Eight bytes of a key: as many channels in FP8, half as many in BF16.
+using Piece = uint32_t[2];
 
-  __device__ void load(const uint8_t* at) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint2 two = __ldg(reinterpret_cast<const uint2*>(at) + i);
-      words[2 * i] = two.x, words[2 * i + 1] = two.y;
-    }
-  }
-};
-
-// The order in which producers bring a part: a step is a Piece of each 16 channels of a block's keys.
+// The order in which producers bring a part: a step is 64 bytes of each key. kAhead: steps that are on their way.
 template <ops::EntryFormat kFormat>
 struct Steps {
   static constexpr bool kHasFp8 = kFormat == ops::EntryFormat::kKvFp8Bf16;
-  static constexpr int kCount = kHasFp8 ? kBlocks + 1 : 2 * kBlocks;
+  static constexpr int kCount = kHasFp8 ? kBlocks + 1 : 2 * kBlocks, kAhead = kHasFp8 ? 3 : 4;
+  static_assert(kCount % kAhead == 0);
   __device__ static bool is_fp8(int step) { return kHasFp8 && step < kBlocks - 1; }
   __device__ static int block(int step) { return kHasFp8 ? min(step, kBlocks - 1) : step / 2; }
   __device__ static int half(int step) { return kHasFp8 ? step / kBlocks : step % 2; }
@@ -147,62 +144,83 @@ struct Steps {
 template <ops::EntryFormat kFormat>
 class Producer {
  public:
-  __device__ Producer(const Job& job, Shared& s)
-      : job_(job), s_(s), ahead_(job), thread_(static_cast<int>(threadIdx.x) - kConsumers) {}
+  __device__ Producer(const Job& job, Shared& s) : job_(job), s_(s), ahead_(job), thread_(threadIdx.x - kConsumers) {}
 
   __device__ void run() {
-    using Step = Steps<kFormat>;
-    publish(0, ahead_.address_of(ahead_.index_of(thread_)));
-    begin_part(0);
+    find_first();
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) load(i, 0, 0);
-    int queries_parity = 1;
+    for (int step = 0; step < kAhead; ++step) load(step, 0, step);
     for (int n = 0;; ++n) {
-      const int count = s_.parts[n % Shared::kParts].count;
-      if (s_.parts[n % Shared::kParts].is_first) {
-        s_.queries_free.wait(queries_parity);
-        queries_parity ^= 1;
+      const Part part = s_.parts[n % Shared::kParts];
+      if (part.is_first && n > 0) {
+        s_.queries_free.wait(queries_parity_);
+        queries_parity_ ^= 1;
         copy_queries(ahead_.item());
       }
       const bool has_next = ahead_.advance();
+      if constexpr (Step::kHasFp8) s_.have_scales[n % Shared::kParts].wait(n / Shared::kParts & 1);
       int index = 0;
-      const uint8_t* address = nullptr;
 #pragma unroll 1
-      for (int step = 0; step < Step::kCount; ++step) {
-        const int block = Step::block(step);
-        const bool is_end = step + 1 == Step::kCount;
-        if (is_end && has_next) begin_part(n + 1);
-        if (Step::is_first(step)) s_.free[block].wait((n & 1) ^ 1);
+      for (int first = 0; first < Step::kCount; first += kAhead) {
+        const bool is_end = first + kAhead == Step::kCount;
+        // The next part's keys are found meanwhile: what a load brings is used steps later.
+        if (has_next && is_end) begin_part(n + 1);
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-          store(i, count, step);
-          if (!is_end || has_next) load(i, is_end ? n + 1 : n, is_end ? 0 : step + 1);
+        for (int i = 0; i < kAhead; ++i) {
+          const int step = first + i, block = Step::block(step);
+          if (Step::is_first(step)) s_.free[block].wait((n & 1) ^ 1);
+          store(i, n, part.count, step);
+          if (Step::is_last(step)) {
+            if (block == 0) ptx::wait_for_copies<0>();
+            ptx::show_to_products();
+            s_.full[block].arrive();
+          }
+          if (!is_end || has_next) load(i, is_end ? n + 1 : n, is_end ? i : step + kAhead);
         }
-        if (Step::is_last(step)) {
-          if (block == 0) ptx::wait_for_copies<0>();
-          ptx::show_to_products();
-          s_.full[block].arrive();
+        if (has_next && finds_keys()) {
+          if (first == 0) index = ahead_.index_of(static_cast<int>(thread_));
+          if (first == kAhead) publish(n + 1, ahead_.address_of(index));
         }
-        // The next part's keys are found meanwhile: what these loads bring is used steps later.
-        if (has_next && step == 1) index = ahead_.index_of(thread_);
-        if (has_next && step == 3) address = ahead_.address_of(index);
-        if (has_next && step == 5) publish(n + 1, address);
       }
       if (!has_next) break;
     }
   }
 
  private:
-  // A lane has 16 channels (t = lane % 4) of every 32nd key, from this one on.
+  using Step = Steps<kFormat>;
+  static constexpr int kAhead = Step::kAhead;
+  // A lane has 8 bytes of every 32nd key, from this one on. A half warp has keys 0 and 3 of four, or 1 and 2: what it
+  // stores at once lies in different banks.
   static constexpr int kPieces = kPart / 32;
-  __device__ int first_key() const {
-    return thread_ / 4;
+  __device__ unsigned first_key() const {
+    return thread_ / kWarp * 4 + thread_ / 8 % 4 * 3 % 4;
+  }
+  // Each of the first warpgroup finds a key.
+  __device__ bool finds_keys() const {
+    return thread_ < kPart;
   }
 
-  __device__ void publish(int n, const uint8_t* address) {
-    s_.addresses[n % Shared::kParts][thread_] = address;
+  // Queries wait for nothing: they are on their way while keys are sought.
+  __device__ void find_first() {
+    const int index = finds_keys() ? ahead_.index_of(static_cast<int>(thread_)) : 0;
+    copy_queries(ahead_.item());
+    if (finds_keys()) publish(0, ahead_.address_of(index));
+    begin_part(0);
+  }
+  __device__ void publish(int n, const uint8_t* key) {
+    s_.addresses[n % Shared::kParts][thread_] = key;
     if (thread_ == 0) s_.parts[n % Shared::kParts] = ahead_.part();
     s_.found[n % Shared::kParts].arrive();
+    if constexpr (Step::kHasFp8) {
+      if (key != nullptr) {
+        *reinterpret_cast<uint2*>(s_.scales[n % Shared::kParts][thread_]) =
+            __ldg(reinterpret_cast<const uint2*>(key + job_.entries.at.scales));
+      }
+      s_.have_scales[n % Shared::kParts].arrive();
+    }
+    if (n == 0 || key == nullptr) return;
+    for (int64_t at = 0; at < job_.entries.bytes; at += kLine) ptx::prefetch(key + at);
+    ptx::prefetch(key + job_.entries.bytes - 1);
   }
   __device__ void begin_part(int n) {
     s_.found[n % Shared::kParts].wait(n / Shared::kParts & 1);
@@ -213,59 +231,85 @@ class Producer {
     return 32 * i < (count + 63) / 64 * 64;
   }
 
-  // Piece i of a step of part n.
-  __device__ void load(int i, int n, int step) {
-    if (!is_needed(i, s_.parts[n % Shared::kParts].count)) return;
-    const uint8_t* key = s_.addresses[n % Shared::kParts][first_key() + 32 * i];
-    const int t = thread_ % 4;
-    if (Steps<kFormat>::is_fp8(step)) {
-      pieces_[i].load(key + step * kGroup + 16 * t);
-      pieces_[i].scale = __ldg(key + job_.entries.at.scales + step);
-    } else {
-      const uint8_t* values =
-          Steps<kFormat>::kHasFp8 ? key + job_.entries.at.rope : key + Steps<kFormat>::block(step) * kRowBytes;
-      pieces_[i].load(values + 32 * t + 16 * Steps<kFormat>::half(step));
+  // This lane's pieces of a step of part n.
+  __device__ void load(int slot, int n, int step) {
+    const int count = s_.parts[n % Shared::kParts].count;
+    const bool is_fp8 = Step::is_fp8(step);
+    const int64_t at = is_fp8 || !Step::kHasFp8 ? step * kGroup : job_.entries.at.rope + Step::half(step) * kGroup;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (!is_needed(i, count)) break;
+      const uint8_t* key = s_.addresses[n % Shared::kParts][first_key() + 32 * i];
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(key + at) + thread_ % 8);
+      pieces_[slot][i][0] = words.x, pieces_[slot][i][1] = words.y;
     }
   }
 
-  __device__ void store(int i, int count, int step) {
-    if (!is_needed(i, count)) return;
-    const int block = Steps<kFormat>::block(step) * static_cast<int>(sizeof s_.keys[0]);
-    const int place = block + place_of(first_key() + 32 * i, thread_ % 4);
-    const auto put = [&](int j, uint32_t pair) {
-      *reinterpret_cast<uint32_t*>(&s_.keys[0][0] + place_of_pair(place, j)) = pair;
+  __device__ void store(int slot, int n, int count, int step) {
+    const int block = Step::block(step) * static_cast<int>(sizeof s_.keys[0]);
+    const unsigned u = thread_ % 8;
+    const bool is_fp8 = Step::is_fp8(step);
+    const int place = block + (is_fp8 ? place_of(first_key(), u / 2, u % 2 * 2)
+                                      : place_of_next_two(place_of(first_key(), u / 4, u % 4), Step::half(step)));
+    const auto put = [&](int at, int i, uint32_t first, uint32_t second) {
+      *reinterpret_cast<uint2*>(&s_.keys[0][0] + at + 32 * i * kRowBytes) = {first, second};
     };
-    if (Steps<kFormat>::is_fp8(step)) {
-      uint32_t pairs[8];
-      cuda_common::fp8_pairs(pieces_[i].words, pieces_[i].scale, pairs);
+    if (!is_fp8) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) put(j, pairs[j]);
+      for (int i = 0; i < kPieces; ++i) {
+        if (is_needed(i, count)) put(place, i, pieces_[slot][i][0], pieces_[slot][i][1]);
+      }
+      return;
+    }
+    uint32_t scales[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) scales[i] = s_.scales[n % Shared::kParts][first_key() + 32 * i][step];
+    const auto convert = [&](const auto& make_pairs) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if (!is_needed(i, count)) break;
+        uint32_t pairs[4];
+        make_pairs(pieces_[slot][i], scales[i], pairs);
+        put(place, i, pairs[0], pairs[1]);
+        put(place_of_next_step(place), i, pairs[2], pairs[3]);
+      }
+    };
+    // One branch for all pieces: what they take one after another is latencies.
+    bool are_usual = true;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      are_usual = cuda_common::are_usual_fp8(pieces_[slot][i], scales[i]) && are_usual;
+    }
+    if (are_usual) {
+      convert(
+          [](const Piece& piece, uint32_t scale, auto& pairs) { cuda_common::usual_fp8_pairs(piece, scale, pairs); });
     } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) put(4 * Steps<kFormat>::half(step) + j, pieces_[i].words[j]);
+      convert([](const Piece& piece, uint32_t scale, auto& pairs) { cuda_common::fp8_pairs(piece, scale, pairs); });
     }
   }
 
-  // A lane copies channels [2 lane, + 2) of each block of 64. Heads that aren't there are the last one again.
+  // A lane copies channels 16 t + 4 k + [0, 4) of each block of 64. Heads that aren't there are the last one again.
   __device__ void copy_queries(int item) {
-    const int lane = thread_ % kWarp;
-    for (int row = thread_ / kWarp; row < kHeads; row += kProducers / kWarp) {
-      const int head = min(first_head_of(job_, item) + row, job_.heads - 1);
-      const int place = place_of_pair(place_of(row, lane / 8), lane % 8);
-      const uint16_t* from = job_.q + (token_of(job_, item) * job_.heads + head) * kWidth + 2 * lane;
+    const unsigned piece = thread_ % 16;
+    for (unsigned row = thread_ / 16; row < kHeads; row += kProducers / 16) {
+      const int head = min(first_head_of(job_, item) + static_cast<int>(row), job_.heads - 1);
+      const uint16_t* from = job_.q + (token_of(job_, item) * job_.heads + head) * kWidth + 4 * piece;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        ptx::copy_async<4>(s_.queries[b] + place, from + b * kGroup);
+        ptx::copy_async<8>(s_.queries[b] + place_of(row, piece / 4, piece % 4), from + b * kGroup);
       }
     }
     ptx::commit_copies();
   }
 
+  static constexpr int kLine = 128;  // of the L2 cache
+
   const Job& job_;
   Shared& s_;
   Walk ahead_;  // the part whose keys are sought
-  Piece pieces_[kPieces];
-  const int thread_;
+  Piece pieces_[kAhead][kPieces] = {};
+  const unsigned thread_;
+  int queries_parity_ = 0;
 };
 
 }  // namespace tessera::backends::sm90::attention_wide

@@ -141,26 +141,6 @@ __device__ inline void wgmma_bf16<128>(float (&d)[64], const uint32_t (&a)[4], c
 }
 #endif
 
-// The same for 64 columns of a B whose k are rows: 16 rows of 128 bytes from `b` on, which begins a group of 8, in
-// groups `stride` bytes apart, swizzled likewise.
-__device__ inline void wgmma_bf16_rows(float (&d)[32], const uint32_t (&a)[4], const SharedOperand& b, bool adds) {
-#ifdef TESSERA_CUDA_EMULATED
-  emulated::wgmma_bf16_rows(d, a, b.at, b.stride, adds);
-#else
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}\n"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(adds)));
-#endif
-}
-
 // d = A B, `adds`: d += A B, for 64 rows of A that lie in shared memory as B's columns do.
 __device__ inline void wgmma_bf16_shared(float (&d)[32], const SharedOperand& a, const SharedOperand& b, bool adds) {
 #ifdef TESSERA_CUDA_EMULATED
@@ -172,6 +152,27 @@ __device__ inline void wgmma_bf16_shared(float (&d)[32], const SharedOperand& a,
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
       "}, %32, %33, adds, 1, 1, 0, 0;\n}\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(adds)));
+#endif
+}
+
+// The same for 64 columns of a B whose k are rows: 16 rows of 128 bytes from `b` on, which begins a group of 8, in
+// groups `stride` bytes apart, swizzled likewise.
+__device__ inline void wgmma_bf16_shared_rows(float (&d)[32], const SharedOperand& a, const SharedOperand& b,
+                                              bool adds) {
+#ifdef TESSERA_CUDA_EMULATED
+  emulated::wgmma_bf16_shared(d, a.at, a.stride, b.at, b.stride, adds, true);
+#else
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, adds, 1, 1, 0, 1;\n}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
         "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
         "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),

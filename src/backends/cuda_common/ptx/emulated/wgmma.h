@@ -60,12 +60,10 @@ struct WgmmaRows {
   std::array<std::array<double, 16>, 2>* rows;
 };
 
-inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char* b, int stride, bool adds,
-                       bool has_k_rows = false) {
+inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char* b, int stride, bool adds) {
   using device::emulated::kWarp;
   auto part = std::make_unique<WgmmaPart>();
   part->d = d, part->columns = columns, part->b = b, part->stride = stride, part->adds = adds;
-  part->has_k_rows = has_k_rows;
   WgmmaRows mine{a, &part->rows};
   device::emulated::collective(device::emulated::Site::current(), ~0u, &mine, [](void* const(&lanes)[kWarp]) {
     for (int lane = 0; lane < kWarp; ++lane) {
@@ -84,13 +82,10 @@ inline void wgmma_bf16(float* d, int columns, const uint32_t (&a)[4], const char
   device::emulated::work_late(device::emulated::LateKind::kProducts, std::move(part));
 }
 
-inline void wgmma_bf16_rows(float* d, const uint32_t (&a)[4], const char* b, int stride, bool adds) {
-  wgmma_bf16(d, 64, a, b, stride, adds, true);
-}
-
-inline void wgmma_bf16_shared(float* d, const char* a, int a_stride, const char* b, int stride, bool adds) {
+inline void wgmma_bf16_shared(float* d, const char* a, int a_stride, const char* b, int stride, bool adds,
+                              bool has_k_rows = false) {
   auto part = std::make_unique<WgmmaPart>();
-  part->d = d, part->columns = 64, part->a = a, part->a_stride = a_stride;
+  part->d = d, part->columns = 64, part->a = a, part->a_stride = a_stride, part->has_k_rows = has_k_rows;
   part->b = b, part->stride = stride, part->adds = adds;
   __syncwarp();
   device::emulated::work_late(device::emulated::LateKind::kProducts, std::move(part));
