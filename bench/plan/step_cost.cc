@@ -12,6 +12,7 @@
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 #include "comm/nccl.h"
+#include "comm/peer.h"
 #include "model/rank_memory.h"
 #include "ops/cache_entry.h"
 #include "ops/mhc/mhc.h"
@@ -248,14 +249,34 @@ class Layer {
 
   double middle() const { return static_cast<double>(load_.position) + static_cast<double>(load_.tokens + 1) / 2; }
 
+  // What a token has in sight: keys, and parts of them.
+  struct Sight {
+    double keys = 0, parts = 0;
+  };
+  Sight sight_at(double position, int64_t ratio) const {
+    const auto parts_of = [](double keys) { return std::ceil(keys / static_cast<double>(kPartKeys)); };
+    const double window = std::min(position, static_cast<double>(c_.sliding_window));
+    double entries = ratio == 0 ? 0 : position / static_cast<double>(ratio);
+    if (ratio == 4) entries = std::min(entries, static_cast<double>(c_.index_topk));
+    return {window + entries, parts_of(window) + parts_of(entries)};
+  }
+  // The mean of a chunk's tokens, of so many of them at most.
+  Sight mean_sight(int64_t ratio) const {
+    const int64_t count = std::min<int64_t>(load_.tokens, 64);
+    Sight mean;
+    for (int64_t i = 0; i < count; ++i) {
+      const double share = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
+      const Sight one =
+          sight_at(static_cast<double>(load_.position) + share * static_cast<double>(load_.tokens) + 0.5, ratio);
+      mean.keys += one.keys / static_cast<double>(count), mean.parts += one.parts / static_cast<double>(count);
+    }
+    return mean;
+  }
+
   void attend(int64_t ratio) {
     const auto heads = static_cast<double>(held_.at("attn.attn_sink").rows);
-    const double window = std::min(middle(), static_cast<double>(c_.sliding_window));
-    double entries = ratio == 0 ? 0 : middle() / static_cast<double>(ratio);
-    if (ratio == 4) entries = std::min(entries, static_cast<double>(c_.index_topk));
-    const auto parts_of = [](double keys) { return std::ceil(keys / static_cast<double>(kPartKeys)); };
-    const double parts = parts_of(window) + parts_of(entries), keys = window + entries;
-    const auto num_parts = static_cast<int64_t>(parts), num_heads = static_cast<int64_t>(heads);
+    const auto [keys, parts] = mean_sight(ratio);
+    const auto num_parts = static_cast<int64_t>(std::ceil(parts)), num_heads = static_cast<int64_t>(heads);
     const bool are_few = parts > 1 && load_.rows() <= kFewRows &&
                          load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
     const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few;
@@ -313,10 +334,9 @@ class Layer {
   // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
   // else everything is gathered, then added (comm/nccl.h).
   void sum(double bytes) {
-    constexpr double kMostBytes = 3 << 19;  // as sums were when their rates were measured (Target::peer_rate)
-    if (t_.peer_rate.low > 0 && bytes <= kMostBytes) {
-      // To each of the others side by side, and twice the bytes over the links.
-      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low / 2);
+    if (t_.peer_rate.low > 0 && bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes(plan_.world))) {
+      // To each of the others side by side.
+      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low);
       return exchange(bytes, t_.peer_sum.low, rate);
     }
     gather(bytes);

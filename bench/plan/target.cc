@@ -26,8 +26,8 @@ constexpr std::string_view kClustered =
 constexpr std::string_view kNoClusters = "no kernel of ours asks";
 constexpr double kNone = 1e6;  // a limit that is none
 constexpr std::string_view kAsCollective = "two H200: all-reduce of 8 KB (NCCL); of more GPUs a guess";
-constexpr std::string_view kAsPeerSum = "two H200: 8 KiB in 3.0 us (2026-11-22-h200-x2-flash.json)";
-constexpr std::string_view kAsPeerRate = "two H200: 256 KiB in 5.4 us, 512 in 7.6, 1,536 in 17.8";
+constexpr std::string_view kAsPeerSum = "two H200: 8 KiB in 2.8 us (2026-11-23-h200-x2-peers.json)";
+constexpr std::string_view kAsPeerRate = "two H200: 256 KiB in 3.6 us, 1 MiB in 5.6, 2 in 9.1, 8 in 29.6";
 constexpr std::string_view kNoPeers = "none reaches another's memory";
 constexpr std::string_view kNvlinkShare = "the data sheet's, at the 87 % that a copy between two H200 reaches";
 
@@ -51,8 +51,8 @@ constexpr Target kH200 = {
     .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
     .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
     .collective = {20, 11.6, "us", kAsCollective},
-    .peer_sum = {3.0, "us", kAsPeerSum},
-    .peer_rate = {110, "GB/s", kAsPeerRate}};
+    .peer_sum = {2.8, "us", kAsPeerSum},
+    .peer_rate = {330, "GB/s", kAsPeerRate}};
 
 // As an H200 but for its memory: the same chip. What was measured was measured on an H200.
 constexpr Target h100() {
@@ -89,8 +89,8 @@ constexpr Target kTargets[] = {
      .capacity = {180, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {3.0, "us", kAsPeerSum},
-     .peer_rate = {110, "GB/s", kAsPeerRate}},
+     .peer_sum = {2.8, "us", kAsPeerSum},
+     .peer_rate = {330, "GB/s", kAsPeerRate}},
     {.name = "b300",
      .gpu = "B300, GB300",
      .family = Family::kTensorMemory,
@@ -111,8 +111,8 @@ constexpr Target kTargets[] = {
      .capacity = {288, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
-     .peer_sum = {3.0, "us", kAsPeerSum},
-     .peer_rate = {110, "GB/s", kAsPeerRate}},
+     .peer_sum = {2.8, "us", kAsPeerSum},
+     .peer_rate = {330, "GB/s", kAsPeerRate}},
     {.name = "rtx6000",
      .gpu = "RTX PRO 6000",
      .family = Family::kWarpProducts,
