@@ -3,10 +3,9 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "base/json.h"
 #include "base/strings.h"
+#include "server/json_text.h"
 
 namespace tessera::server {
 
@@ -17,10 +16,6 @@ constexpr size_t kMaxMessageBytes = 320, kMaxParamBytes = 96;
 
 ApiError made(int status, std::string_view type, std::string_view code, std::string message) {
   return {status, std::string(type), std::string(code), std::move(message), ""};
-}
-
-nlohmann::ordered_json text_or_null(const std::string& text) {
-  return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
 }
 
 std::string_view anthropic_type(int status) {
@@ -129,16 +124,16 @@ ApiError context_exceeded(int64_t num_prompt_tokens, int64_t max_tokens, int64_t
 }
 
 std::string openai_error_body(const ApiError& error) {
-  const nlohmann::ordered_json body = {{"message", error.message},
-                                       {"type", error.type},
-                                       {"param", text_or_null(error.param)},
-                                       {"code", text_or_null(error.code)}};
-  return nlohmann::ordered_json{{"error", body}}.dump();
+  const JsonObject body{{"message", error.message},
+                        {"type", error.type},
+                        {"param", JsonText::or_null(error.param)},
+                        {"code", JsonText::or_null(error.code)}};
+  return JsonObject{{"error", body}}.text();
 }
 
 std::string anthropic_error_body(const ApiError& error) {
-  const nlohmann::ordered_json body = {{"type", anthropic_type(error.status)}, {"message", error.message}};
-  return nlohmann::ordered_json{{"type", "error"}, {"error", body}}.dump();
+  const JsonObject body{{"type", anthropic_type(error.status)}, {"message", error.message}};
+  return JsonObject{{"type", "error"}, {"error", body}}.text();
 }
 
 }  // namespace tessera::server

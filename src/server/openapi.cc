@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/openapi.h"
 
-#include <nlohmann/json.hpp>
+#include <initializer_list>
 
 #include "server/anthropic/messages_request.h"
+#include "server/json_text.h"
 #include "server/openai/chat_request.h"
 #include "server/openai/completion_request.h"
 #include "server/openai/responses_request.h"
@@ -13,104 +14,110 @@ namespace tessera::server {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
-OrderedJson content(std::string_view type, OrderedJson schema) {
-  return {{std::string(type), {{"schema", std::move(schema)}}}};
+JsonObject content(std::string_view type, const JsonText& schema) {
+  return {{type, JsonObject{{"schema", schema}}}};
 }
 
-OrderedJson object_with(std::initializer_list<const char*> names) {
-  return {{"type", "object"}, {"required", std::vector<std::string>(names.begin(), names.end())}};
+JsonObject object_with(std::initializer_list<JsonText> names) {
+  return {{"type", "object"}, {"required", JsonArray(names)}};
 }
 
-OrderedJson error_answer(std::string_view about) {
-  return {{"description", about}, {"content", content("application/json", {{"$ref", "#/components/schemas/Error"}})}};
+JsonObject answer_of(std::string_view about, const JsonObject& its_content) {
+  return {{"description", about}, {"content", its_content}};
+}
+
+JsonObject error_answer(std::string_view about) {
+  return answer_of(about, content("application/json", JsonObject{{"$ref", "#/components/schemas/Error"}}));
 }
 
 // Answers that every route with a key may give, or every route that generates.
-void add_errors(OrderedJson& responses, bool takes_body) {
-  responses["401"] = error_answer("No API key, or another one.");
+void add_errors(JsonObject& responses, bool takes_body) {
+  responses.add("401", error_answer("No API key, or another one."));
   if (!takes_body) return;
-  responses["400"] = error_answer("The body is not what the schema says; the error names the field.");
-  responses["404"] = error_answer("The model is not served.");
-  responses["413"] = error_answer("The body is too large.");
-  responses["429"] = error_answer("No room; Retry-After says when to come again.");
-  responses["503"] = error_answer("Loading or draining.");
+  responses.add("400", error_answer("The body is not what the schema says; the error names the field."));
+  responses.add("404", error_answer("The model is not served."));
+  responses.add("413", error_answer("The body is too large."));
+  responses.add("429", error_answer("No room; Retry-After says when to come again."));
+  responses.add("503", error_answer("Loading or draining."));
 }
 
-OrderedJson post(std::string_view about, const Schema& schema, OrderedJson answer, bool streams) {
-  OrderedJson good = {{"description", "The answer."}, {"content", content("application/json", std::move(answer))}};
+JsonObject post(std::string_view about, const Schema& schema, const JsonObject& answer, bool streams) {
+  JsonObject good = content("application/json", answer);
   // OpenAPI 3.1 can't say what an event holds; a schema of the whole text would be held against each event by some.
-  if (streams) good["content"]["text/event-stream"] = OrderedJson::object();
-  OrderedJson responses = {{"200", std::move(good)}};
+  if (streams) good.add("text/event-stream", JsonObject());
+  JsonObject responses{{"200", answer_of("The answer.", good)}};
   add_errors(responses, true);
-  const OrderedJson body = {{"required", true},
-                            {"content", content("application/json", OrderedJson::parse(json_schema(schema)))}};
-  return {{"post", {{"summary", about}, {"requestBody", body}, {"responses", std::move(responses)}}}};
+  const JsonObject body{{"required", true},
+                        {"content", content("application/json", JsonText::raw(json_schema(schema)))}};
+  return {{"post", JsonObject{{"summary", about}, {"requestBody", body}, {"responses", responses}}}};
 }
 
-OrderedJson get(std::string_view about, std::string_view type, OrderedJson answer, bool needs_key = true) {
-  OrderedJson responses = {{"200", {{"description", "The answer."}, {"content", content(type, std::move(answer))}}}};
+// `responses` beside the answer.
+JsonObject get(std::string_view about, std::string_view type, const JsonObject& answer, bool needs_key,
+               const JsonObject& others, const JsonArray& parameters) {
+  JsonObject responses{{"200", answer_of("The answer.", content(type, answer))}};
   if (needs_key) add_errors(responses, false);
-  OrderedJson route = {{"summary", about}, {"responses", std::move(responses)}};
-  if (!needs_key) route["security"] = OrderedJson::array();
-  return {{"get", std::move(route)}};
+  JsonObject route{{"summary", about}, {"responses", responses.add_members_of(others.text())}};
+  if (!needs_key) route.add("security", JsonArray());
+  if (!parameters.is_empty()) route.add("parameters", parameters);
+  return {{"get", route}};
 }
 
-OrderedJson health(std::string_view about, bool needs_key) {
-  OrderedJson route = get(about, "application/json", object_with({"status"}), needs_key);
-  route["get"]["responses"]["503"] = {{"description", "Not ready."},
-                                      {"content", content("application/json", object_with({"status"}))}};
-  return route;
+JsonObject get(std::string_view about, std::string_view type, const JsonObject& answer) {
+  return get(about, type, answer, true, {}, {});
+}
+
+JsonObject health(std::string_view about, bool needs_key) {
+  const JsonObject answer = object_with({"status"});
+  return get(about, "application/json", answer, needs_key,
+             {{"503", answer_of("Not ready.", content("application/json", answer))}}, {});
+}
+
+JsonObject components() {
+  const JsonObject text{{"type", "string"}}, text_or_null{{"type", JsonArray{"string", "null"}}};
+  const JsonObject parts{{"message", text}, {"type", text}, {"param", text_or_null}, {"code", text_or_null}};
+  const JsonObject error = object_with({"message", "type"}).add("properties", parts);
+  return {{"schemas", JsonObject{{"Error", object_with({"error"}).add("properties", JsonObject{{"error", error}})}}},
+          {"securitySchemes",
+           JsonObject{{"key", JsonObject{{"type", "http"}, {"scheme", "bearer"}}},
+                      {"header", JsonObject{{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}}}};
 }
 
 }  // namespace
 
 std::string render_openapi(std::string_view version) {
-  OrderedJson out = {{"openapi", "3.1.0"}};
-  out["info"] = {{"title", "Tessera"}, {"version", version}};
-  OrderedJson paths = OrderedJson::object();
-  paths["/v1/chat/completions"] = post("A conversation's next message.", openai::chat_schema(),
-                                       object_with({"id", "object", "created", "model", "choices", "usage"}), true);
-  paths["/v1/completions"] = post("A text's continuation.", openai::completion_schema(),
-                                  object_with({"id", "object", "created", "model", "choices", "usage"}), true);
-  paths["/v1/responses"] = post("A conversation's next items; nothing is stored.", openai::responses_schema(),
-                                object_with({"id", "object", "created_at", "model", "status", "output"}), true);
-  paths["/v1/messages"] =
+  JsonObject paths;
+  paths.add("/v1/chat/completions", post("A conversation's next message.", openai::chat_schema(),
+                                         object_with({"id", "object", "created", "model", "choices", "usage"}), true));
+  paths.add("/v1/completions", post("A text's continuation.", openai::completion_schema(),
+                                    object_with({"id", "object", "created", "model", "choices", "usage"}), true));
+  paths.add("/v1/responses", post("A conversation's next items; nothing is stored.", openai::responses_schema(),
+                                  object_with({"id", "object", "created_at", "model", "status", "output"}), true));
+  paths.add(
+      "/v1/messages",
       post("A conversation's next message, as Anthropic has it.", anthropic::messages_schema(),
-           object_with({"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage"}), true);
-  paths["/v1/messages/count_tokens"] =
-      post("Tokens of a conversation.", anthropic::count_tokens_schema(), object_with({"input_tokens"}), false);
-  paths["/tokenize"] = post("Token ids of a text or a conversation.", openai::tokenize_schema(),
-                            object_with({"count", "max_model_len", "tokens"}), false);
-  paths["/detokenize"] = post("The text of token ids.", openai::detokenize_schema(), object_with({"prompt"}), false);
-  paths["/v1/models"] = get("The models that are served.", "application/json", object_with({"object", "data"}));
-  paths["/v1/models/{model}"] = get("One of them.", "application/json", object_with({"id", "object"}));
-  paths["/v1/models/{model}"]["get"]["parameters"] =
-      OrderedJson::array({{{"name", "model"}, {"in", "path"}, {"required", true}, {"schema", {{"type", "string"}}}}});
-  paths["/v1/models/{model}"]["get"]["responses"]["404"] = error_answer("The model is not served.");
-  paths["/health/live"] = health("Whether the process answers.", false);
-  paths["/health/ready"] = health("Whether requests are taken.", false);
-  paths["/health/deep"] = health("Whether a token can be made.", true);
-  paths["/metrics"] = get("Figures for Prometheus.", "text/plain", {{"type", "string"}});
-  paths["/openapi.json"] = get("This document.", "application/json", object_with({"openapi", "paths"}));
-  out["paths"] = std::move(paths);
-  out["components"]["schemas"]["Error"] = {{"type", "object"},
-                                           {"required", OrderedJson::array({"error"})},
-                                           {"properties",
-                                            {{"error",
-                                              {{"type", "object"},
-                                               {"required", OrderedJson::array({"message", "type"})},
-                                               {"properties",
-                                                {{"message", {{"type", "string"}}},
-                                                 {"type", {{"type", "string"}}},
-                                                 {"param", {{"type", OrderedJson::array({"string", "null"})}}},
-                                                 {"code", {{"type", OrderedJson::array({"string", "null"})}}}}}}}}}};
-  out["components"]["securitySchemes"] = {{"key", {{"type", "http"}, {"scheme", "bearer"}}},
-                                          {"header", {{"type", "apiKey"}, {"in", "header"}, {"name", "x-api-key"}}}};
-  out["security"] =
-      OrderedJson::array({OrderedJson{{"key", OrderedJson::array()}}, OrderedJson{{"header", OrderedJson::array()}}});
-  return out.dump();
+           object_with({"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage"}), true));
+  paths.add("/v1/messages/count_tokens",
+            post("Tokens of a conversation.", anthropic::count_tokens_schema(), object_with({"input_tokens"}), false));
+  paths.add("/tokenize", post("Token ids of a text or a conversation.", openai::tokenize_schema(),
+                              object_with({"count", "max_model_len", "tokens"}), false));
+  paths.add("/detokenize", post("The text of token ids.", openai::detokenize_schema(), object_with({"prompt"}), false));
+  paths.add("/v1/models", get("The models that are served.", "application/json", object_with({"object", "data"})));
+  const JsonObject name{
+      {"name", "model"}, {"in", "path"}, {"required", true}, {"schema", JsonObject{{"type", "string"}}}};
+  paths.add("/v1/models/{model}", get("One of them.", "application/json", object_with({"id", "object"}), true,
+                                      {{"404", error_answer("The model is not served.")}}, {name}));
+  paths.add("/health/live", health("Whether the process answers.", false));
+  paths.add("/health/ready", health("Whether requests are taken.", false));
+  paths.add("/health/deep", health("Whether a token can be made.", true));
+  paths.add("/metrics", get("Figures for Prometheus.", "text/plain", JsonObject{{"type", "string"}}));
+  paths.add("/openapi.json", get("This document.", "application/json", object_with({"openapi", "paths"})));
+  const JsonObject out{{"openapi", "3.1.0"},
+                       {"info", JsonObject{{"title", "Tessera"}, {"version", version}}},
+                       {"paths", paths},
+                       {"components", components()},
+                       {"security", JsonArray{JsonObject{{"key", JsonArray()}}, JsonObject{{"header", JsonArray()}}}}};
+  return out.text();
 }
 
 }  // namespace tessera::server

@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <ctime>
-#include <nlohmann/json.hpp>
+
+#include "server/json_text.h"
 
 namespace tessera::server {
 
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 // 2026-11-21T20:00:00Z.
 std::string utc_time(int64_t seconds) {
@@ -23,7 +22,7 @@ std::string utc_time(int64_t seconds) {
   return {text, size};
 }
 
-OrderedJson model_json(const ServedModel& model, const std::string& name, int64_t created) {
+JsonObject model_json(const ServedModel& model, const std::string& name, int64_t created) {
   return {{"id", name},
           {"object", "model"},
           {"created", created},
@@ -137,27 +136,27 @@ int health_status(const Health& health) {
 }
 
 std::string render_health(const Health& health) {
-  OrderedJson out = {{"status", to_string(health.readiness)}, {"uptime_seconds", health.uptime_seconds}};
-  if (!health.detail.empty()) out["detail"] = health.detail;
-  if (health.deep_seconds >= 0) out["check_seconds"] = health.deep_seconds;
-  return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+  JsonObject out{{"status", to_string(health.readiness)}, {"uptime_seconds", health.uptime_seconds}};
+  if (!health.detail.empty()) out.add("detail", health.detail);
+  if (health.deep_seconds >= 0) out.add("check_seconds", health.deep_seconds);
+  return out.text();
 }
 
 std::string render_models(const ServedModel& model, int64_t created) {
-  OrderedJson list = OrderedJson::array();
-  for (const std::string& name : model.names) list.push_back(model_json(model, name, created));
-  OrderedJson out = {{"object", "list"}};
-  out["data"] = std::move(list);
-  out["has_more"] = false;
-  out["first_id"] = model.names.front();
-  out["last_id"] = model.names.back();
-  return out.dump();
+  JsonArray list;
+  for (const std::string& name : model.names) list.add(model_json(model, name, created));
+  const JsonObject out{{"object", "list"},
+                       {"data", list},
+                       {"has_more", false},
+                       {"first_id", model.names.front()},
+                       {"last_id", model.names.back()}};
+  return out.text();
 }
 
 Reply<std::string> render_model(const ServedModel& model, std::string_view name, int64_t created) {
   const auto found = std::find(model.names.begin(), model.names.end(), name);
   if (found == model.names.end()) return model_not_found(name);
-  return model_json(model, *found, created).dump();
+  return model_json(model, *found, created).text();
 }
 
 std::string render_metrics(const ServerStats& stats) {

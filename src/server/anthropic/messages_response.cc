@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/anthropic/messages_response.h"
 
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 
@@ -12,33 +11,27 @@ namespace tessera::server::anthropic {
 
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
-std::string dumped(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+std::string event(std::string_view type, const JsonObject& fields = {}) {
+  return sse_event(type, JsonObject{{"type", type}}.add_members_of(fields.text()).text());
 }
 
-std::string event(const std::string& type, const OrderedJson& fields) {
-  OrderedJson out = {{"type", type}};
-  out.update(fields);
-  return sse_event(type, dumped(out));
-}
-
-OrderedJson usage_json(const Usage& usage) {
+JsonObject usage_json(const Usage& usage) {
   return {{"input_tokens", usage.num_prompt_tokens - usage.num_cached_tokens},
           {"cache_creation_input_tokens", 0},
           {"cache_read_input_tokens", usage.num_cached_tokens},
           {"output_tokens", usage.num_completion_tokens}};
 }
 
-OrderedJson message_json(const std::string& id, const std::string& model, OrderedJson stop_reason,
-                         OrderedJson stop_sequence, const Usage& usage) {
-  OrderedJson out = {{"id", id}, {"type", "message"}, {"role", "assistant"}, {"model", model}};
-  out["content"] = OrderedJson::array();
-  out["stop_reason"] = std::move(stop_reason);
-  out["stop_sequence"] = std::move(stop_sequence);
-  out["usage"] = usage_json(usage);
-  return out;
+JsonObject message_json(const std::string& id, const std::string& model, const JsonArray& content,
+                        const JsonText& stop_reason, const JsonText& stop_sequence, const Usage& usage) {
+  return {{"id", id},
+          {"type", "message"},
+          {"role", "assistant"},
+          {"model", model},
+          {"content", content},
+          {"stop_reason", stop_reason},
+          {"stop_sequence", stop_sequence},
+          {"usage", usage_json(usage)}};
 }
 
 std::string_view stop_reason(const FinishedAnswer& answer) {
@@ -54,59 +47,50 @@ std::string_view stop_reason(const FinishedAnswer& answer) {
   return "end_turn";
 }
 
-OrderedJson stop_sequence(const FinishedAnswer& answer) {
-  return answer.stop_string.empty() ? OrderedJson() : OrderedJson(answer.stop_string);
-}
-
-OrderedJson thinking_block(const std::string& text, std::string_view signature) {
+JsonObject thinking_block(const std::string& text, std::string_view signature) {
   return {{"type", "thinking"}, {"thinking", text}, {"signature", signature}};
 }
 
-OrderedJson text_block(const std::string& text) {
+JsonObject text_block(const std::string& text) {
   return {{"type", "text"}, {"text", text}};
 }
 
-OrderedJson call_block(const std::string& id, const std::string& name) {
-  return {{"type", "tool_use"}, {"id", id}, {"name", name}};
+// `input`: JSON text.
+JsonObject call_block(const std::string& id, const std::string& name, std::string input) {
+  return {{"type", "tool_use"}, {"id", id}, {"name", name}, {"input", JsonText::raw(std::move(input))}};
 }
 
 }  // namespace
 
 std::string render_message(const std::string& id, const std::string& model, const FinishedAnswer& answer,
                            const Usage& usage) {
-  std::string blocks;
-  const auto add = [&](const std::string& block) { blocks += (blocks.empty() ? "" : ",") + block; };
-  if (!answer.reasoning.empty()) add(dumped(thinking_block(answer.reasoning, kSignature)));
-  if (!answer.content.empty()) add(dumped(text_block(answer.content)));
+  JsonArray blocks;
+  if (!answer.reasoning.empty()) blocks.add(thinking_block(answer.reasoning, kSignature));
+  if (!answer.content.empty()) blocks.add(text_block(answer.content));
   for (const AnswerCall& call : answer.calls) {
-    if (!call.is_complete) continue;
-    add(with_members(dumped(call_block(call.id, call.name)), "{\"input\":" + call.arguments + "}"));
+    if (call.is_complete) blocks.add(call_block(call.id, call.name, call.arguments));
   }
-  std::string message = dumped(message_json(id, model, stop_reason(answer), stop_sequence(answer), usage));
-  // Inside a string every quote has a backslash before it, so this is the member.
-  constexpr std::string_view kEmpty = "\"content\":[]";
-  return message.insert(message.find(kEmpty) + kEmpty.size() - 1, blocks);
+  return message_json(id, model, blocks, stop_reason(answer), JsonText::or_null(answer.stop_string), usage).text();
 }
 
 std::string render_count(int64_t num_tokens) {
-  return dumped({{"input_tokens", num_tokens}});
+  return JsonObject{{"input_tokens", num_tokens}}.text();
 }
 
 std::string MessageStream::begin(const Usage& usage) {
-  return event("message_start", {{"message", message_json(id_, model_, nullptr, nullptr, usage)}});
+  return event("message_start", {{"message", message_json(id_, model_, {}, nullptr, nullptr, usage)}});
 }
 
 std::string MessageStream::open(Block block, const CallDelta* call) {
   std::string out = close();
   block_ = block;
-  OrderedJson json;
+  JsonObject json;
   switch (block) {
     case Block::kThinking:
       json = thinking_block("", "");
       break;
     case Block::kCall:
-      json = call_block(call->id, call->name);
-      json["input"] = OrderedJson::object();
+      json = call_block(call->id, call->name, "{}");
       break;
     case Block::kText:
     case Block::kNone:
@@ -121,8 +105,8 @@ std::string MessageStream::close() {
   const int index = num_blocks_ - 1;
   std::string out;
   if (block_ == Block::kThinking) {
-    out += event("content_block_delta",
-                 {{"index", index}, {"delta", {{"type", "signature_delta"}, {"signature", kSignature}}}});
+    const JsonObject signature{{"type", "signature_delta"}, {"signature", kSignature}};
+    out += event("content_block_delta", {{"index", index}, {"delta", signature}});
   }
   block_ = Block::kNone;
   return out + event("content_block_stop", {{"index", index}});
@@ -130,7 +114,7 @@ std::string MessageStream::close() {
 
 std::string MessageStream::delta(const AnswerDelta& delta) {
   std::string out;
-  const auto add = [&](Block block, const CallDelta* call, const OrderedJson& json, bool begins) {
+  const auto add = [&](Block block, const CallDelta* call, const JsonObject& json, bool begins) {
     if (begins || block_ != block) out += open(block, call);
     out += event("content_block_delta", {{"index", num_blocks_ - 1}, {"delta", json}});
   };
@@ -146,15 +130,16 @@ std::string MessageStream::delta(const AnswerDelta& delta) {
 }
 
 std::string MessageStream::ping() {
-  return event("ping", OrderedJson::object());
+  return event("ping");
 }
 
 std::string MessageStream::end(const AnswerDelta& last, const FinishedAnswer& answer, const Usage& usage) {
-  const OrderedJson reason = {{"stop_reason", stop_reason(answer)}, {"stop_sequence", stop_sequence(answer)}};
+  const JsonObject reason{{"stop_reason", stop_reason(answer)},
+                          {"stop_sequence", JsonText::or_null(answer.stop_string)}};
   std::string out = delta(last);
   out += close();
   out += event("message_delta", {{"delta", reason}, {"usage", usage_json(usage)}});
-  return out + event("message_stop", OrderedJson::object());
+  return out + event("message_stop");
 }
 
 std::string MessageStream::error(const ApiError& error) {

@@ -5,7 +5,9 @@
 // Source: API reference of OpenAI's responses and of its streaming events.
 #include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "server/json_text.h"
 #include "server/openai/chat_response.h"
 
 namespace tessera::server::openai {
@@ -30,7 +32,8 @@ class ResponsesStream {
  private:
   enum class Item { kNone, kReasoning, kMessage, kCall };
 
-  std::string event(const std::string& type, const std::string& fields);
+  std::string event(std::string_view type, const JsonObject& fields);
+  JsonObject place() const;
   std::string open(Item item, const CallDelta* call);
   std::string close();
   std::string text(Item item, const std::string& text, const std::vector<TokenLogprob>& logprobs);

@@ -4,18 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "base/strings.h"
+#include "server/json_text.h"
 #include "server/openai/chat_request.h"
-#include "server/openai/json_parts.h"
 #include "server/request_fields.h"
 
 namespace tessera::server::openai {
 
 namespace {
-
-using OrderedJson = nlohmann::ordered_json;
 
 Schema make_tokenize_schema() {
   std::vector<Field> fields = {
@@ -95,18 +91,16 @@ Reply<std::vector<int32_t>> parse_detokenize(std::string_view body, const Served
 }
 
 std::string render_tokenize(std::span<const int32_t> ids, std::span<const std::string> texts, int64_t max_model_len) {
-  OrderedJson out = {{"count", ids.size()}, {"max_model_len", max_model_len}};
-  out["tokens"] = std::vector<int32_t>(ids.begin(), ids.end());
-  if (!texts.empty()) {
-    OrderedJson list = OrderedJson::array();
-    for (const std::string& text : texts) list.push_back(replace_invalid_utf8(text));
-    out["token_strs"] = std::move(list);
-  }
-  return dumped(out);
+  JsonArray tokens, strings;
+  for (const int32_t id : ids) tokens.add(id);
+  for (const std::string& text : texts) strings.add(text);
+  JsonObject out{{"count", ids.size()}, {"max_model_len", max_model_len}, {"tokens", tokens}};
+  if (!texts.empty()) out.add("token_strs", strings);
+  return out.text();
 }
 
 std::string render_detokenize(const std::string& text) {
-  return dumped({{"prompt", replace_invalid_utf8(text)}});
+  return JsonObject{{"prompt", text}}.text();
 }
 
 }  // namespace tessera::server::openai
