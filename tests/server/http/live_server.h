@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/test_seams.h"
 #include "engine/engine.h"
 #include "server/http/http_server.h"
 #include "server/http/scripted_runner.h"
@@ -30,7 +29,6 @@ struct LiveSetup {
   HttpOptions http{};
   engine::EngineOptions engine{};
   int64_t step_microseconds = 0;
-  bool spares_transport = false;  // the transport's thread from failing allocations
   size_t max_preparing = ServiceOptions().max_preparing, max_compiling = ServiceOptions().max_compiling;
   std::vector<const engine::PrefixTier*> tiers{};  // asked for figures by /metrics alone
   LogSink* log = nullptr;
@@ -66,12 +64,7 @@ class LiveServer {
     service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), setup.log);
     setup.http.port = 0;
     http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, setup.log);
-    thread_ = std::thread([this, is_spared = setup.spares_transport] {
-#ifdef TESSERA_TEST_SEAMS
-      seams::spare_this_thread(is_spared);
-#else
-      (void)is_spared;
-#endif
+    thread_ = std::thread([this] {
       http_->run();
       has_ended_ = true;
     });
@@ -85,25 +78,13 @@ class LiveServer {
     EXPECT_EQ(runner_.num_states, 0);
   }
 
-  uint16_t port() const {
-    return http_->port();
-  }
-  ScriptedRunner& runner() {
-    return runner_;
-  }
-  HttpServer& http() {
-    return *http_;
-  }
-  engine::Engine& engine() {
-    return *engine_;
-  }
-  Service& service() {
-    return *service_;
-  }
+  uint16_t port() const { return http_->port(); }
+  ScriptedRunner& runner() { return runner_; }
+  HttpServer& http() { return *http_; }
+  engine::Engine& engine() { return *engine_; }
+  Service& service() { return *service_; }
   // HttpServer::run() has returned.
-  bool has_ended() const {
-    return has_ended_;
-  }
+  bool has_ended() const { return has_ended_; }
   // Waits until the engine holds nothing; false after ten seconds.
   bool becomes_idle() const {
     for (int i = 0; i < 10000; ++i) {
@@ -119,9 +100,7 @@ class LiveServer {
   }
 
  private:
-  int32_t id_of(std::string_view token) const {
-    return tokenizer_.added_token(token).value();
-  }
+  int32_t id_of(std::string_view token) const { return tokenizer_.added_token(token).value(); }
 
   const text::Tokenizer tokenizer_;
   ScriptedRunner runner_;
