@@ -32,8 +32,9 @@ QUESTIONS = ['Compute 257-7.', 'Spell mire.', 'Compute 12+30.', 'Compute 8*7.']
 class Server:
     """The program, from its first line on stdout to its end."""
 
-    def __init__(self, *flags):
-        self.process = subprocess.Popen([PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', *flags],
+    def __init__(self, *flags, through=()):
+        """`through`: a command that runs the program, as its last words, in its own place."""
+        self.process = subprocess.Popen([*through, PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', *flags],
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
         self.url = self.process.stdout.readline().strip()
         self.curl = self.process.stdout.readline().strip()
@@ -336,6 +337,59 @@ class Lives(ProgramTest):
             self.assertEqual(second.tier('faults_total'), 1)
             self.assertEqual(second.end(), 0)
             self.assertIn('another server uses this cache folder', second.process.stderr.read())
+
+    def test_a_full_disk_costs_the_cache_alone(self):
+        # A device of its own, which nobody else sees: its bytes end in the first round, its files in the second.
+        folder = self.folder / 'device'
+        folder.mkdir()
+        mounted = lambda options: ['unshare', '-Urm', 'sh', '-c', 'mount -t tmpfs -o "$1" none "$2" && shift 2 && exec "$@"',
+                                   'sh', options, str(folder)]
+        if subprocess.run([*mounted('size=1m'), 'true'], capture_output=True).returncode != 0:
+            self.skipTest('no mounting in a namespace of its own here')
+        questions = [' '.join(f'Compute {i}+{i + 30}.' for i in range(first, first + 40)) for first in range(0, 240, 40)]
+
+        def answer(server, question):
+            status, _, body = server.post('/v1/chat/completions', chat(question, temperature=1.2, seed=9, max_tokens=10))
+            self.assertEqual(status, 200, body)
+            return json.loads(body)['choices'][0]['message']['content']
+
+        def wait_for(server, figure, least):
+            for _ in range(500):
+                if server.tier(figure) >= least:
+                    return
+                time.sleep(0.02)
+            self.fail(f'{figure} stays at {server.tier(figure)}, below {least}')
+
+        with Server('--prefix-cache-memory', '0') as plain:
+            expected = [answer(plain, question) for question in questions]
+        flags = ('--prefix-cache-disk', str(folder / 'cache'))
+        # 64 MiB of a disk are left to others.
+        with Server(*flags, through=mounted('size=128m')) as server:
+            self.assertEqual(answer(server, questions[0]), expected[0])
+            wait_for(server, 'insertions_total', 1)
+            filler = f'/proc/{server.process.pid}/root{folder}/filler'
+            with open(filler, 'wb', buffering=0) as file, self.assertRaisesRegex(OSError, 'No space left'):
+                while True:
+                    file.write(bytes(1 << 20))
+            for question, text in zip(questions[1:], expected[1:]):
+                self.assertEqual(answer(server, question), text)
+            wait_for(server, 'refusals_total', 1)
+            self.assertEqual(server.tier('faults_total'), 0)
+            os.remove(filler)
+            before = server.tier('insertions_total')
+            answer(server, 'Spell mire. ' + questions[0])
+            wait_for(server, 'insertions_total', before + 1)
+            self.assertEqual(server.end(), 0)
+            self.assertEqual(server.process.stderr.read().count('the oldest entries go\n'), 1)
+        # Without room for: the lock, the index, its journal, a snapshot's file, the third snapshot's.
+        for num_files in (2, 3, 4, 5, 7):
+            with Server(*flags, through=mounted(f'size=128m,nr_inodes={num_files}')) as server:
+                for question, text in zip(questions, expected):
+                    self.assertEqual(answer(server, question), text)
+                wait_for(server, 'faults_total', 1)
+                self.assertEqual(server.end(), 0)
+                self.assertRegex(server.process.stderr.read(),
+                                 r'\Aprefix cache on disk: .*(no disk is used|No space left on device; answers do not need it)\n\Z')
 
     def test_keys_and_overload(self):
         keys = self.folder / 'keys'
