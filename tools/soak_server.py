@@ -388,7 +388,8 @@ def mixed():
 
 
 def disconnects():
-    """Clients that go: anywhere within a request, while it waits, in its prompt, in its answer, in its tools' schema."""
+    """Clients that go: anywhere within a request, while it waits, in its prompt, in its answer, in its tools' schema. Then, one
+    at a time: what passes until /metrics has neither the stream nor its request nor bytes of its caches."""
     generator = random.Random(f'disconnects {ARGUMENTS.seed}')
     left = {'fin': 0, 'rst': 0}
 
@@ -433,8 +434,22 @@ def disconnects():
             time.sleep(0.01)
         grown = descriptors(server) - begin
         check(grown <= 0, grown, 'descriptors more than at the start')
+        times = []
+        for i in range(100):
+            client = socket.create_connection(('127.0.0.1', server.port))
+            client.sendall(post_bytes(chat('Tell me.', max_tokens=3000, stream=True, **LONG)))
+            while b'"content"' not in client.recv(4096):
+                pass
+            if i % 2:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+            start = time.monotonic()
+            client.close()
+            while any(server.metric(f'tessera_{name}') for name in ('streams', 'requests_running', 'cache_bytes')):
+                check(time.monotonic() - start < 30, 'a stream outlives its client')
+            times.append(time.monotonic() - start)
         check(server.end() == 0, 'exit code')
-    return {**left, 'cache_bytes_at_rest': 0, 'descriptors_grown': grown}
+    return {**left, 'cache_bytes_at_rest': 0, 'descriptors_grown': grown,
+            'gone_ms_p50': quantile_ms(times, 0.5), 'gone_ms_p99': quantile_ms(times, 0.99), 'gone_ms_most': quantile_ms(times, 1)}
 
 
 def schemas():
