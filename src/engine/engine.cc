@@ -20,6 +20,10 @@ namespace {
 
 // So often in a row want of memory may end all requests of the moment before it is called a fault of the engine.
 constexpr int kMostShortTurns = 8;
+// So many requests in a row a device may fail before it is called lost: one may be a request's own doing, and after an
+// error that CUDA does not forget every call fails.
+constexpr int kMostDeviceFailures = 3;
+constexpr std::string_view kDeviceLost = "the device fails request after request; their answers say how";
 
 class SteadyClock final : public Clock {
  public:
@@ -193,7 +197,13 @@ void Engine::Body::publish(std::string_view fault) noexcept {
   status_.last_step = loop_.last_step();
   status_.totals = loop_.totals();
   try {
-    if (!fault.empty()) status_.fault = fault;
+    if (!fault.empty()) {
+      status_.fault = fault;
+    } else if (loop_.num_device_failures() >= kMostDeviceFailures) {
+      status_.fault = kDeviceLost;
+    } else if (status_.fault == kDeviceLost) {
+      status_.fault.clear();  // a step ran through
+    }
   } catch (const std::exception&) {
     status_.fault = kOutOfMemory;
   }

@@ -48,7 +48,8 @@ class Engine final : public Wakeable {
     Totals totals;
     int64_t num_waiting_tokens = 0;  // of prompts not begun
     bool is_draining = false;
-    // Not empty: an invariant broke, or memory ended again and again, and every request of that moment was ended so.
+    // Not empty: an invariant broke, or memory ended again and again, and every request of that moment was ended so; or
+    // the device fails one request after the other, which a step that runs through takes back.
     std::string fault;
   };
   Status status() const;

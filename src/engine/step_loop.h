@@ -49,6 +49,8 @@ class StepLoop {
   double next_deadline() const;
   const StepStats& last_step() const { return stats_; }
   const Totals& totals() const { return totals_; }
+  // Requests in a row that an error of the device ended, with no step between them that ran through.
+  int num_device_failures() const { return num_device_failures_; }
   const Scheduler& scheduler() const { return scheduler_; }
   int64_t swap_bytes() const { return swap_bytes_; }
   // Throws kInternal where ledgers disagree with the requests. Cost: all requests.
@@ -107,6 +109,7 @@ class StepLoop {
   int64_t swap_bytes_ = 0;
   StepStats stats_;
   Totals totals_;
+  int num_device_failures_ = 0;
 };
 
 }  // namespace tessera::engine

@@ -21,6 +21,7 @@ Sampler sampler_of(const Request& request, uint64_t choice, int32_t vocab_size) 
 }
 
 void StepLoop::deliver(const TensorView& logits) {
+  num_device_failures_ = 0;
   const size_t vocab = static_cast<size_t>(runner_.facts().vocab_size);
   const float* next_row = logits.as<float>();
   for (const Running& slice : running_) {
@@ -156,6 +157,7 @@ void StepLoop::end(Live& live, FinishReason reason, ErrorCode code, const std::s
   for (const auto& choice : live.choices) {
     if (choice->is_open) release(*choice);
   }
+  if (code == ErrorCode::kDeviceError) ++num_device_failures_;
   live.outcome.error_code = code;
   try {
     live.outcome.error = error;

@@ -149,8 +149,19 @@ TEST(HttpStreams, ErrorsOfTheEngineReachTheClient) {
   EXPECT_NE(rest.find("data: {\"error\":"), std::string::npos) << rest;
   EXPECT_EQ(rest.find("[DONE]"), std::string::npos);
   EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 500);
+  EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
+  // The third in a row is the device's doing.
+  EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 500);
+  ASSERT_TRUE(server.becomes_idle());
+  for (const char* path : {"/health/ready", "/health/deep"}) {
+    const Answer lost = ask(server.port(), get(path));
+    EXPECT_EQ(lost.status, 503) << path;
+    EXPECT_NE(lost.body.find("the device fails"), std::string::npos) << lost.body;
+  }
+  EXPECT_EQ(ask(server.port(), get("/health/live")).status, 200);
   server.runner().throws = false;
   EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat("\"max_tokens\":3,"), kClose)).status, 200);
+  EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
 }
 
 TEST(HttpStreams, AnAnswerHasATimeLimit) {
