@@ -410,6 +410,24 @@ class Lives(ProgramTest):
                     self.assertEqual(json.loads(body)['error']['type'], 'rate_limit_error')
             self.assertEqual(server.end(), 0)
 
+    @unittest.skipUnless(openai, 'the openai and anthropic packages are not installed')
+    def test_clients_come_again_after_429(self):
+        slow = dict(max_tokens=600, temperature=1.5)
+        with Server('--max-running', '1', '--max-waiting', '1') as server:
+            theirs = openai.OpenAI(base_url=server.url + '/v1', api_key='none', max_retries=50, timeout=120)
+            others = anthropic.Anthropic(base_url=server.url, api_key='none', max_retries=50, timeout=120)
+            with theirs, others, concurrent.futures.ThreadPoolExecutor(6) as pool:
+                more = {'extra_body': {'ignore_eos': True}}
+                answers = [pool.submit(theirs.chat.completions.create, **chat('Tell me.', **slow), **more) for _ in range(3)]
+                messages = [pool.submit(others.messages.create, **chat('Tell me.', max_tokens=600),
+                                        extra_body={'temperature': 1}) for _ in range(3)]
+                self.assertEqual({one.result().usage.completion_tokens for one in answers}, {600})
+                self.assertTrue(all(one.result().usage.output_tokens for one in messages))
+            metrics = server.get('/metrics')[1]
+            for route in ('chat/completions', 'messages'):
+                self.assertRegex(metrics, rf'tessera_http_responses_total{{.*route="/v1/{route}",status="429"}} [1-9]')
+            self.assertEqual(server.end(), 0)
+
     def test_prompts_that_begin_alike_share_their_beginning(self):
         system = 'You compute. ' + ' '.join(str(number * 7919 % 1000) for number in range(300))
         messages = [{'role': 'system', 'content': system}]
