@@ -96,7 +96,7 @@ class Service::Room final : public Preparer::RoomCheck {
 
 class Service::Preparation final : public Job {
  public:
-  Preparation(Service& its_service, const Route& its_route, std::string its_body, Caller its_caller,
+  Preparation(Service& its_service, const Route& its_route, BodyPieces its_body, Caller its_caller,
               std::shared_ptr<Exchange> its_exchange, Compiling its_compiling)
       : service(its_service),
         route(its_route),
@@ -105,10 +105,20 @@ class Service::Preparation final : public Job {
         exchange(std::move(its_exchange)),
         compiling(its_compiling) {}
   void run() noexcept override { service.prepare(*this); }
+  // The body, which is one piece from then on.
+  const std::string& whole_body() {
+    if (body.empty()) body.emplace_back();
+    size_t num_bytes = 0;
+    for (const std::string& piece : body) num_bytes += piece.size();
+    body.front().reserve(num_bytes);
+    for (size_t i = 1; i < body.size(); ++i) body.front() += body[i];
+    body.resize(1);
+    return body.front();
+  }
 
   Service& service;
   const Route& route;
-  std::string body;
+  BodyPieces body;
   const Caller caller;
   const std::shared_ptr<Exchange> exchange;
   const Compiling compiling;
@@ -162,7 +172,7 @@ std::string Service::metrics() const {
   return render_metrics(stats);
 }
 
-std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view name, std::string body,
+std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view name, BodyPieces body,
                                         const Caller& caller, std::weak_ptr<Waker> waker) {
   const ExchangeContext context{serving_, engine_, replay_, ids_, figures_};
   auto exchange = std::make_shared<Exchange>(context, route.errors, std::move(waker));
@@ -244,10 +254,10 @@ void Service::prepare(Preparation& preparation) noexcept {
                              kExhaustedRetrySeconds);
     }
     if (!generates(route.kind)) {
-      return exchange.reply({}, preparer_.answer(route.kind, preparation.body, preparation.caller));
+      return exchange.reply({}, preparer_.answer(route.kind, preparation.whole_body(), preparation.caller));
     }
-    PreparedAnswer prepared =
-        preparer_.prepare(route.kind, preparation.body, preparation.caller, Room(engine_), preparation.compiling);
+    PreparedAnswer prepared = preparer_.prepare(route.kind, preparation.whole_body(), preparation.caller, Room(engine_),
+                                                preparation.compiling);
     if (log_ != nullptr && !prepared.ignored.empty()) {
       log_->write(LogLevel::kDebug, fmt::format("{}: ignored fields {}", route.path,
                                                 printable(fmt::format("{}", fmt::join(prepared.ignored, ", ")))));

@@ -23,6 +23,9 @@
 
 namespace tessera::server {
 
+// A request's body as it came, in order.
+using BodyPieces = std::vector<std::string>;
+
 struct ServiceOptions {
   int num_workers = 2;
   size_t max_preparing = 256;              // requests that wait for a worker; more are refused with 429
@@ -38,9 +41,10 @@ class Service {
   // Engine and log (null: none) must outlive it; the tokenizer of `serving` too.
   Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log);
 
-  // A request with its whole body, or none. `name` is what find_route gave. Thread-safe; does not wait. The service
+  // A request with its whole body, or none; a worker puts it together. `name` is what find_route gave. Thread-safe;
+  // does not wait. The service
   // must outlive what is opened until its last call of the waker.
-  std::shared_ptr<Exchange> open(const Route& route, std::string_view name, std::string body, const Caller& caller,
+  std::shared_ptr<Exchange> open(const Route& route, std::string_view name, BodyPieces body, const Caller& caller,
                                  std::weak_ptr<Waker> waker);
   // No more requests are taken.
   void set_draining() { is_draining_ = true; }

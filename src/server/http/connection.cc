@@ -10,7 +10,6 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/parser.hpp>
-#include <boost/beast/http/string_body.hpp>
 #include <cmath>
 #include <exception>
 #include <limits>
@@ -20,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "server/http/piece_body.h"
 
 namespace tessera::server::http {
 
@@ -85,7 +85,7 @@ bool is_plain_id(std::string_view id) {
 
 }  // namespace
 
-class Connection::Parser : public field_of::request_parser<field_of::string_body> {};
+class Connection::Parser : public field_of::request_parser<PieceBody> {};
 
 // What the engine's thread may hold and drop: a connection that it dropped last would end on the wrong thread.
 class Connection::Doorbell final : public Waker, public Bells::Bell, public std::enable_shared_from_this<Doorbell> {
@@ -324,15 +324,27 @@ asio::awaitable<bool> Connection::read_head(Parser& parser) {
   co_return true;
 }
 
-asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& head, std::string& body) {
+// Bytes of the inbox to the parser, which takes one chunk at a time: all that it can use, so that those of a body in
+// small chunks are moved up once.
+size_t Connection::put_body(Parser& parser, error_code& error) {
+  size_t num_bytes = 0;
+  while (!parser.is_done() && num_bytes < inbox_.size()) {
+    const size_t count = parser.put(asio::buffer(inbox_) + num_bytes, error);
+    num_bytes += count;
+    if (error || count == 0) break;
+  }
+  inbox_.erase(0, num_bytes);
+  return num_bytes;
+}
+
+asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& head, BodyPieces& body) {
   const HttpOptions& options = shared_.options;
   const Clock::time_point began = Clock::now();
   uint64_t num_bytes = 0;
   while (!parser.is_done()) {
     if (!inbox_.empty()) {
       error_code error;
-      const size_t count = parser.put(asio::buffer(inbox_), error);
-      inbox_.erase(0, count);
+      const size_t count = put_body(parser, error);
       num_bytes += count;
       num_body_bytes_ += count;
       shared_.num_body_bytes += count;
@@ -354,7 +366,6 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
         co_return false;
       }
       if (parser.is_done()) break;
-      if (!error && count > 0) continue;
     }
     const double used = std::chrono::duration<double>(Clock::now() - began).count();
     set_deadline(options.header_seconds + static_cast<double>(num_bytes) / options.body_bytes_per_second - used);
@@ -376,7 +387,7 @@ bool Connection::is_foreign(const RequestHead& head) const {
 
 namespace {
 
-RequestHead read_fields(const field_of::request<field_of::string_body>& message) {
+RequestHead read_fields(const field_of::request<PieceBody>& message) {
   const auto get = [&](auto name) {
     const auto value = message[name];
     return std::string(value.data(), value.size());
@@ -461,7 +472,7 @@ asio::awaitable<bool> Connection::serve_one() {
     goes_on = co_await preflight(head);
     co_return goes_on;
   }
-  std::string body;
+  BodyPieces body;
   if (head.has_body) {
     if (head.expects_continue) {
       const bool is_written = co_await write("HTTP/1.1 100 Continue\r\n\r\n");

@@ -61,7 +61,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   asio::awaitable<void> watch();
   asio::awaitable<bool> serve_one();
   asio::awaitable<bool> read_head(Parser& parser);
-  asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, std::string& body);
+  size_t put_body(Parser& parser, error_code& error);
+  asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, BodyPieces& body);
   asio::awaitable<bool> send_parts(const RequestHead& head, const Route& route, Exchange& exchange);
   std::string head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const;
   asio::awaitable<bool> refuse(const RequestHead& head, const ApiError& error, bool keeps_alive);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests that are answered at once: routes, keys, limits, and bytes that are no HTTP.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -135,6 +136,29 @@ TEST(HttpRequests, LargeBodiesAreRefusedBeforeTheyAreRead) {
   EXPECT_EQ(client.receive_until("}}").substr(0, 12), "HTTP/1.1 413");
   const std::string body = R"({"model":"tiny","prompt":")" + std::string(900, 'a') + "\"}";
   EXPECT_EQ(ask(server.port(), post("/tokenize", body, kClose)).status, 200);
+}
+
+// Pieces of 256 KiB are what the server keeps of a body.
+TEST(HttpRequests, BodiesInChunksOfAnySizeArriveWhole) {
+  std::mt19937 random(fresh_seed());
+  const LiveServer server;
+  for (const size_t most : {size_t{3}, size_t{100}, size_t{100'000}, size_t{1} << 20}) {
+    std::string text(most < 100 ? 20'000 : 600'000, ' ');
+    for (char& c : text) c = "abcdefgh "[random() % 9];
+    const std::string body = R"({"model":"tiny","prompt":")" + text + "\"}";
+    std::string chunks;
+    for (size_t at = 0; at < body.size();) {
+      const std::string part = body.substr(at, 1 + random() % most);
+      chunks += fmt::format("{:x}\r\n{}\r\n", part.size(), part);
+      at += part.size();
+    }
+    const std::string head =
+        "POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
+    const Answer chunked = ask(server.port(), head + chunks + "0\r\n\r\n");
+    const Answer whole = ask(server.port(), post("/tokenize", body, kClose));
+    ASSERT_EQ(whole.status, 200) << whole.body.substr(0, 200);
+    EXPECT_EQ(chunked.body, whole.body) << most;
+  }
 }
 
 TEST(HttpRequests, BodiesOfAllRequestsTogetherAreBounded) {
