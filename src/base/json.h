@@ -27,6 +27,7 @@ class Json {
   // Values that one document may hold (kDefaultMaxValues: about 300 MB as a tree).
   static constexpr size_t kDefaultMaxValues = size_t{1} << 22;
   static constexpr size_t kMaxDepth = 64;
+  static constexpr size_t kMaxKeys = size_t{1} << 14;  // of one object, for parse_exact
 
   // Parses one document; `where` (a file name) opens the error message. Throws kDataLoss for anything that is not
   // exactly one JSON value, for duplicate keys, for integers outside int64, and for more than `max_values` values.
@@ -43,7 +44,8 @@ class Json {
   static Json parse_python(std::string_view text, std::string_view where);
 
   // Parses one document as strictly as parse, but keeps integers outside int64 as they are written, for requests whose
-  // schemas go into a prompt. Numbers too large for a double are refused. Throws kDataLoss as parse_python does.
+  // schemas go into a prompt. Numbers too large for a double are refused, and objects of more than kMaxKeys. Throws
+  // kDataLoss as parse_python does.
   static Json parse_exact(std::string_view text, std::string_view where, size_t max_values = kDefaultMaxValues);
 
   Kind kind() const { return static_cast<Kind>(value_.index()); }

@@ -18,11 +18,12 @@ namespace {
 
 // Where the two readers differ.
 struct Rules {
-  bool is_python;  // NaN, infinities and keys that come twice are read
-  size_t max_depth, max_values;
+  bool is_python;                          // NaN, infinities and keys that come twice are read
+  size_t max_depth, max_values, max_keys;  // keys: of one object
 };
 
-constexpr Rules kPythonRules{true, 512, std::numeric_limits<size_t>::max()};
+constexpr size_t kNoLimit = std::numeric_limits<size_t>::max();
+constexpr Rules kPythonRules{true, 512, kNoLimit, kNoLimit};
 constexpr size_t kMaxDigits = 4300;  // sys.int_info.default_max_str_digits
 
 bool is_digit(char c) {
@@ -260,6 +261,7 @@ class PythonJsonReader {
     if (!take("}")) {
       while (true) {
         skip_space();
+        if (members.size() == rules_.max_keys) fail_here(fmt::format("at most {} keys", rules_.max_keys));
         if (!take("\"")) fail_here("a key in quotes");
         steps_.back().key = read_string();
         skip_space();
@@ -295,7 +297,7 @@ Json Json::parse_python(std::string_view text, std::string_view where) {
 }
 
 Json Json::parse_exact(std::string_view text, std::string_view where, size_t max_values) {
-  return PythonJsonReader(text, where, {false, kMaxDepth, max_values}).read_document();
+  return PythonJsonReader(text, where, {false, kMaxDepth, max_values, kMaxKeys}).read_document();
 }
 
 }  // namespace tessera

@@ -114,6 +114,12 @@ TEST(Json, ExactReaderIsStrictButKeepsIntegers) {
   EXPECT_NO_THROW(Json::parse_exact(std::string(64, '[') + std::string(64, ']'), "f"));
   EXPECT_THROW(Json::parse_exact(std::string(65, '[') + std::string(65, ']'), "f"), Error);
   EXPECT_NO_THROW(Json::parse_exact("[1,2,3]", "f", 4));
+  std::string keys = "{\"0\":0";
+  for (size_t i = 1; i < Json::kMaxKeys; ++i) keys += ",\"" + std::to_string(i) + "\":0";
+  EXPECT_EQ(Json::parse_exact(keys + "}", "f").object().size(), Json::kMaxKeys);
+  EXPECT_THROW(Json::parse_exact(keys + ",\"a\":0}", "f"), Error);
+  EXPECT_NO_THROW(Json::parse_exact("[" + keys + "}," + keys + "}]", "f"));
+  EXPECT_NO_THROW(Json::parse_python(keys + ",\"a\":0}", "f"));
   EXPECT_THROW(Json::parse_exact("[1,2,3]", "f", 3), Error);
 }
 
