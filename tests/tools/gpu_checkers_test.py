@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out."""
+"""tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out;
+tools/check_ptx_wrappers finds each change of what a wrapper becomes."""
 import importlib.machinery
 import importlib.util
 import pathlib
+import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -19,7 +22,8 @@ def tool(name):
     return module
 
 
-budgets, ptx = tool('check_budgets'), tool('check_ptx')
+sys.path.insert(0, str(ROOT / 'tools'))
+budgets, ptx, wrappers = tool('check_budgets'), tool('check_ptx'), tool('check_ptx_wrappers')
 
 
 def elf(parts):
@@ -185,6 +189,49 @@ class Fences(unittest.TestCase):
                 known.write_text(f'# why\nroles\tproxy\t{count}\ta test\n')
                 result = subprocess.run([ROOT / 'tools/check_ptx', path, '--expected', known], capture_output=True, text=True)
                 self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+
+
+PROBE = """
+.visible .entry probe(.param .u32 probe_param_0, .param .u64 probe_param_1, .param .u32 probe_param_2)
+{
+	ld.param.u32 	%r1, [probe_param_0];
+	ld.param.u64 	%rd1, [probe_param_1];
+	ld.param.u32 	%r2, [probe_param_2];
+	cvta.to.shared.u64 	%rd2, %rd1;
+	cvt.u32.u64 	%r3, %rd2;
+	setp.ne.s32 	%p1, %r2, 0;
+	selp.b32 	%r4, 1, 0, %p1;
+	{
+.reg .pred adds;
+setp.ne.b32 adds, %r4, 0;
+@adds load.b32 {%r5, %r6}, [%r1], %r3;
+}
+	cvta.to.global.u64 	%rd3, %rd1;
+	st.global.v2.b32 	[%rd3+8], {%r6, %r5};
+	ret;
+}
+"""
+
+
+class Wrappers(unittest.TestCase):
+    def test_registers_are_followed_to_the_parameters(self):
+        found = wrappers.found_in(PROBE, {'probe': (['d', 'to', 'adds'], [])})
+        self.assertEqual(found, {'probe': ['@adds != 0 load.b32 {t0, t1}, [d], &to', 'store [to+8], {t1, t0}']})
+        inverted = wrappers.found_in(PROBE.replace('setp.ne.b32 adds', 'setp.eq.b32 adds'), {'probe': (['d', 'to', 'adds'], [])})
+        self.assertIn('@not (adds != 0) load.b32 {t0, t1}, [d], &to', inverted['probe'])
+
+    def test_what_a_wrapper_must_become_is_read(self):
+        wanted = {name: value for path in wrappers.PROBES for name, value in wrappers.expectations(path).items()}
+        for path in wrappers.PROBES:
+            self.assertEqual(len(wrappers.expectations(path)), pathlib.Path(path).read_text().count('\nPROBE '), path)
+        self.assertEqual(wanted['cp_pair'], (['to', 'desc'], ['tcgen05.cp.cta_group::2.32x128b.warpx4 [to], desc']))
+
+    @unittest.skipUnless(shutil.which('nvcc'), 'no nvcc: the text of the PTX wrappers is not checked')
+    def test_wrappers_are_as_the_isa_has_them_and_each_change_is_found(self):
+        self.assertEqual([fault for path in wrappers.PROBES for fault in wrappers.compare(path)], [])
+        result = subprocess.run([ROOT / 'tools/check_ptx_wrappers', '--break'], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(result.stdout.count('\n'), len(wrappers.BREAKS) + 2)
 
 
 if __name__ == '__main__':
