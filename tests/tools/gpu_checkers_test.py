@@ -161,6 +161,42 @@ $L__BB0_10:
 }
 """
 
+# Blocks of a cluster that tell each other, behind another kernel.
+CLUSTER = """
+.visible .entry tells(.param .u64 tells_param_0)
+{
+	ld.param.u64 	%rd1, [tells_param_0];
+	@%p1 bra 	$L__BB1_2;
+	mbarrier.init.shared::cta.b64 [%r1], %r2;
+	fence.mbarrier_init.release.cluster;
+$L__BB1_2:
+	barrier.cluster.arrive.release.aligned;
+	barrier.cluster.wait.acquire.aligned;
+	@%p2 bra 	$L__BB1_4;
+	griddepcontrol.wait;
+	griddepcontrol.launch_dependents;
+	ld.global.u32 	%r3, [%rd1];
+	st.shared.u32 	[%r4], %r3;
+	{
+.reg .b32 there;
+mapa.shared::cluster.u32 there, %r1, %r5;
+fence.release.sync_restrict::shared::cta.cluster;
+mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];
+}
+	bra.uni 	$L__BB1_5;
+$L__BB1_4:
+	{
+.reg .pred ended;
+try_again: mbarrier.try_wait.parity.relaxed.cluster.shared::cta.b64 ended, [%r1], %r6;
+@!ended bra try_again;
+fence.acquire.sync_restrict::shared::cluster.cluster;
+}
+	ld.shared.u32 	%r7, [%r4];
+$L__BB1_5:
+	ret;
+}
+"""
+
 
 class Fences(unittest.TestCase):
     def test_all_fences_in_place(self):
@@ -174,6 +210,35 @@ class Fences(unittest.TestCase):
             counts, _ = ptx.faults_of('\n'.join(lines[:i] + lines[i + 1:]))
             rule = 'proxy' if 'proxy' in lines[i] else 'before' if 'before' in lines[i] else 'after'
             self.assertEqual(set(counts), {('roles', rule)}, lines[i])
+
+    def test_what_blocks_and_kernels_tell_each_other_needs_its_fences(self):
+        self.assertEqual(ptx.faults_of(CLUSTER)[0], {})
+        lines = CLUSTER.split('\n')
+        fences = [i for i, line in enumerate(lines) if line.strip().startswith(ptx.FENCES)]
+        self.assertEqual(len(fences), 4)
+        rules = {'fence.mbarrier_init': 'init', 'griddepcontrol.wait': 'previous', 'fence.release': 'release', 'fence.acquire': 'acquire'}
+        for i in fences:
+            rule = next(rules[fence] for fence in rules if lines[i].strip().startswith(fence))
+            self.assertEqual(ptx.faults_of('\n'.join(lines[:i] + lines[i + 1:]))[0], {('tells', rule): 1}, lines[i])
+
+    def test_fences_at_the_wrong_place_or_of_a_block_alone_do_not_count(self):
+        fence, arrival = 'fence.release.sync_restrict::shared::cta.cluster;\n', 'mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n'
+        store, load, wait = '\tst.shared.u32 \t[%r4], %r3;\n', '\tld.global.u32 \t%r3, [%rd1];\n', '\tgriddepcontrol.wait;\n'
+        for old, new, rule in ((fence + arrival, fence + store + arrival, 'release'), (fence, 'fence.release.cta;\n', 'release'),
+                               ('mbarrier.arrive.relaxed.cluster', 'mbarrier.arrive', 'release'),
+                               ('fence.acquire.sync_restrict::shared::cluster.cluster', 'fence.acquire.cta', 'acquire'),
+                               (wait, load + wait, 'previous'), (wait, '\tst.global.u32 \t[%rd1], %r3;\n' + wait, 'previous'),
+                               (wait, '\tcp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%rd1], %r6, [%r1];\n' + wait, 'previous'),
+                               (wait, '\tld.u32 \t%r3, [%rd1];\n' + wait, 'previous'),
+                               (wait, '\t@%p3 griddepcontrol.wait;\n', 'previous')):
+            self.assertIn(old, CLUSTER)
+            found = ptx.faults_of(CLUSTER.replace(old, new))[0]
+            self.assertEqual(found, {('tells', rule): 1}, new)
+        for old, new in ((fence + 'mbarrier.arrive.relaxed', 'mbarrier.arrive.release'), (fence, 'fence.acq_rel.gpu;\n'),
+                         (wait, '\tld.shared.u32 \t%r3, [%r4];\n\tprefetch.global.L2 [%rd1];\n' + wait)):
+            self.assertEqual(ptx.faults_of(CLUSTER.replace(old, new))[0], {}, new)
+        no_grid = CLUSTER.replace(wait, '').replace('\tgriddepcontrol.launch_dependents;\n', '')
+        self.assertEqual(ptx.faults_of(no_grid)[0], {})  # a kernel that never overlaps
 
     def test_stores_that_nothing_asynchronous_reads_are_let_be(self):
         plain = '.visible .entry plain()\n{\n\tst.shared.b32 [%r1], %r2;\n\tbar.sync 0;\n\tret;\n}\n'
