@@ -132,7 +132,7 @@ class Plan final : public Verb {
     }
     const auto published = bench::published_rows(target);
     if (file) write_json(target, rows, published, *file);
-    print_result(bench::figures_table(target) + bench::published_table(published) + "\n" + bench::plan_table(rows) +
+    print_result(bench::figures_table(target) + bench::published_table(target) + "\n" + bench::plan_table(rows) +
                  (has_details_ ? "\n" + bench::kernels_table(rows) : ""));
     return kExitOk;
   }

@@ -14,6 +14,9 @@ PlanRow row_of(const PlanShape& shape, int64_t tokens, Form form, const std::str
   row.weight_bytes = shape_weight_bytes(shape, tokens), row.flops = shape_flops(shape, tokens);
   row.pessimistic = estimate(kernels, target, true), row.optimistic = estimate(kernels, target, false);
   row.roofline_us = roofline_us(row.weight_bytes, row.flops, target);
+  for (const Kernel& kernel : kernels) {
+    row.kernel_roofline_us.push_back(roofline_us(kernel.memory_bytes, kernel.flops, target));
+  }
   row.kernels = std::move(kernels);
   return row;
 }
@@ -21,6 +24,29 @@ PlanRow row_of(const PlanShape& shape, int64_t tokens, Form form, const std::str
 std::string range(double low, double high, const char* format) {
   const std::string from = fmt::format(fmt::runtime(format), low), to = fmt::format(fmt::runtime(format), high);
   return from == to ? from : from + " to " + to;
+}
+
+// A line of plan_table(): what is planned, when, how fast; bytes of memory, what passes before the first stage.
+std::string table_line(std::string_view name, const std::string& tokens, std::string_view form, const std::string& us,
+                       const std::string& rate, const std::string& waves, const std::string& megabytes,
+                       const std::string& fill, const std::string& share, const std::string& limit) {
+  return fmt::format("{:<42} {:>6} {:<14} {:>16} {:>16} {:>5} {:>8} {:>5} {:>11}  {}\n", name, tokens, form, us, rate,
+                     waves, megabytes, fill, share, limit);
+}
+
+std::string limit_of(const Term& low, const Term& high) {
+  return low.name == high.name ? low.name : low.name + " or " + high.name;
+}
+
+// A kernel of a shape. Its share of the roofline is of what it reads from memory and multiplies itself.
+std::string kernel_line(const PlanRow& row, size_t i) {
+  const Prediction &low = row.pessimistic.parts[i], &high = row.optimistic.parts[i];
+  const double roofline = row.kernel_roofline_us[i] * 100;
+  return table_line("  " + row.kernels[i].name, "", "", range(high.us(), low.us(), "{:.1f}"), "",
+                    std::to_string(high.waves), fmt::format("{:.1f}", row.kernels[i].memory_bytes * 1e-6),
+                    range(high.fill_us, low.fill_us, "{:.1f}"),
+                    roofline > 0 ? range(roofline / low.us(), roofline / high.us(), "{:.0f}") + "%" : "-",
+                    limit_of(low.limit(), high.limit()));
 }
 
 }  // namespace
@@ -73,20 +99,20 @@ std::vector<PublishedRow> published_rows(const Target& target) {
 }
 
 std::string plan_table(const std::vector<PlanRow>& rows) {
-  std::string text = fmt::format("{:<42} {:>6} {:<14} {:>16} {:>16} {:>6} {:>11}  {}\n", "shape", "tokens", "form",
-                                 "us", "GB/s or TFLOP/s", "waves", "of roofline", "limit");
+  std::string text = table_line("shape, its kernels", "tokens", "form", "us", "GB/s or TFLOP/s", "waves", "MB", "fill",
+                                "of roofline", "limit");
   for (const PlanRow& row : rows) {
     const std::string form =
         (row.form == Form::kOurs ? std::string("ours") : "ideal") + (row.note.empty() ? "" : ", " + row.note);
     const Estimate &low = row.pessimistic, &high = row.optimistic;
     const bool shows_flops = row.tokens > 64;
     const auto rate = [&](const Estimate& e) { return shows_flops ? row.petaflops(e) * 1e3 : row.gigabytes(e); };
-    const std::string limit =
-        low.limit.name == high.limit.name ? low.limit.name : low.limit.name + " or " + high.limit.name;
-    text += fmt::format("{:<42} {:>6} {:<14} {:>16} {:>16} {:>6} {:>11}  {} ({})\n", row.shape, row.tokens, form,
-                        range(high.us, low.us, "{:.1f}"),
-                        range(rate(low), rate(high), "{:.0f}") + (shows_flops ? " TF" : " GB"), high.waves,
-                        range(row.share(low) * 100, row.share(high) * 100, "{:.0f}") + "%", limit, high.kernel);
+    text += table_line(row.shape, std::to_string(row.tokens), form, range(high.us, low.us, "{:.1f}"),
+                       range(rate(low), rate(high), "{:.0f}") + (shows_flops ? " TF" : " GB"),
+                       std::to_string(high.waves), fmt::format("{:.1f}", row.weight_bytes * 1e-6), "",
+                       range(row.share(low) * 100, row.share(high) * 100, "{:.0f}") + "%",
+                       fmt::format("{} ({})", limit_of(low.limit, high.limit), high.kernel));
+    for (size_t i = 0; i < row.kernels.size(); ++i) text += kernel_line(row, i);
   }
   return text;
 }
@@ -119,8 +145,12 @@ std::string kernels_table(const std::vector<PlanRow>& rows) {
   return text;
 }
 
-std::string published_table(const std::vector<PublishedRow>& rows) {
+std::string published_table(const Target& target) {
   std::string text;
+  const std::vector<PublishedRow> rows = published_rows(target);
+  if (rows.empty()) {
+    return fmt::format("{}: nobody has published a row of NVFP4 that could be reproduced here\n", target.gpu);
+  }
   for (const PublishedRow& row : rows) {
     const PlanRow& p = row.prediction;
     text +=

@@ -14,6 +14,7 @@ struct PlanRow {
   Form form = Form::kOurs;
   std::string note;  // of a form: "K = 96"
   std::vector<Kernel> kernels;
+  std::vector<double> kernel_roofline_us;  // of what each reads from memory and multiplies
   double weight_bytes = 0, flops = 0;
   double roofline_us = 0;
   Estimate pessimistic, optimistic;  // with the low and the high ends of what nobody has measured
@@ -36,11 +37,12 @@ struct PublishedRow {
 };
 std::vector<PublishedRow> published_rows(const Target& target);
 
-// For people: a table; the figures with their sources.
+// For people: a table, of each shape and of its kernels; the figures with their sources.
 std::string plan_table(const std::vector<PlanRow>& rows);
 // What each kernel does in a stage, and what each resource alone would take.
 std::string kernels_table(const std::vector<PlanRow>& rows);
-std::string published_table(const std::vector<PublishedRow>& rows);
+// A line that says so where nobody has published one.
+std::string published_table(const Target& target);
 std::string figures_table(const Target& target);
 
 }  // namespace tessera::bench

@@ -27,6 +27,9 @@ class Plan(ProgramTest):
                 self.assertAlmostEqual(row[end]['us'], sum(kernel['us'] for kernel in row[end]['kernels']), places=6)
             self.assertLessEqual(row['optimistic']['us'], row['pessimistic']['us'] * (1 + 1e-9))
 
+    def test_a_target_without_a_published_row_says_so(self):
+        self.assertIn('nobody has published', run('plan', 'kernels', '--target', 'gb10', '--tokens', '1').stdout.decode())
+
     def test_refusals(self):
         self.check_error(run('plan', 'kernels', '--target', 'b100'), 2, 'b100', 'rtx6000')
         self.check_error(run('plan', 'kernels'), 2, '--target')

@@ -200,6 +200,40 @@ TEST(KernelPlan, OursReaches62OnAB200) {
   }
 }
 
+// A line for a shape and one for each of its kernels: time, waves, bytes of memory, fill, share of the roofline, limit.
+TEST(KernelPlan, TheTableHasEachKernel) {
+  const Target& target = target_of("b200");
+  const auto rows = plan_rows({square_shape(8192)}, {1, 8192}, target);
+  const std::string table = plan_table(rows);
+  size_t lines = 1;
+  for (const PlanRow& row : rows) {
+    ASSERT_EQ(row.kernel_roofline_us.size(), row.kernels.size());
+    lines += 1 + row.kernels.size();
+    for (size_t i = 0; i < row.kernels.size(); ++i) {
+      const Prediction& best = row.optimistic.parts[i];
+      EXPECT_LE(row.kernel_roofline_us[i], best.us()) << row.kernels[i].name;
+      EXPECT_NE(table.find("\n  " + row.kernels[i].name + " "), std::string::npos) << row.kernels[i].name;
+    }
+  }
+  EXPECT_EQ(static_cast<size_t>(std::count(table.begin(), table.end(), '\n')), lines);
+  for (const char* column : {"MB", "fill", "of roofline", "waves"}) EXPECT_NE(table.find(column), std::string::npos);
+  // The product at one token: the weights' bytes, its time and its share of memory's.
+  for (const PlanRow& row : rows) {
+    if (row.note != "product" || row.tokens != 1) continue;
+    const double share = row.kernel_roofline_us[0] / row.optimistic.us;
+    EXPECT_GE(row.kernels[0].memory_bytes, row.weight_bytes);
+    EXPECT_GT(share, 0.1);
+    EXPECT_NE(table.find("37.7"), std::string::npos);  // 8,192^2 codes and scales
+  }
+}
+
+TEST(KernelPlan, WhereNobodyHasPublishedARowThatIsSaid) {
+  for (const Target& target : targets()) {
+    const bool is_empty = published_rows(target).empty();
+    EXPECT_EQ(published_table(target).find("nobody has published") != std::string::npos, is_empty) << target.name;
+  }
+}
+
 TEST(KernelPlan, UnknownTargetIsNamed) {
   try {
     target_of("b100");
