@@ -139,6 +139,7 @@ void sync_blocks() {
 template <int kBlocks = 1>
 void allocate(int columns = 512) {
   Shared& s = shared();
+  if constexpr (kBlocks > 1) ptx::sync_cluster();  // all are there
   if (thread() < 32) tcgen05::alloc<kBlocks>(&s.memory, columns);
   if (thread() == 0) s.done.init(1), s.never.init(1);
   sync_blocks<kBlocks>();

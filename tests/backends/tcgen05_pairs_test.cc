@@ -184,6 +184,11 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
         .after =
             [] { tcgen05::cp_scales<2>(shared().memory, scales_descriptor(ptx::shared_address(shared().a_scales))); }}},
       {"waits for ever for columns that its own block has", {.begin = [] { allocate<2>(is_odd() ? 256 : 512); }}},
+      {"before the cluster has met",
+       {.begin =
+            [] {
+              if (thread() < 32) tcgen05::alloc<2>(&shared().memory, 512);
+            }}},
       {"a pair's blocks have different columns",
        {.begin =
             [] {

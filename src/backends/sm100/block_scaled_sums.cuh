@@ -98,9 +98,8 @@ class BlockScaledSums {
         }
       }
     }
-    if constexpr (kBlocks > 1) {  // the last arrivals that come from other blocks have to find this one
-      for (int i = 0; i < Shared::kStages; ++i, at.advance()) s_.free[at.stage].wait(at.parity ^ 1);
-    }
+    // The last arrivals, which products make when they have ended, have to find this block.
+    for (int i = 0; i < Shared::kStages; ++i, at.advance()) s_.free[at.stage].wait(at.parity ^ 1);
   }
 
   // By one thread of a pair's even block, or of the one block.

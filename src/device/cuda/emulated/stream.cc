@@ -24,7 +24,7 @@ namespace {
 
 // What the emulated GPU says of itself. An odd number of multiprocessors, so that work never divides evenly.
 constexpr int kMultiprocessors = 3;
-constexpr size_t kMemoryBytes = size_t{8} << 30, kSharedBytes = 227 << 10, kSharedBytesUnasked = 48 << 10;
+constexpr size_t kMemoryBytes = size_t{8} << 30, kSharedBytesUnasked = 48 << 10;
 constexpr size_t kAlignment = 256;
 constexpr unsigned char kFreshByte = 0xFF;
 
@@ -42,6 +42,11 @@ struct Gpu {
 Gpu& gpu() {
   static Gpu& one = *new Gpu;  // outlives whoever gives memory back at the program's end
   return one;
+}
+
+// Of a block, at most. Source: CUDA C++ Programming Guide, "Compute Capabilities".
+size_t most_shared_bytes() {
+  return size_t{gpu().compute_major == 12 ? 99u : 227u} << 10;
 }
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -355,7 +360,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
       *value = gpu().compute_major;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(kSharedBytes);
+      *value = static_cast<int>(most_shared_bytes());
       break;
   }
   return cudaSuccess;
@@ -585,7 +590,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   const std::scoped_lock lock(gpu().mutex);
-  if (value < 0 || static_cast<size_t>(value) > kSharedBytes) return result(cudaErrorInvalidValue);
+  if (value < 0 || static_cast<size_t>(value) > most_shared_bytes()) return result(cudaErrorInvalidValue);
   gpu().shared_limits[kernel] = static_cast<size_t>(value);
   return result(cudaSuccess);
 }

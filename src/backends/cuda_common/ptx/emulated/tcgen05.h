@@ -57,6 +57,13 @@ inline void check_pair(const Site& site, const char* what, int num_blocks, bool 
   if (!by_both && device::emulated::current.rank % 2 != 0) fail_at(site, what, "is for the pair's even block to give");
 }
 
+// What the first column is called here: 512 columns can begin at 0 alone, and a kernel that took that for granted would
+// go wrong where it allocates fewer.
+constexpr int kFirstColumn = 1024;
+inline int column_at(uint32_t address) {
+  return column_of(address) - kFirstColumn;
+}
+
 inline bool is_allocation_size(int columns) {
   return columns >= TensorMemory::kLeastColumns && columns <= TensorMemory::kColumns && (columns & (columns - 1)) == 0;
 }
@@ -64,6 +71,8 @@ inline bool is_allocation_size(int columns) {
 inline void tcgen05_alloc(uint32_t* shared, int columns, int num_blocks, const Site& site) {
   constexpr const char* kWhat = "tcgen05.alloc";
   check_pair(site, kWhat, num_blocks, true);
+  if (num_blocks > 1 && device::emulated::num_cluster_barriers() == 0)
+    fail_at(site, kWhat, "before the cluster has met: the pair's other block need not be there");
   by_whole_warp(site, kWhat, static_cast<uint32_t>(columns), [&] {
     TensorMemory& memory = TensorMemory::of_block();
     if (!is_allocation_size(columns)) fail_at(site, kWhat, "columns are no power of two from 32 to 512");
@@ -79,7 +88,7 @@ inline void tcgen05_alloc(uint32_t* shared, int columns, int num_blocks, const S
           fail_at(site, kWhat, "a pair's blocks have different columns");
       });
     }
-    *shared = static_cast<uint32_t>(first);
+    *shared = static_cast<uint32_t>(kFirstColumn + first);
   });
 }
 
@@ -93,14 +102,14 @@ inline void tcgen05_dealloc(uint32_t address, int columns, int num_blocks, const
   constexpr const char* kWhat = "tcgen05.dealloc";
   check_pair(site, kWhat, num_blocks, true);
   by_whole_warp(site, kWhat, address, [&] {
-    const char* fault = TensorMemory::of_block().release(static_cast<int>(address), columns);
+    const char* fault = TensorMemory::of_block().release(static_cast<int>(address) - kFirstColumn, columns);
     if (fault != nullptr) fail_at(site, kWhat, fault);
   });
 }
 
 // Columns of an operand in tensor memory.
 inline int check_columns(const Site& site, const char* what, const char* operand, uint32_t address, int count) {
-  const int first = column_of(address);
+  const int first = column_at(address);
   if (lane_of(address) != 0) fail_at(site, what, std::string(operand) + " do not begin at lane 0");
   if (!TensorMemory::of_block().is_allocated(first, count)) {
     fail_at(site, what,
@@ -150,7 +159,7 @@ inline void tcgen05_cp_scales(uint32_t address, uint64_t descriptor, int num_blo
   if (fault != nullptr) fail_at(site, kWhat, fault);
   if (source.row_bytes != 16) fail_at(site, kWhat, "its source is swizzled");
   if (source.stride != 128) fail_at(site, kWhat, "its source's stride is not 8 lanes of 16 bytes");
-  const int first = column_of(address);
+  const int first = column_at(address);
   in_each_block(num_blocks, [&](int) {
     check_columns(site, kWhat, "scales", address, 4);
     for (int i = first; i < first + 4; ++i) {
@@ -394,7 +403,7 @@ class TensorTransfer final : public device::emulated::LateWork {
 
 // What loads and stores of a warp have in common; the first column.
 inline int check_transfer(const Site& site, const char* what, uint32_t address, int count) {
-  const int first = column_of(address), warp = device::emulated::current.index() / device::emulated::kWarp;
+  const int first = column_at(address), warp = device::emulated::current.index() / device::emulated::kWarp;
   by_whole_warp(site, what, address, [&] {
     if (lane_of(address) != warp % 4 * TensorMemory::kQuadrant) {
       fail_at(site, what,
