@@ -31,6 +31,7 @@ constexpr unsigned char kFreshByte = 0xFF;
 struct Gpu {
   std::recursive_mutex mutex;  // one grid at a time; guards all below
   int compute_major = 9, compute_minor = 0;
+  size_t most_shared_bytes() const { return size_t{compute_major == 12 ? 99u : 227u} << 10; }  // of a block
   bool is_lost = false;            // a kernel broke a rule: every later call fails, as on a GPU
   std::map<void*, size_t> memory;  // of the GPU: begins and sizes
   std::map<void*, size_t> locked;  // of the host, page-locked
@@ -42,11 +43,6 @@ struct Gpu {
 Gpu& gpu() {
   static Gpu& one = *new Gpu;  // outlives whoever gives memory back at the program's end
   return one;
-}
-
-// Of a block, at most. Source: CUDA C++ Programming Guide, "Compute Capabilities".
-size_t most_shared_bytes() {
-  return size_t{gpu().compute_major == 12 ? 99u : 227u} << 10;
 }
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -360,7 +356,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
       *value = gpu().compute_major;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = static_cast<int>(most_shared_bytes());
+      *value = static_cast<int>(gpu().most_shared_bytes());
       break;
   }
   return cudaSuccess;
@@ -590,7 +586,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   const std::scoped_lock lock(gpu().mutex);
-  if (value < 0 || static_cast<size_t>(value) > most_shared_bytes()) return result(cudaErrorInvalidValue);
+  if (value < 0 || static_cast<size_t>(value) > gpu().most_shared_bytes()) return result(cudaErrorInvalidValue);
   gpu().shared_limits[kernel] = static_cast<size_t>(value);
   return result(cudaSuccess);
 }
