@@ -13,25 +13,32 @@ namespace {
 using namespace backends::sm90;  // NOLINT: the plans' names
 using backends::cuda_common::PackedNvfp4;
 
+constexpr double kCyclesPerUs = 1'830;
+// Loads that depend on each other: of inputs and what is written of them; of a tile's weights, then of its inputs.
+constexpr int64_t kMapLoads = 2;
+
 // Cycles of a multiprocessor for a wgmma m64nNk16, measured (bench/results/2026-11-22-h200-hopper.json, prototypes).
 double product_cycles(int tokens) {
   return std::max(13.2, 0.502 * tokens);
 }
-// A consumer's chain of 32 columns (decode, products, wait), whatever the tokens. Of NVFP4 set by the experts at 256
-// tokens, whose inputs are next to nothing: 0.41 us for 128 columns; of other formats by the same share of what their
-// maps take (sum_plans.h).
-double step_cycles(ops::WeightFormat format) {
-  constexpr double kCyclesPerUs = 1830, kShare = 0.41 / 0.50;
-  return wide_tiles(format).front().block_us * kShare / 4 * kCyclesPerUs;
+// A stage of 128 columns, us. Of NVFP4 where neither copies nor products bound it: what tiles of 32 tokens take at
+// most. Of the others all of it, copies too: a line through wo_b's rows
+// (bench/results/2026-11-23-h200-many-tokens.json).
+double stage_us(ops::WeightFormat format, int product_tokens) {
+  if (format == ops::WeightFormat::kFp8Block) return 0.22 + 0.0068 * product_tokens;
+  if (format == ops::WeightFormat::kBf16) return 0.39 + 0.0034 * product_tokens;
+  return 0.35;
 }
+// What NVFP4's weights cost a copy more than their bytes: eight of 1,152 a stage. Set by Flash's wq_b and wo_b.
+constexpr double kWeightCopies = 1.35;
 // Cycles of a scheduler for a warp's 16 rows by 512 columns in few_sums, the times of its pipes one after another, by
 // their instructions as compiled: 250 of logic, shifts and permutes and 74 IMAD at two cycles each, 144 HMUL2 at one,
 // 32 products at 6.2 (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last
 // chunk.
 constexpr double kFewCycles = 1'030, kFewGatedEnd = 600, kFewDownEnd = 360;
-// Of a tile's end, for each token of its products: stores of 128 rows and what waits for them. Set by Flash's wo_a,
-// wo_b and w2.
-constexpr double kEndCyclesOfToken = 50;
+// Of a tile: its first stages' way and its end, and for each token of its products stores of 128 rows. Set by Flash's
+// wq_b and wo_b.
+constexpr double kTileCycles = 2'450, kEndCyclesOfToken = 7.3;
 
 // A tile of `width` columns by so many tokens, with what pads them to eights.
 template <ops::WeightFormat kFormat>
@@ -43,15 +50,14 @@ Kernel wide_kernel(const std::string& name, int64_t tiles, int64_t width, double
   k.name = name;
   k.tiles = tiles, k.stages = width / WidePlan::kInputColumns;
   k.product_cycles = kProducts * kGroups * product_cycles(product_tokens);
-  k.issue_cycles = WidePlan::kInputColumns / 32 * step_cycles(kFormat);
+  k.issue_cycles = stage_us(kFormat, product_tokens) * kCyclesPerUs;
   const double weights = weight_bytes(kFormat, WidePlan::kTileRows * WidePlan::kInputColumns);
   k.operand_bytes = kGroups * product_tokens * WidePlan::kInputColumns * 2.0 + weights;  // B for each warpgroup
   k.copied_bytes = tokens * WidePlan::kInputColumns * 2.0 + weights;
-  k.requested_bytes = k.copied_bytes;
+  if (kFormat == ops::WeightFormat::kNvfp4) k.requested_bytes = k.copied_bytes + (kWeightCopies - 1) * weights;
   k.ring_stages = WidePlan::kInputStages;
-  // A stage's place is free when the first of the four steps of the next one is through.
-  k.lead_stages = WidePlan::kInputStages - 1.25;
-  k.end_cycles = product_tokens * kEndCyclesOfToken;
+  k.has_whole_waves = true;
+  k.end_cycles = kTileCycles + product_tokens * kEndCyclesOfToken;
   k.tile_flops = 2.0 * static_cast<double>(tiles * width) * WidePlan::kTileRows * product_tokens;
   return k;
 }
@@ -88,15 +94,6 @@ Kernel few_kernel(const std::string& name, const ExpertLoad& load, int64_t rows,
   return k;
 }
 
-// Waves in which tiles of tokens are read for the first time: groups one after another, of each bands of a few tiles of
-// rows by all tokens (linear.cu).
-int64_t fresh_waves(const ops::Linear::Desc& desc, int64_t token_tiles, int64_t tiles, const Target& target) {
-  constexpr int64_t kBand = 8;
-  const int64_t row_tiles = ceil_div<int64_t>(desc.out, WidePlan::kTileRows);
-  const int64_t new_tiles = desc.groups > 1 ? tiles : std::min(kBand, row_tiles) * token_tiles;
-  return ceil_div<int64_t>(new_tiles, target.multiprocessors);
-}
-
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
   const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors);
   if (choice.kernels == LinearKernels::kChunks) return {};  // not described
@@ -111,10 +108,13 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
     kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
     const int64_t token_tiles = ceil_div<int64_t>(tokens, tile_tokens);
     const int64_t tiles = desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * token_tiles;
-    const auto padded = static_cast<double>(round_up<int64_t>(ceil_div(tokens, token_tiles), 8));
+    // Tiles are full but for the last; one wave waits for a full one.
+    const bool is_one_wave = tiles <= target.multiprocessors;
+    const int64_t most = std::min<int64_t>(tokens, tile_tokens);
+    const auto padded = static_cast<double>(round_up<int64_t>(is_one_wave ? most : ceil_div(tokens, token_tiles), 8));
     kernels.push_back(wide_kernel(desc.format, "linear_wide", tiles, desc.in, padded));
     kernels.back().memory_bytes = weight_bytes(desc.format, values);
-    kernels.back().fresh_waves = fresh_waves(desc, token_tiles, tiles, target);
+    for (Kernel& kernel : kernels) kernel.latencies = kMapLoads;
   }
   return kernels;
 }
@@ -147,11 +147,13 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
                              e.hidden, padded),
                  wide_kernel(e.format, "down", work * ceil_div<int64_t>(e.hidden, WidePlan::kTileRows), padded_inner(e),
                              padded)};
+      for (size_t i = 1; i < kernels.size(); ++i) {
+        kernels[i].cold_bytes = weight_bytes(e.format, WidePlan::kTileRows * WidePlan::kInputColumns);
+        kernels[i].latencies = kExpertLoads;
+      }
       break;
     }
   }
-  const bool is_wide = kernels[1].lead_stages > 0;
-  for (size_t i = 1; is_wide && i < kernels.size(); ++i) kernels[i].is_all_cold = true, kernels[i].lead_stages = 0;
   kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = nvfp4_bytes(down * touched);
   const double flops = shape_flops(shape, tokens);
   kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;

@@ -11,22 +11,6 @@ const Term& Prediction::limit() const {
   return *std::max_element(terms.begin(), terms.end(), [](const Term& a, const Term& b) { return a.us < b.us; });
 }
 
-namespace {
-
-// What a ring's stages take beyond their bytes' time, as an H200's rows have it: in the first wave the most, in later
-// waves of new inputs a part of it. Why is not known: copies of the same bytes again and again take as long
-// (docs/performance/prediction.md).
-double copy_waits_us(const Kernel& k, const Target& t) {
-  constexpr double kLaterPart = 0.3, kCrowd = 0.9;
-  if (k.lead_stages <= 0) return 0;
-  const double one = t.latency.low / k.lead_stages;
-  const bool is_crowded = static_cast<double>(k.tiles) >= kCrowd * t.multiprocessors;
-  const double first = one + (is_crowded ? t.crowding.low : 0);
-  return static_cast<double>(k.stages) * (first + static_cast<double>(k.fresh_waves - 1) * kLaterPart * one);
-}
-
-}  // namespace
-
 Prediction predict(const Kernel& k, const Target& t, bool is_low) {
   const double clock_per_us = t.clock.at(is_low) * 1e3;
   // A pair's two share their place on the GPU; more have to find one.
@@ -38,19 +22,17 @@ Prediction predict(const Kernel& k, const Target& t, bool is_low) {
   // Tiles that a multiprocessor has at once share what it has.
   const auto at_once = static_cast<double>(std::min(k.tiles_at_once, ceil_div<int64_t>(k.tiles, places)));
   const auto of_cycles = [&](double cycles) { return stages * at_once * cycles / clock_per_us; };
-  // A last wave of few tiles takes a ring no less time than a full one.
-  const int64_t counted = k.lead_stages > 0 ? p.waves * std::min(k.tiles, places) : k.tiles;
-  const double total_requested =
-      static_cast<double>(counted * k.multiprocessors_of_tile * k.stages) * k.requested_bytes;
+  const int64_t counted = k.has_whole_waves ? p.waves * std::min(k.tiles, places) : k.tiles;
+  const auto copies = static_cast<double>(counted * k.multiprocessors_of_tile * k.stages);
   const double memory_rate = k.is_bulk ? t.memory.low : t.memory.high;
-  const bool is_cold = k.is_all_cold && is_low;
-  const double copies_rate = (is_cold ? t.memory.low : t.l2.at(is_low)) * 1e6;
+  const double cold_bytes = is_low ? k.cold_bytes : 0;
+  const double copies_us = cold_bytes / t.memory.low + (k.requested_bytes - cold_bytes) / t.l2.at(is_low);
   p.terms = {
       {"products", of_cycles(k.product_cycles)},
       {"issue", of_cycles(k.issue_cycles) + k.first_bytes / (memory_rate * 1e6)},
       {"shared memory", of_cycles((k.operand_bytes + t.copies_share.at(is_low) * k.copied_bytes) / t.shared_port.low)},
       {"entry port", of_cycles(k.copied_bytes / t.entry_port.at(is_low))},
-      {is_cold ? "copies" : "L2", total_requested / copies_rate + copy_waits_us(k, t)},
+      {cold_bytes > 0 ? "copies" : "L2", copies * copies_us / 1e6},
       {"memory", k.memory_bytes / (memory_rate * 1e6) + k.drain_cycles / clock_per_us},
       {"power", k.tile_flops / (t.power_flops.at(is_low) * 1e9)},
       {"stores", static_cast<double>(p.waves) * at_once * k.store_cycles / clock_per_us},

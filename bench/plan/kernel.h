@@ -29,13 +29,10 @@ struct Kernel {
   double copied_bytes = 0;     // that arrive in shared memory
   double requested_bytes = 0;  // from L2: fewer where a copy reaches several
   int64_t ring_stages = 1;     // on their way or in use
-  // Stages from a copy's issue to its use, where a latency over them is added to what L2 takes for the bytes: in the
-  // first wave, and partly in later ones of new inputs. 0: a ring as a whole covers the latency, or does not.
-  double lead_stages = 0;
-  int64_t fresh_waves = 1;
-  bool is_all_cold = false;  // no tiles share weights: on an H200 all copies then come no faster than memory's
-  double store_cycles = 0;   // of a tile, while the next one's stages run; of the last one behind them all
-  double end_cycles = 0;     // of a tile, behind its last stage, that nothing hides
+  double cold_bytes = 0;       // of them, those that no other tile asks for: on an H200 they come as memory brings them
+  bool has_whole_waves = false;  // a last wave of few tiles takes copies no less time than a full one
+  double store_cycles = 0;       // of a tile, while the next one's stages run; of the last one behind them all
+  double end_cycles = 0;         // of a tile, behind its last stage, that nothing hides
   // Of the launch.
   double memory_bytes = 0;  // read from memory, once
   double first_bytes = 0;   // of them, those that come before the first stage of all can be multiplied

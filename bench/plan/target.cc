@@ -43,11 +43,10 @@ constexpr Target kH200 = {
     .shared_port = {128, "byte/cycle", kSpec},
     .copies_share = {1, "", "they share a port"},
     .entry_port = {64, "byte/cycle", kSpec},
-    .l2 = {8.2, "TB/s", "set by rows: Flash's wo_a, wo_b, w2 (2026-11-23-h200-nvfp4-ops.json)"},
+    .l2 = {8.2, "TB/s", "set by rows: Flash's wq_b, wo_b (2026-11-23-h200-many-tokens.json)"},
     .memory = {4.2, 4.56, "TB/s", "bulk copies alone; plain loads (2026-11-22-h200-hopper.json)"},
     .launch = {1.0, "us", kOwnLaunch},
     .latency = {1.0, "us", "a copy of cold bytes, 600 to 800 ns and its barrier"},
-    .crowding = {0.15, "us", "set by rows: Flash's wo_a, wo_b, w2 (2026-11-23-h200-nvfp4-ops.json)"},
     .capacity = {150.75, "GB", "143,771 MiB, as the driver says"},
     .link = {392, "GB/s", "copy between two of them, 450 on the data sheet"},
     .collective = {20, 11.6, "us", kAsCollective},
@@ -81,11 +80,13 @@ constexpr Target kTargets[] = {
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
-     .l2 = {14.8, 35, "TB/s", "at least what that row's pairs draw; at most what enters all at 128 bytes a cycle"},
+     .l2 =
+         {14.05, 35, "TB/s",
+          "at least what that row's pairs ask for, 36,864 bytes a multiprocessor and stage; at most what enters all at "
+          "128 bytes a cycle"},
      .memory = {7.26, "TB/s", "read with TMA (SemiAnalysisAI/microbench-blackwell)"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
-     .crowding = {0.15, "us", kAsHopper},
      .capacity = {180, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
@@ -103,11 +104,10 @@ constexpr Target kTargets[] = {
      .shared_port = {128, "byte/cycle", kShared},
      .copies_share = {1, 0, "", kCompete},
      .entry_port = {64, 128, "byte/cycle", kEntry},
-     .l2 = {14.8, 35, "TB/s", "as B200"},
+     .l2 = {14.05, 35, "TB/s", "as B200"},
      .memory = {7.26, "TB/s", "as B200: the same 8 TB/s on the data sheet"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
-     .crowding = {0.15, "us", kAsHopper},
      .capacity = {288, "GB", kSpec},
      .link = {784, "GB/s", kNvlinkShare},
      .collective = {20, 11.6, "us", kAsCollective},
@@ -119,7 +119,7 @@ constexpr Target kTargets[] = {
      .multiprocessors = 188,
      .clustered = {188, "", kNoClusters},
      .clock =
-         {2.20, "GHz",
+         {2.17, "GHz",
           "under load: BF16 8,192^3 at 417 TFLOP/s of 1,024 FLOP a cycle (zzc0721/torch-performance-test-data#162); "
           "the data sheet's 2.62 is its boost"},
      .product_rate = {4096, "FLOP/cycle", kWarpRate},
@@ -131,7 +131,6 @@ constexpr Target kTargets[] = {
      .memory = {1.6, "TB/s", "1.79 on the data sheet, at 90 %"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
-     .crowding = {0.15, "us", kAsHopper},
      .capacity = {96, "GB", kSpec},
      .link = {50, "GB/s", "PCIe 5.0 x16, 64 on the data sheet: a guess"},
      .collective = {40, 30, "us", "a guess: through PCIe"},
@@ -152,7 +151,6 @@ constexpr Target kTargets[] = {
      .memory = {0.231, "TB/s", "measured: antirez/ds4#773"},
      .launch = {1.0, "us", kAsHopper},
      .latency = {1.0, "us", kAsHopper},
-     .crowding = {0.15, "us", kAsHopper},
      .capacity = {120, "GB", "128 on the data sheet, less 8 for the system: a guess"},
      .link = {20, "GB/s", "200 Gbit/s Ethernet: a guess"},
      .collective = {60, 40, "us", "a guess: through a network"},
@@ -176,7 +174,7 @@ const Target& target_of(std::string_view name) {
        fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
-std::array<NamedFigure, 17> figures_of(const Target& t) {
+std::array<NamedFigure, 16> figures_of(const Target& t) {
   return {{{"those of clusters of four", t.clustered},
            {"clock", t.clock},
            {"products", t.product_rate},
@@ -188,7 +186,6 @@ std::array<NamedFigure, 17> figures_of(const Target& t) {
            {"memory", t.memory},
            {"launch", t.launch},
            {"latency", t.latency},
-           {"crowding", t.crowding},
            {"capacity", t.capacity},
            {"link between GPUs", t.link},
            {"small collective", t.collective},

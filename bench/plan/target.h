@@ -37,7 +37,6 @@ struct Target {
   Figure memory;        // TB/s read
   Figure launch;        // us: a kernel of a recorded step that does nothing
   Figure latency;       // us: from a copy's issue to its bytes
-  Figure crowding;      // us more for a stage of the first wave where nearly every multiprocessor has a tile
   Figure capacity;      // GB of memory that a program can have
   Figure link;          // GB/s, one way, from one GPU to another
   Figure collective;    // us: NCCL with next to no bytes; high: two GPUs, low: more
@@ -54,6 +53,6 @@ struct NamedFigure {
   std::string_view name;
   Figure figure;
 };
-std::array<NamedFigure, 17> figures_of(const Target& target);
+std::array<NamedFigure, 16> figures_of(const Target& target);
 
 }  // namespace tessera::bench

@@ -58,7 +58,7 @@ Kernel pair_kernel(const std::string& name, int64_t tiles, int64_t width, int to
   k.requested_bytes = weights + (codes + token_scales / 2) / static_cast<double>(form.pairs);
   constexpr int64_t kRingBytes = 226 << 10;
   k.ring_stages = std::max<int64_t>(2, kRingBytes / static_cast<int64_t>(k.copied_bytes));
-  k.lead_stages = static_cast<double>(k.ring_stages - 1);  // a place is free when its products are done
+  k.has_whole_waves = true;
   k.store_cycles = padded * kPackedStoreInstructions;
   k.tile_flops = 2.0 * static_cast<double>(tiles * width) * 2 * kProductRows * padded;
   return k;
@@ -74,7 +74,6 @@ Kernel our_pair_kernel(const std::string& name, int64_t pairs, int64_t tiles, in
   k.form = Form::kOurs;
   k.multiprocessors_of_tile *= pairs, k.tile_flops *= static_cast<double>(pairs);
   k.ring_stages = is_wide ? SumsPlan<1, kWidePairTileTokens, 2>::kStages : SumsPlan<1, kPairTileTokens, 2>::kStages;
-  k.lead_stages = static_cast<double>(k.ring_stages - 1);
   if (is_wide) k.product_cycles += kSharedSumsCycles / static_cast<double>(k.stages);
   k.store_cycles =
       round_up<int>(tokens, 2 * InputTile::kGroup) * std::max(kMapStoreInstructions, kProductRows * 4 / kSumsPortBytes);
@@ -116,7 +115,8 @@ std::vector<Kernel> expert_kernels(const PlanShape& shape, int64_t tokens, const
                    kDownStoreInstructions));
   kernels[0].latencies = kGroupLoads;
   for (size_t i = 1; i < kernels.size(); ++i) {
-    kernels[i].latencies = kExpertLoads, kernels[i].is_all_cold = true;
+    kernels[i].latencies = kExpertLoads;
+    kernels[i].cold_bytes = (i == 1 ? 2.0 : 1.0) * PackedTile::kBytes;
   }
   kernels[1].memory_bytes = nvfp4_bytes(gate_up), kernels[2].memory_bytes = nvfp4_bytes(gate_up / 2);
   kernels[1].flops = shape_flops(shape, tokens) * 2 / 3, kernels[2].flops = shape_flops(shape, tokens) / 3;
