@@ -40,7 +40,7 @@ ops::WeightView Arrays::weight(Rng& rng, ops::WeightFormat format, int64_t rows,
   return weight.view;
 }
 
-ops::WeightView Arrays::picking_weight(Rng& rng, int64_t rows, int64_t cols) {
+ops::WeightView Arrays::picking_weight(Rng& rng, int64_t rows, int64_t cols, uint8_t least, uint8_t most) {
   const ops::WeightView weight = this->weight(rng, ops::WeightFormat::kNvfp4, rows, cols);
   auto* codes = static_cast<uint8_t*>(const_cast<void*>(weight.data));
   auto* scales = static_cast<uint8_t*>(const_cast<void*>(weight.block_scales));
@@ -48,7 +48,7 @@ ops::WeightView Arrays::picking_weight(Rng& rng, int64_t rows, int64_t cols) {
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * cols + row % cols;
     codes[at / 2] = static_cast<uint8_t>((1 + rng.below(7)) << 4 * (at % 2));
-    scales[at / numeric::kNvfp4Block] = static_cast<uint8_t>(1 + rng.below(numeric::kE4m3Nan - 1));
+    scales[at / numeric::kNvfp4Block] = static_cast<uint8_t>(least + rng.below(uint64_t{most} - least + 1));
   }
   return weight;
 }

@@ -29,8 +29,9 @@ enum class Fill : uint8_t {
 // What a call is to reach beyond its shape.
 enum class Form : uint8_t {
   kUsual,
-  // linear: one value a row of the weight, so that an output is one input as it was rounded, its scale with it, and is
-  // exact: a scale or a code in another's place shows.
+  // linear and experts: one value a row of each weight, so that an output is one input as it was rounded, its scale
+  // with it, and is exact: a scale or a code in another's place shows. Of experts also every h, by gates so far from
+  // zero that silu(gate) is the gate or next to nothing, whatever exp is.
   kPicking,
   kOneExpert,   // experts: all tokens go to the same ones, others have none
   kNoneOfSome,  // experts: half of them have no token
@@ -71,8 +72,8 @@ class Arrays {
   // The values rounded to `dtype`.
   TensorView tensor(const std::vector<float>& values, DType dtype, const Shape& shape);
   ops::WeightView weight(Rng& rng, ops::WeightFormat format, int64_t rows, int64_t cols);
-  // NVFP4 that is zero but for one value a row, in column row % cols.
-  ops::WeightView picking_weight(Rng& rng, int64_t rows, int64_t cols);
+  // NVFP4 that is zero but for one value a row, in column row % cols; block scales as E4M3 bits from `least` on.
+  ops::WeightView picking_weight(Rng& rng, int64_t rows, int64_t cols, uint8_t least = 1, uint8_t most = 0x7E);
   // A cache of `count` encoded random vectors.
   uint8_t* entries(Rng& rng, Fill fill, const ops::EntryLayout& layout, int64_t count);
   // The same for one sequence of `num_rows` rows, scattered: 1 << `shift` to a page, pages in any order, and before and

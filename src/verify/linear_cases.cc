@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/integer_math.h"
+#include "numeric/nvfp4.h"
 #include "verify/cases.h"
 #include "verify/fills.h"
 
@@ -13,9 +14,13 @@ using ops::WeightFormat;
 
 namespace {
 
+constexpr float kPickingLimit = 4096;  // of gates and ups, of which some are larger
 constexpr WeightFormat kFormats[] = {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kFp8Block,
                                      WeightFormat::kNvfp4};
 constexpr InputMode kModes[] = {InputMode::kF32, InputMode::kA16, InputMode::kA8, InputMode::kA4};
+
+// Where one product is all of a sum, nothing is lost; zeros of both signs are equal.
+constexpr double kExact = 1e-10;
 
 DType activation_of(InputMode mode) {
   return mode == InputMode::kF32 ? DType::kF32 : DType::kBF16;
@@ -130,8 +135,6 @@ Case<ops::Linear> make_case(Rng& rng, const Spec<ops::Linear>& spec) {
   const bool is_picking = spec.form == Form::kPicking;
   one.args.weight =
       is_picking ? one.arrays.picking_weight(rng, out, desc.in) : one.arrays.weight(rng, desc.format, out, desc.in);
-  // Where one product is all of a sum, nothing is lost; zeros of both signs are equal.
-  constexpr double kExact = 1e-10;
   one.args.y = is_picking ? one.arrays.output("y", desc.output, {spec.num_tokens, out}, Rule::kNorm, kExact)
                           : one.arrays.output("y", desc.output, {spec.num_tokens, out}, Rule::kValues);
   one.args.num_tokens = spec.num_tokens;
@@ -171,6 +174,10 @@ std::vector<Spec<ops::MoeExperts>> specs_of(ops::MoeExperts, bool is_quick) {
   add_many("many", 110);
   many.swiglu_limit = 0;
   add_many("many, no clamp", 45);
+  // A tile of few and of many; more slots of an expert than a tile has.
+  many.swiglu_limit = kPickingLimit;
+  for (const int64_t tokens : {5, 60, 250})
+    specs.push_back({many, tokens, Fill::kNormal, 0, "picking", Form::kPicking});
   if (is_quick) return specs;
   ops::MoeExperts::Desc flash_a4{.hidden = 4096,
                                  .inner = 2048,
@@ -181,6 +188,9 @@ std::vector<Spec<ops::MoeExperts>> specs_of(ops::MoeExperts, bool is_quick) {
                                  .swiglu_limit = 10};
   specs.push_back({flash_a4, 60, Fill::kMixed, 0, "Flash, 8 of 256 experts"});
   specs.push_back({flash_a4, 3, Fill::kNormal, 0, "Flash, 8 of 256 experts"});
+  flash_a4.swiglu_limit = kPickingLimit;
+  for (const int64_t tokens : {4, 60})
+    specs.push_back({flash_a4, tokens, Fill::kNormal, 0, "Flash, 8 of 256 experts", Form::kPicking});
   ops::MoeExperts::Desc flash{.hidden = 4096, .inner = 2048, .num_local = 8, .top_k = 6, .swiglu_limit = 10};
   add_published<ops::MoeExperts>(specs, flash, "Flash, 8 of 256 experts");
   flash.num_local = 6, flash.top_k = 1;
@@ -188,17 +198,52 @@ std::vector<Spec<ops::MoeExperts>> specs_of(ops::MoeExperts, bool is_quick) {
   return specs;
 }
 
+namespace {
+
+// Values that a4 keeps: codes times a power of two for each block, of both signs, none zero: from 1/8 to 6.
+std::vector<float> exact_in_a4(Rng& rng, int64_t rows, int64_t cols) {
+  constexpr float kCodes[] = {0.5f, 1, 1.5f, 2, 3, 4, 6};
+  std::vector<float> values;
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const int64_t block = i % cols / numeric::kNvfp4Block;
+    const int exponent = block == 0 ? 0 : -static_cast<int>((i / cols + block) % 3);
+    // The first of a row is its largest, which makes 1 of the first scale's 448 parts.
+    const float code = i % cols == 0 ? 6 : kCodes[rng.below(std::size(kCodes))];
+    values.push_back(std::ldexp(rng.below(2) == 0 ? code : -code, exponent));
+  }
+  return values;
+}
+
+// One value a row: gates from 18 on or from -18 down, ups alike, some beyond the clamp.
+ops::WeightView picking_of_experts(Arrays& arrays, Rng& rng, int64_t rows, int64_t cols, float tensor_scale) {
+  constexpr uint8_t kOne = 0x38, kFour = 0x48;  // E4M3
+  ops::WeightView weight = arrays.picking_weight(rng, rows, cols, kOne, kFour - 1);
+  weight.tensor_scale = tensor_scale;
+  return weight;
+}
+
+}  // namespace
+
 Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
   const ops::MoeExperts::Desc& desc = spec.desc;
   const int64_t tokens = spec.num_tokens, num_experts = desc.num_local + 2 * desc.first_expert;
+  const bool is_picking = spec.form == Form::kPicking;
   Case<ops::MoeExperts> one;
-  one.args.x = one.arrays.tensor(filled(rng, spec.fill, tokens, desc.hidden), desc.activation, {tokens, desc.hidden});
+  one.args.x = one.arrays.tensor(
+      is_picking ? exact_in_a4(rng, tokens, desc.hidden) : filled(rng, spec.fill, tokens, desc.hidden), desc.activation,
+      {tokens, desc.hidden});
   one.args.experts = one.arrays.array(random_choices(rng, tokens, num_experts, desc.top_k, spec.form));
   std::vector<float> routing;
   for (int64_t i = 0; i < tokens * desc.top_k; ++i) routing.push_back(rng.uniform());
   one.args.routing = one.arrays.array(routing);
   std::vector<ops::WeightView> w1, w3, w2;
   for (int64_t e = 0; e < desc.num_local; ++e) {
+    if (is_picking) {  // the least product of codes and scales is 1/16
+      w1.push_back(picking_of_experts(one.arrays, rng, desc.inner, desc.hidden, 300));
+      w3.push_back(picking_of_experts(one.arrays, rng, desc.inner, desc.hidden, 100));
+      w2.push_back(one.arrays.picking_weight(rng, desc.hidden, desc.inner));
+      continue;
+    }
     // Gate and up have different tensor scales.
     w1.push_back(one.arrays.weight(rng, desc.format, desc.inner, desc.hidden));
     w3.push_back(one.arrays.weight(rng, desc.format, desc.inner, desc.hidden));
@@ -207,8 +252,9 @@ Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
   one.args.w1 = one.arrays.array(w1), one.args.w3 = one.arrays.array(w3), one.args.w2 = one.arrays.array(w2);
   // A rounding of the inner values that falls the other way moves an output by one step of a quantised format.
   const bool is_quantised = desc.input == InputMode::kA8 || desc.input == InputMode::kA4;
+  const double bound = is_picking ? kExact : is_quantised ? 0.03 : 0;
   one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.top_k, desc.hidden},
-                                   is_quantised ? Rule::kNorm : Rule::kRows, is_quantised ? 0.03 : 0);
+                                   is_quantised ? Rule::kNorm : Rule::kRows, bound);
   one.args.num_tokens = tokens;
   return one;
 }
