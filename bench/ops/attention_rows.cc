@@ -152,11 +152,14 @@ void attention_rows(OpBench& bench, const std::string& name, const model::Config
                  .bytes = tokens * keys * layout.entry_bytes(),
                  .flops = 4 * tokens * keys * heads * width},
                 [=, &bench](int64_t) {
+                  // A window's layer has no other cache, and kernels choose by that.
+                  const uint8_t* all = o->cache.template as<const uint8_t>();
+                  const uint8_t* compressed = entries == 0 ? nullptr : all + slots * layout.entry_bytes();
                   op.run({.q = o->q,
                           .positions = o->positions.data(),
-                          .window_cache = o->cache.template as<const uint8_t>(),
+                          .window_cache = all,
                           .window_slots = slots,
-                          .entry_cache = o->cache.template as<const uint8_t>() + slots * layout.entry_bytes(),
+                          .entry_cache = compressed,
                           .num_entries = o->counts.data(),
                           .selected = o->selected.data(),
                           .selected_stride = entries,
