@@ -139,7 +139,7 @@ void sync_blocks() {
 template <int kBlocks = 1>
 void allocate(int columns = 512) {
   Shared& s = shared();
-  if constexpr (kBlocks > 1) ptx::sync_cluster();  // all are there
+  sync_blocks<kBlocks>();  // all are there, and lanes of a warp together
   if (thread() < 32) tcgen05::alloc<kBlocks>(&s.memory, columns);
   if (thread() == 0) s.done.init(1), s.never.init(1);
   sync_blocks<kBlocks>();
@@ -190,6 +190,7 @@ inline uint32_t row_address() {
 
 // By the first 128 threads: `n` sums of this thread's row.
 inline void load_row(int n, uint32_t* to) {
+  __syncwarp();
   for (int first = 0; first < n; first += 8) {
     uint32_t r[8];
     tcgen05::ld(r, row_address() + static_cast<uint32_t>(first));

@@ -149,6 +149,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWhatDescriptorsMayNotSay) {
       {"run over the end", [](Issue& i) { i.b = advance_descriptor(i.b, 112); }},
       {"lies beyond shared memory", [](Issue& i) { i.a = codes_descriptor(sizeof(Shared) / 1024 * 1024); }},
       {"sums take columns", [](Issue& i) { i.d += 512 - 24; }},
+      {"sums take columns", [](Issue& i) { i.d -= shared().memory; }},  // where they would begin at 0
       {"scales of A take columns", [](Issue& i) { i.a_scales = i.d + 510; }},
       {"scales of B take columns", [](Issue& i) { i.b_scales = i.d + 512; }},
       {"sums do not begin at lane 0", [](Issue& i) { i.d |= 32 << 16; }},
@@ -192,6 +193,12 @@ struct Around {
   };
   void (*end)() = [] { release(); };
 };
+
+// One lane of each warp goes another way.
+void part() {
+  static volatile int s_lanes = 0;
+  if (thread() % 32 == 7) s_lanes = s_lanes + 1;
+}
 
 TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
   const Operands operands = random_operands(32);
@@ -250,6 +257,30 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
               uint32_t r[8];
               if (thread() != 5) tcgen05::ld(r, row_address());
               __syncthreads();
+            }}},
+      {"tcgen05.ld: lanes of a warp have parted",
+       {.after =
+            [] {
+              part();
+              uint32_t r[8];
+              tcgen05::ld(r, row_address());
+            }}},
+      {"tcgen05.wait::ld: lanes of a warp have parted",
+       {.after =
+            [] {
+              uint32_t r[8];
+              tcgen05::ld(r, row_address());
+              part();
+              tcgen05::wait_ld(r);
+            }}},
+      {"",
+       {.after =
+            [] {
+              part();
+              __syncwarp();
+              uint32_t r[8];
+              tcgen05::ld(r, row_address());
+              tcgen05::wait_ld(r);
             }}},
       {"whose sums nobody has read",
        {.after =
@@ -345,6 +376,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
     const Said said = run_blocks(128, [&] {
       Shared& s = shared();
       if (thread() == 0) operands.place(s);
+      __syncwarp();
       one.around.before();
       allocate();
       uint32_t r[8] = {0x30303030u, 0, 0, 0, 0, 0, 0, 0};
@@ -354,6 +386,7 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
       tcgen05::wait_st();
       __syncthreads();
       if (thread() == 0) one.around.product(), one.around.commit();
+      __syncwarp();
       one.around.wait();
       one.around.after();
       one.around.end();
@@ -361,6 +394,29 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
     EXPECT_EQ(said.is_sound, one.expected[0] == 0) << one.expected << ": " << said.line;
     EXPECT_THAT(said.line, HasSubstr(one.expected));
   }
+}
+
+// That the last commit's has come says nothing of the others', by chance.
+TEST_F(Tcgen05EmulationTest, ABlockMayNotEndBeforeItsCommitsHaveArrived) {
+  const auto end_after = [](bool waits_for_both) {
+    return run_blocks(32, [waits_for_both] {
+      Shared& s = shared();
+      if (thread() == 0) s.done.init(1), s.never.init(1);
+      __syncthreads();
+      if (thread() == 0) tcgen05::commit(s.never), tcgen05::commit(s.done);
+      s.done.wait(0);
+      if (waits_for_both) s.never.wait(0);
+    });
+  };
+  int num_found = 0;
+  for (int run = 0; run < 100; ++run) {
+    const Said sound = end_after(true), said = end_after(false);
+    EXPECT_TRUE(sound.is_sound) << sound.line;
+    if (said.is_sound) continue;
+    ++num_found;
+    EXPECT_THAT(said.line, HasSubstr("ended while a commit's arrival was under way"));
+  }
+  EXPECT_GT(num_found, 0);
 }
 
 }  // namespace

@@ -262,13 +262,16 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
         128,
         [&] {
           if (thread() == 0) operands.place(shared());
+          __syncwarp();
           one.around.begin();
           if (thread() == 0 && !is_odd()) one.around.product(), one.around.commit();
           if (thread() == 0 && is_odd()) one.around.odd();
+          __syncwarp();
           one.around.wait();
           one.around.load();
           sync_blocks<2>();
           if (thread() == 0 && !is_odd()) one.around.after();
+          __syncwarp();
           one.around.end();
         },
         2);

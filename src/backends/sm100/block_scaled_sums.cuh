@@ -98,7 +98,7 @@ class BlockScaledSums {
         }
       }
     }
-    // The last arrivals, which products make when they have ended, have to find this block.
+    // The last arrivals have to find this block: commits' come in no order, so that of the sums may be there before.
     for (int i = 0; i < Shared::kStages; ++i, at.advance()) s_.free[at.stage].wait(at.parity ^ 1);
   }
 

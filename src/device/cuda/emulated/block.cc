@@ -54,6 +54,14 @@ class Copy final : public LateWork {
   size_t bytes_;
 };
 
+// The way that a thread has come (block.h), and how many of its asides there are.
+struct Walk {
+  uint64_t way = 0;
+  int asides = 0;
+};
+// Of the emulated thread that this host thread runs now: a second one may run code of the same sources on the host.
+constinit thread_local Walk* t_walk = nullptr;
+
 struct Thread {
   Fibre fibre;
   uint3 index;
@@ -63,6 +71,7 @@ struct Thread {
   bool (*is_ready)(const void* context) = nullptr;  // null: others say when it can run again
   const void* context = nullptr;
   std::string (*lack)(const void* context) = nullptr;
+  Walk walk;                                                // since its warp met last
   LateGroups late[4];                                       // by LateKind
   std::deque<std::unique_ptr<const LateWork>> tensor_work;  // oldest first
 
@@ -86,9 +95,11 @@ struct Block {
   Site barrier_site;
 };
 
-struct EngineWork {
-  int rank;  // of the block that asked for it
+// Something that is under way: of which block, and what.
+struct Late {
+  int rank;
   std::unique_ptr<const LateWork> work;
+  const char* what;
 };
 
 // What ends a thread, or late work, that breaks a rule.
@@ -165,8 +176,10 @@ class Grid {
     meetings.erase(meeting);
     complete(complete_one.payloads);
     for (int i = 0; i < kWarp; ++i) {
-      if (complete_one.payloads[i] != nullptr)
-        thread_at(current.rank, current.index() / kWarp * kWarp + i).waits_for = nullptr;
+      if (complete_one.payloads[i] == nullptr) continue;
+      Thread& thread = thread_at(current.rank, current.index() / kWarp * kWarp + i);
+      thread.waits_for = nullptr;
+      if (mask == ~0u) thread.walk.way = 0;
     }
   }
 
@@ -178,9 +191,9 @@ class Grid {
     }
   }
 
-  void engine_work_late(std::unique_ptr<const LateWork> work) {
+  void engine_work_late(std::unique_ptr<const LateWork> work, const char* what) {
     if (toss()) return work->make();
-    engine_work_.push_back({current.rank, std::move(work)});
+    engine_work_.push_back({current.rank, std::move(work), what});
   }
 
   void tensor_work_late(std::unique_ptr<const LateWork> work) {
@@ -211,6 +224,7 @@ class Grid {
 
  private:
   static constexpr int kNobody = -1;
+  static constexpr const char* kTensorWork = "work of the tensor cores";
   static constexpr const char *kAtBarrier = "a barrier", *kAtClusterBarrier = "the cluster's barrier";
 
   Block& this_block() { return blocks_[static_cast<size_t>(current.rank)]; }
@@ -235,6 +249,7 @@ class Grid {
     const auto rank = static_cast<int>(&block - blocks_.data());
     for (int i = 0; i < num_threads_; ++i) {
       Thread& thread = thread_at(rank, i);
+      thread.walk.way = 0;
       if (thread.waits_for == kAtBarrier && &thread != running_) thread.waits_for = nullptr;
     }
     return true;
@@ -244,15 +259,13 @@ class Grid {
     num_at_cluster_barrier_ = 0, ++num_cluster_barriers_;
     for (int i = 0; i < num_cluster_threads(); ++i) {
       Thread& thread = thread_at(0, i);
+      thread.walk.way = 0;
       if (thread.waits_for == kAtClusterBarrier && &thread != running_) thread.waits_for = nullptr;
     }
     return true;
   }
 
   static void run_thread();
-
-  // Something that is under way, and whose.
-  using Late = EngineWork;
 
   // While no thread runs.
   static void make_late(const Late& late) {
@@ -275,7 +288,7 @@ class Grid {
       std::unique_ptr<const LateWork> work = std::move(queue.front());
       queue.pop_front();
       --num_tensor_work_;
-      return {i / num_threads_, std::move(work)};
+      return {i / num_threads_, std::move(work), kTensorWork};
     }
     return {};  // none is left
   }
@@ -312,6 +325,7 @@ class Grid {
       thread.index = {at % size.x, at / size.x % size.y, at / size.x / size.y};
       thread.rank = i / num_threads_;
       thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
+      thread.walk = {};
       for (LateGroups& groups : thread.late) groups.open.clear(), groups.closed.clear();
       thread.tensor_work.clear();
       thread.fibre.start(run_thread);
@@ -329,9 +343,10 @@ class Grid {
 
   void resume(Thread& thread) {
     thread.waits_for = nullptr, thread.is_ready = nullptr, thread.lack = nullptr;
-    running_ = &thread;
+    running_ = &thread, t_walk = &thread.walk;
     become(thread);
     thread.fibre.resume();
+    t_walk = nullptr;
     if (!broken_rule_.empty() || !thread.fibre.has_ended()) return;
     Block& block = this_block();
     --block.num_alive;
@@ -390,10 +405,9 @@ class Grid {
       }
       if (!broken_rule_.empty()) return report();
     }
-    if (!engine_work_.empty()) {
-      broken_rule_ = "the block has ended while copies of the copy engine were under way";
-    } else if (num_tensor_work_ > 0) {
-      broken_rule_ = "the block has ended while work of the tensor cores was under way";
+    if (!engine_work_.empty() || num_tensor_work_ > 0) {
+      const char* what = num_tensor_work_ > 0 ? kTensorWork : engine_work_.front().what;
+      broken_rule_ = std::string("the block has ended while ") + what + " was under way";
     }
     for (const Block& block : blocks_) {
       if (broken_rule_.empty() && block.state != nullptr) broken_rule_ = block.state->fault_at_end();
@@ -413,7 +427,7 @@ class Grid {
   std::vector<std::unique_ptr<Thread>> threads_;  // block by block
   std::vector<int> order_;
   std::vector<Block> blocks_;  // of the cluster
-  std::vector<EngineWork> engine_work_;
+  std::vector<Late> engine_work_;
   Thread* running_ = nullptr;
   int num_threads_ = 0;  // of a block
   int num_at_cluster_barrier_ = 0, num_cluster_barriers_ = 0, num_tensor_work_ = 0;
@@ -469,6 +483,17 @@ void collective(const Site& site, unsigned mask, void* payload, void (*complete)
   the_grid().collective(site, mask, payload, complete);
 }
 
+uint64_t way_of_thread() {
+  return the_grid().running().walk.way;
+}
+
+Aside::Aside() {
+  ++the_grid().running().walk.asides;
+}
+Aside::~Aside() {
+  --the_grid().running().walk.asides;
+}
+
 void* dynamic_shared() {
   return the_grid().dynamic_shared();
 }
@@ -513,8 +538,8 @@ void copy_async(void* target, const void* source, size_t bytes) {
   work_late(LateKind::kCopies, std::make_unique<Copy>(target, source, bytes));
 }
 
-void engine_work_late(std::unique_ptr<const LateWork> work) {
-  the_grid().engine_work_late(std::move(work));
+void engine_work_late(std::unique_ptr<const LateWork> work, const char* what) {
+  the_grid().engine_work_late(std::move(work), what);
 }
 
 void tensor_work_late(std::unique_ptr<const LateWork> work) {
@@ -531,3 +556,11 @@ BlockState& block_state(std::unique_ptr<BlockState> (*make)()) {
 }
 
 }  // namespace tessera::device::emulated
+
+// Called from every piece of code without a branch, of sources that are compiled so, and by far the most often of all
+// that is emulated.
+extern "C" [[gnu::optimize("O2"), gnu::no_sanitize("address", "undefined")]] void __sanitizer_cov_trace_pc() {
+  tessera::device::emulated::Walk* const walk = tessera::device::emulated::t_walk;
+  if (walk == nullptr || walk->asides > 0) return;
+  walk->way = (walk->way ^ reinterpret_cast<uintptr_t>(__builtin_return_address(0))) * 0x9E3779B97F4A7C15u;
+}

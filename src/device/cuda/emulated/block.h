@@ -52,6 +52,18 @@ int cluster_size();
 // Waits for the lanes of `mask`, this one among them, at the same place. The last to arrive calls complete() with every
 // lane's payload (null: not in the mask); payloads live until each lane has returned.
 void collective(const Site& site, unsigned mask, void* payload, void (*complete)(void* const (&payloads)[kWarp]));
+// The way that this thread has come since its warp met last, there or at a barrier of all: a digest of the code it went
+// through in sources compiled with -fsanitize-coverage=trace-pc. Lanes of different ways have parted; a GPU brings them
+// together again at a warp barrier and need not do so before.
+uint64_t way_of_thread();
+// While one lives its thread's way stays as it is: inside an instruction's emulation.
+class Aside {
+ public:
+  Aside();
+  ~Aside();
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+};
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
 // That of the cluster's block `rank`; breaks a rule where that has ended.
@@ -77,8 +89,9 @@ void wait_for_late(LateKind kind, int newest);
 // A copy of one piece by its thread, cp.async.
 void copy_async(void* target, const void* source, size_t bytes);
 
-// Work of the copy engine, for the block: nobody waits for it but through what it signals when it is made.
-void engine_work_late(std::unique_ptr<const LateWork> work);
+// Work of the copy engine, for the block, or what the tensor cores signal, in no order: nobody waits for it but through
+// what it signals when it is made. `what` it is, in words.
+void engine_work_late(std::unique_ptr<const LateWork> work, const char* what);
 // Work of the tensor cores: what one thread gives them is made in that order.
 void tensor_work_late(std::unique_ptr<const LateWork> work);
 // Waits until is_ready(context); `what` the thread waits for, in words, and what it lacks, asked when nothing is left

@@ -43,6 +43,7 @@ inline void init_barrier(uint64_t* bits, int count) {
 }
 
 inline void arrive(uint64_t* bits, int bytes) {
+  const device::emulated::Aside aside;
   BarrierState state = load_barrier(bits);
   if (state.pending == 0) device::emulated::fail("more threads arrive at a barrier than it counts");
   state.bytes += bytes;
@@ -67,6 +68,7 @@ inline uint64_t* barrier_in_block(const uint64_t* here, int rank) {
   return there;
 }
 inline void arrive_at(const uint64_t* here, int rank) {
+  const device::emulated::Aside aside;
   arrive(barrier_in_block(here, rank), 0);
 }
 // Of a set of blocks, bit r for rank r: not none, and none that the cluster does not have.
@@ -96,6 +98,7 @@ inline std::string lack_of(const BarrierPhase& awaited) {
 }
 
 inline void wait(const uint64_t* bits, int parity, const device::emulated::Site& site) {
+  const device::emulated::Aside aside;
   BarrierPhase awaited{bits, parity};
   device::emulated::wait_until(
       site,
@@ -128,6 +131,8 @@ class BulkCopy final : public device::emulated::LateWork {
   uint64_t* arrived_;
 };
 
+constexpr const char* kCopy = "a copy of the copy engine";
+
 inline void check_bulk_copy(const void* shared, const void* global, int bytes) {
   const auto is_aligned = [](const void* at) { return reinterpret_cast<uintptr_t>(at) % 16 == 0; };
   if (!is_aligned(shared) || !is_aligned(global) || bytes <= 0 || bytes % 16 != 0) {
@@ -138,7 +143,7 @@ inline void check_bulk_copy(const void* shared, const void* global, int bytes) {
 inline void copy_bulk(void* shared, const void* global, int bytes, uint64_t* arrived) {
   check_bulk_copy(shared, global, bytes);
   const int rank = device::emulated::current.rank;
-  device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, shared, global, bytes, arrived));
+  device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, shared, global, bytes, arrived), kCopy);
 }
 
 // Each block gets its bytes at a time of its own.
@@ -148,7 +153,7 @@ inline void copy_bulk_to(uint32_t blocks, void* shared, const void* global, int 
   for_each_rank(blocks, [&](int rank) {
     void* const there = place_in_block(shared, rank);
     uint64_t* const barrier = barrier_in_block(arrived, rank);
-    device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, there, global, bytes, barrier));
+    device::emulated::engine_work_late(std::make_unique<BulkCopy>(rank, there, global, bytes, barrier), kCopy);
   });
 }
 

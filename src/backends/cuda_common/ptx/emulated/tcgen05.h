@@ -19,7 +19,7 @@ namespace tessera::backends::cuda_common::ptx::emulated {
 
 using device::emulated::Site;
 
-// All lanes of a warp at one place, with one argument; `once` is called by the last of them.
+// All lanes of a warp at one place, by one way (".sync.aligned") and with one argument; `once` is called by the last.
 template <class Once>
 void by_whole_warp(const Site& site, const char* what, uint32_t argument, const Once& once) {
   using device::emulated::kWarp;
@@ -27,13 +27,18 @@ void by_whole_warp(const Site& site, const char* what, uint32_t argument, const 
     const Site& site;
     const char* what;
     uint32_t argument;
+    uint64_t way;
     const Once& once;
-  } mine{site, what, argument, once};
+  } mine{site, what, argument, device::emulated::way_of_thread(), once};
   device::emulated::collective(site, ~0u, &mine, [](void* const(&lanes)[kWarp]) {
     const Payload& first = *static_cast<Payload*>(lanes[0]);
     for (void* lane : lanes) {
-      if (static_cast<Payload*>(lane)->argument != first.argument) {
+      const Payload& other = *static_cast<Payload*>(lane);
+      if (other.argument != first.argument) {
         fail_at(first.site, first.what, "lanes of a warp give different addresses or counts");
+      }
+      if (other.way != first.way) {
+        fail_at(first.site, first.what, "lanes of a warp have parted, and no barrier of the warp has followed");
       }
     }
     first.once();
@@ -69,6 +74,7 @@ inline bool is_allocation_size(int columns) {
 }
 
 inline void tcgen05_alloc(uint32_t* shared, int columns, int num_blocks, const Site& site) {
+  const device::emulated::Aside aside;
   constexpr const char* kWhat = "tcgen05.alloc";
   check_pair(site, kWhat, num_blocks, true);
   if (num_blocks > 1 && device::emulated::num_cluster_barriers() == 0)
@@ -93,12 +99,14 @@ inline void tcgen05_alloc(uint32_t* shared, int columns, int num_blocks, const S
 }
 
 inline void tcgen05_relinquish_alloc_permit(int num_blocks, const Site& site) {
+  const device::emulated::Aside aside;
   constexpr const char* kWhat = "tcgen05.relinquish_alloc_permit";
   check_pair(site, kWhat, num_blocks, true);
   by_whole_warp(site, kWhat, 0, [] { TensorMemory::of_block().has_relinquished = true; });
 }
 
 inline void tcgen05_dealloc(uint32_t address, int columns, int num_blocks, const Site& site) {
+  const device::emulated::Aside aside;
   constexpr const char* kWhat = "tcgen05.dealloc";
   check_pair(site, kWhat, num_blocks, true);
   by_whole_warp(site, kWhat, address, [&] {
@@ -199,7 +207,8 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
   template <int kRows>
   class Rows;
 
-  void multiply(const Rows<kMostColumns>& b) const {
+  // Like what it calls it is on no thread's way: keeping one would take longer than the products.
+  [[gnu::flatten, gnu::no_sanitize_coverage]] void multiply(const Rows<kMostColumns>& b) const {
     TensorMemory& memory = TensorMemory::of_block();
     const auto a = std::make_unique<Rows<kM>>();
     a->load(*this, operands_.a, 0, kM);
@@ -265,7 +274,7 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
   // Nearly all the time is spent here, on arrays of this file's own.
   [[gnu::optimize("O3"), gnu::no_sanitize("address", "undefined")]]
 #endif
-  static int
+  [[gnu::no_sanitize_coverage]] static int
   group_sum(const int8_t* a, const int8_t* b) {
     int sum = 0;
     for (int i = 0; i < kProductsOfGroup; ++i) sum += a[i] * b[i];
@@ -340,13 +349,27 @@ inline void tcgen05_mma_nvfp4(uint32_t d, uint64_t a, uint64_t b, uint32_t descr
   device::emulated::tensor_work_late(std::make_unique<Nvfp4MmaWork>(operands, site));
 }
 
+class Arrival final : public device::emulated::LateWork {
+ public:
+  Arrival(const uint64_t* barrier, int rank) : barrier_(barrier), rank_(rank) {}
+  void make() const override { arrive_at(barrier_, rank_); }
+
+ private:
+  const uint64_t* barrier_;
+  int rank_;
+};
+
+// What a thread's commits wait for is made in order; their arrivals are in no order, so that the last one's does not
+// say that others' have been.
 class CommitWork final : public device::emulated::LateWork {
  public:
   CommitWork(const uint64_t* barrier, int num_blocks, uint32_t blocks)
       : barrier_(barrier), num_blocks_(num_blocks), blocks_(blocks), thread_(device::emulated::current.index()) {}
   void make() const override {
     in_each_block(num_blocks_, [&](int) { TensorMemory::of_block().commit(thread_); });
-    for_each_rank(blocks_, [&](int rank) { arrive_at(barrier_, rank); });
+    for_each_rank(blocks_, [&](int rank) {
+      device::emulated::engine_work_late(std::make_unique<Arrival>(barrier_, rank), "a commit's arrival");
+    });
   }
 
  private:
@@ -429,6 +452,7 @@ inline int check_transfer(const Site& site, const char* what, uint32_t address, 
 }
 
 inline void tcgen05_ld(uint32_t* registers, int count, uint32_t address, const Site& site) {
+  const device::emulated::Aside aside;
   constexpr const char* kWhat = "tcgen05.ld";
   const int first = check_transfer(site, kWhat, address, count);
   TensorMemory& memory = TensorMemory::of_block();
@@ -442,6 +466,7 @@ inline void tcgen05_ld(uint32_t* registers, int count, uint32_t address, const S
 }
 
 inline void tcgen05_st(const uint32_t* registers, int count, uint32_t address, const Site& site) {
+  const device::emulated::Aside aside;
   constexpr const char* kWhat = "tcgen05.st";
   const int first = check_transfer(site, kWhat, address, count);
   device::emulated::work_late(device::emulated::LateKind::kTensorStores,
@@ -451,6 +476,7 @@ inline void tcgen05_st(const uint32_t* registers, int count, uint32_t address, c
 // Lanes meet before they wait, so that whoever runs between finds loads under way: a set of sums that was given back
 // too early shows.
 inline void tcgen05_wait_ld(const Site& site) {
+  const device::emulated::Aside aside;
   by_whole_warp(site, "tcgen05.wait::ld", 0, [] {});
   device::emulated::commit_late(device::emulated::LateKind::kTensorLoads);
   device::emulated::wait_for_late(device::emulated::LateKind::kTensorLoads, 0);
@@ -458,6 +484,7 @@ inline void tcgen05_wait_ld(const Site& site) {
 }
 
 inline void tcgen05_wait_st(const Site& site) {
+  const device::emulated::Aside aside;
   device::emulated::commit_late(device::emulated::LateKind::kTensorStores);
   device::emulated::wait_for_late(device::emulated::LateKind::kTensorStores, 0);
   by_whole_warp(site, "tcgen05.wait::st", 0, [] {});
