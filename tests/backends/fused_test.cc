@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fused ops give the bits of their parts: each variant against the variants of the same backend that a layer would run
 // one after the other, on the calls of verify (heavy tails, zeros, denormals, odd sizes).
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ops/planner.h"
 #include "testing/op_harness.h"
@@ -204,6 +205,42 @@ TEST_F(FusedTest, LinearGroupOnBlackwell) {
   compare_linear_groups("sm100");
   device::emulated::set_compute_capability(12, 0);
   compare_linear_groups("sm120");
+}
+
+// A norm in front of maps keeps its row in shared memory: the widest row that is taken fits, a wider one is refused.
+TEST_F(FusedTest, NormsOnBlackwellFitSharedMemory) {
+  struct Restored {
+    ~Restored() { device::emulated::set_compute_capability(9, 0); }
+  } const restored;
+  const auto desc_of = [](int64_t width) {
+    return ops::LinearGroup::Desc{
+        .maps = {{.in = width, .out = 16, .format = ops::WeightFormat::kNvfp4, .input = ops::InputMode::kA4}},
+        .norm = ops::RmsNorm::Desc{.width = width}};
+  };
+  for (const auto& [major, name] : {std::pair{10, "sm100"}, {12, "sm120"}}) {
+    SCOPED_TRACE(name);
+    device::emulated::set_compute_capability(major, 0);
+    const auto backend = std::ranges::find_if(backends::all_backends(),
+                                              [&](const ops::Backend* one) { return std::string(one->name) == name; });
+    const ops::Variant<ops::LinearGroup>& variant = (*backend)->variants_of<ops::LinearGroup>()[0];
+    int64_t width = 16;
+    std::string why_not;
+    while (variant.supports(desc_of(width), why_not)) width += 16;
+    EXPECT_THAT(why_not, ::testing::HasSubstr("needs rows that fit into a multiprocessor's shared memory"));
+    width -= 16;
+    EXPECT_GE(width, 7168) << "Pro's";
+    const ops::LinearGroup::Desc desc = desc_of(width);
+    const testing::RandomWeight weight = testing::random_weight(rng_, ops::WeightFormat::kNvfp4, 16, width);
+    const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
+    const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, 1, width), DType::kBF16, {1, width});
+    const device::Tensor norm =
+        testing::as_tensor(std::vector<float>(static_cast<size_t>(width), 1), DType::kBF16, {width});
+    testing::PoisonedTensor y(desc.maps[0].output, Shape{1, 16});
+    ops::LinearGroup::Args args{.x = x.view(), .norm_weight = norm.view(), .num_tokens = 1};
+    args.weights[0] = packed.view, args.y[0] = y.view();
+    EXPECT_TRUE(verify::run_staged(testing::gpu_stage_memory(), variant, desc, args).empty());
+    for (const float value : y.floats()) EXPECT_TRUE(std::isfinite(value));
+  }
 }
 #endif
 

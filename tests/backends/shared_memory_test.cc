@@ -7,6 +7,12 @@
 #include "backends/sm120/sum_plans.h"
 #include "backends/sm90/sum_plans.h"
 
+#ifdef TESSERA_CUDA_EMULATED
+#include <cuda_runtime_api.h>
+
+#include "device/cuda/emulated/capability.h"
+#endif
+
 namespace tessera::backends {
 namespace {
 
@@ -40,16 +46,18 @@ TEST(SharedMemoryBudget, TensorMemory) {
   using Pair = sm100::SumsPlan<1, sm100::kPairTileTokens, 2>;
   using WidePair = sm100::SumsPlan<1, sm100::kWidePairTileTokens, 2>;
   using TwoPairs = sm100::SumsPlan<1, sm100::kWidePairTileTokens, 4>;
-  using Experts = sm100::SumsPlan<2, sm100::kMostExpertTokens, 1>;
+  using GateAndUp = sm100::SumsPlan<2, sm100::kMostExpertTokens, 1>;
+  using FewGateAndUp = sm100::SumsPlan<2, sm100::kFewTileTokens, 1>;
+  using Down = sm100::SumsPlan<1, sm100::kMostExpertTokens, 1>;
   EXPECT_EQ(Many::kStages * Many::kStageBytes, 6 * 36864);
   EXPECT_EQ(Few::kStages * Few::kStageBytes, 8 * 24576);
   EXPECT_EQ(Pair::kStages * Pair::kStageBytes, 6 * 34816);
   EXPECT_EQ(WidePair::kStages * WidePair::kStageBytes, 5 * 38912);
   EXPECT_EQ(TwoPairs::kStages * TwoPairs::kStageBytes, 5 * 38912);
-  EXPECT_EQ(Experts::kStages * Experts::kStageBytes, 4 * 51200);
-  for (const int bytes : {Many::kStages * Many::kStageBytes, Experts::kStages * Experts::kStageBytes}) {
-    EXPECT_LE(bytes + kRest, kMost);
-  }
+  EXPECT_EQ(GateAndUp::kStages * GateAndUp::kStageBytes, 4 * 51200);
+  EXPECT_EQ(FewGateAndUp::kStages * FewGateAndUp::kStageBytes, 5 * 43008);
+  EXPECT_EQ(Down::kStages * Down::kStageBytes, 7 * 32768);
+  EXPECT_LE(Down::kStages * Down::kStageBytes + kRest, kMost);  // the most
 }
 
 TEST(SharedMemoryBudget, WarpProducts) {
@@ -57,6 +65,25 @@ TEST(SharedMemoryBudget, WarpProducts) {
   EXPECT_EQ(Wide::kStages * Wide::kStageBytes, 2 * 36864);
   EXPECT_LE(Wide::kStages * Wide::kStageBytes + kRest, kMostOf12);
 }
+
+#ifdef TESSERA_CUDA_EMULATED
+TEST(SharedMemoryBudget, AnEmulatedGpuHasThatOfItsCapability) {
+  struct Restored {
+    ~Restored() { device::emulated::set_compute_capability(9, 0); }
+  } const restored;
+  static constexpr char kKernel = 0;
+  for (const auto& [major, bytes] : {std::pair{9, kMost}, {10, kMost}, {12, kMostOf12}}) {
+    device::emulated::set_compute_capability(major, 0);
+    int most = 0;
+    ASSERT_EQ(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0), cudaSuccess);
+    EXPECT_EQ(most, bytes);
+    constexpr auto kMostDynamic = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    EXPECT_EQ(cudaFuncSetAttribute(&kKernel, kMostDynamic, bytes), cudaSuccess);
+    EXPECT_EQ(cudaFuncSetAttribute(&kKernel, kMostDynamic, bytes + 1), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace tessera::backends

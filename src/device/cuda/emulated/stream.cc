@@ -258,7 +258,7 @@ cudaError_t launch_code(const cudaLaunchConfig_t& config, const void* kernel, st
   if (!is_grid || !is_block || cluster == 0 || grid.x % cluster != 0) return result(cudaErrorInvalidConfiguration);
   const auto asked = gpu().shared_limits.find(kernel);
   const size_t limit = asked == gpu().shared_limits.end() ? kSharedBytesUnasked : asked->second;
-  if (config.dynamicSmemBytes > limit) return result(cudaErrorInvalidValue);
+  if (config.dynamicSmemBytes > std::min(limit, gpu().most_shared_bytes())) return result(cudaErrorInvalidValue);
   return queue(config.stream, std::make_shared<const GridWork>(config, std::move(code)));
 }
 
