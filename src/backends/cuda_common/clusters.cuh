@@ -1,9 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How many clusters of thread blocks are at work at once.
+#include <array>
+#include <atomic>
+#include <cstddef>
+
 #include "device/cuda/check.h"
 
 namespace tessera::backends::cuda_common {
+
+// A number that each GPU has of its own and keeps, asked for once where GPUs are few: the same whoever asks first.
+class NumberOfGpu {
+ public:
+  // That of the current GPU; ask() says it.
+  template <class Ask>
+  int get(const Ask& ask) {
+    int device = 0;
+    TESSERA_CUDA_CHECK(cudaGetDevice(&device));
+    if (static_cast<size_t>(device) >= known_.size()) return ask();
+    std::atomic<int>& known = known_[static_cast<size_t>(device)];
+    int number = known.load(std::memory_order_relaxed) - 1;
+    if (number < 0) known.store((number = ask()) + 1, std::memory_order_relaxed);
+    return number;
+  }
+
+ private:
+  std::array<std::atomic<int>, 64> known_{};  // one more than the number; 0: nobody has asked
+};
 
 // Clusters of `cluster` blocks that the GPU has a place for at once: of more than two perhaps on fewer
 // multiprocessors than it has, since all blocks of a cluster lie in one part of the GPU.

@@ -396,14 +396,16 @@ __global__ void __launch_bounds__(kSumsThreads, 1) block_scaled_sums(Job job) {
 // to find a place in one part of the GPU.
 template <class Tiles, class Job>
 int64_t clusters_at_once() {
-  return cuda_common::clusters_at_once(block_scaled_sums<Tiles, Job>, kSumsThreads,
-                                       sizeof(typename BlockScaledSums<Tiles>::Shared), Tiles::kBlocks);
+  static constinit cuda_common::NumberOfGpu s_clusters;
+  return s_clusters.get([] {
+    return cuda_common::clusters_at_once(block_scaled_sums<Tiles, Job>, kSumsThreads,
+                                         sizeof(typename BlockScaledSums<Tiles>::Shared), Tiles::kBlocks);
+  });
 }
 
 // On as many thread blocks as the GPU holds at once, at most: `at_once` tiles.
 template <class Tiles, class Job>
-void launch_sums(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job,
-                 int64_t at_once = cuda_common::multiprocessors() / Tiles::kBlocks) {
+void launch_sums(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job, int64_t at_once) {
   const int64_t blocks = std::min<int64_t>(most_tiles, std::max<int64_t>(1, at_once));
   cuda_common::launch_clusters(name, queue, block_scaled_sums<Tiles, Job>,
                                dim3(static_cast<unsigned>(blocks * Tiles::kBlocks)), kSumsThreads,

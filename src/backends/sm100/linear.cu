@@ -155,22 +155,22 @@ dim3 input_rows(const LinearJob& job) {
 }
 
 // Inputs are in their tiles.
-void multiply(const ops::Linear::Desc& desc, const LinearJob& job, device::Queue& queue) {
-  const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens);
+void multiply(const ops::Linear::Desc& desc, const LinearJob& job, int64_t multiprocessors, device::Queue& queue) {
+  const int64_t tiles = linear_tiles(desc, job.num_tokens, job.tile_tokens), pairs = multiprocessors / 2;
   if (job.tile_tokens == kWidePairTileTokens) {
     using TwoPairs = LinearTiles<kWidePairTileTokens, 4>;
     const int64_t clusters = clusters_at_once<TwoPairs, LinearJob>();
-    if (takes_two_pairs(desc, job.num_tokens, cuda_common::multiprocessors(), clusters)) {
+    if (takes_two_pairs(desc, job.num_tokens, multiprocessors, clusters)) {
       launch_sums<TwoPairs>("linear_tcgen05_two_pairs", queue, two_pair_tiles(desc, job.num_tokens), job, clusters);
     } else {
-      launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+      launch_sums<LinearTiles<kWidePairTileTokens>>("linear_tcgen05_pair", queue, tiles, job, pairs);
     }
   } else if (job.tile_tokens == kPairTileTokens) {
-    launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job);
+    launch_sums<LinearTiles<kPairTileTokens>>("linear_tcgen05_pair", queue, tiles, job, pairs);
   } else if (job.tile_tokens == kFewTileTokens) {
-    launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job);
+    launch_sums<LinearTiles<kFewTileTokens>>("linear_tcgen05", queue, tiles, job, multiprocessors);
   } else {
-    launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job);
+    launch_sums<LinearTiles<kMostTileTokens>>("linear_tcgen05", queue, tiles, job, multiprocessors);
   }
 }
 
@@ -196,9 +196,10 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  const LinearJob job = job_of(desc, args, linear_tile_tokens(desc, args.num_tokens, cuda_common::multiprocessors()));
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  const LinearJob job = job_of(desc, args, linear_tile_tokens(desc, args.num_tokens, multiprocessors));
   cuda_common::launch("quantize_inputs", queue, quantize_inputs, input_rows(job), kQuantizeThreads, 0, job);
-  multiply(desc, job, queue);
+  multiply(desc, job, multiprocessors, queue);
 }
 
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
@@ -211,9 +212,9 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  const int32_t tile_tokens = cuda_common::map_group_tile_tokens(desc, [&](const ops::Linear::Desc& map) {
-    return linear_tile_tokens(map, args.num_tokens, cuda_common::multiprocessors());
-  });
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  const int32_t tile_tokens = cuda_common::map_group_tile_tokens(
+      desc, [&](const ops::Linear::Desc& map) { return linear_tile_tokens(map, args.num_tokens, multiprocessors); });
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     const LinearJob job = job_of(desc.maps[i], ops::linear_of_group(args, i), tile_tokens);
     if (i == 0 && desc.norm) {
@@ -223,7 +224,7 @@ void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Ar
     } else if (i == 0) {
       cuda_common::launch("quantize_inputs", queue, quantize_inputs, input_rows(job), kQuantizeThreads, 0, job);
     }
-    multiply(desc.maps[i], job, queue);
+    multiply(desc.maps[i], job, multiprocessors, queue);
   }
   if (desc.swiglu) cuda::swiglu(*desc.swiglu, ops::swiglu_of_group(args), queue);
 }

@@ -188,10 +188,11 @@ int64_t take_workspace(const ops::MoeExperts::Desc& desc, int64_t num_slots, int
 template <template <int> class Tiles>
 void launch_map(const char* name, const device::Queue& queue, int64_t most_work, int64_t rows, const ExpertJob& job) {
   const int64_t tiles = most_work * ceil_div<int64_t>(rows, PackedTile::kRows);
+  const int64_t multiprocessors = cuda_common::multiprocessors();
   if (job.work_slots == kFewTileTokens) {
-    launch_sums<Tiles<kFewTileTokens>>(name, queue, tiles, job);
+    launch_sums<Tiles<kFewTileTokens>>(name, queue, tiles, job, multiprocessors);
   } else {
-    launch_sums<Tiles<kMostExpertTokens>>(name, queue, tiles, job);
+    launch_sums<Tiles<kMostExpertTokens>>(name, queue, tiles, job, multiprocessors);
   }
 }
 
