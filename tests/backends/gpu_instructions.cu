@@ -79,6 +79,10 @@ __global__ void multiply(ProductRegisters* registers, bool by_shuffles) {
 
 }  // namespace
 
+int multiprocessors() {
+  return backends::cuda_common::multiprocessors();
+}
+
 void run_instruction(Instruction instruction, device::Queue& queue, uint32_t first, uint32_t step, int64_t count,
                      uint32_t* results) {
   backends::cuda_common::launch("an instruction", queue, compute,

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Single instructions of ptx/ on the test's GPU, and the model of Blackwell's block-scaled product by shuffles.
+// Single instructions of ptx/ on the test's GPU, the model of Blackwell's block-scaled product by shuffles, and how
+// many multiprocessors the GPU has.
 #include <cstdint>
 
 #include "base/host_device.h"
 #include "device/queue.h"
 
 namespace tessera::testing {
+
+int multiprocessors();
 
 // What of each 32-bit input is computed; results are 32 bits.
 enum class Instruction {

@@ -4,6 +4,7 @@
 // them, whatever a tensor core's sum of two rows is.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -56,11 +57,14 @@ inline ScaledRow input_row(const uint16_t* bf16, int64_t width, float bound) {
   return input_row(values, bound);
 }
 
-// Equal, or both NaN.
-inline ::testing::AssertionResult same_values(const std::vector<float>& found, const std::vector<float>& expected) {
+// The same bits, or both NaN: which one of those it is nobody says.
+inline ::testing::AssertionResult same_bits_or_nan(const std::vector<float>& found,
+                                                   const std::vector<float>& expected) {
   if (found.size() != expected.size()) return ::testing::AssertionFailure() << found.size() << " values";
   for (size_t i = 0; i < expected.size(); ++i) {
-    const bool is_same = std::isnan(expected[i]) ? std::isnan(found[i]) : found[i] == expected[i];
+    const bool is_same = std::isnan(expected[i])
+                             ? std::isnan(found[i])
+                             : std::bit_cast<uint32_t>(found[i]) == std::bit_cast<uint32_t>(expected[i]);
     if (!is_same) return ::testing::AssertionFailure() << "at " << i << ": " << found[i] << ", not " << expected[i];
   }
   return ::testing::AssertionSuccess();

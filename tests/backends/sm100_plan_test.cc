@@ -10,6 +10,7 @@
 #include "backends/sm100/packed_tiles.h"
 #include "backends/sm100/sums_plan.h"
 #include "backends/sm100/tensor_plan.h"
+#include "backends/sm100_shapes.h"
 
 namespace tessera {
 namespace {
@@ -42,11 +43,12 @@ void check_plan() {
 }
 
 TEST(Sm100Plan, ColumnsOfTensorMemoryAreOnesOwn) {
-  check_plan<1, 8>();
-  check_plan<1, 32>();
-  check_plan<1, 128>();
-  check_plan<2, 96>();
-  check_plan<1, 192>();
+  check_plan<1, kFewTileTokens>();
+  check_plan<1, kMostExpertTokens>();
+  check_plan<1, kMostTileTokens>();
+  check_plan<1, kPairTileTokens>();
+  check_plan<2, kFewTileTokens>();
+  check_plan<2, kMostExpertTokens>();
 }
 
 // Two sets of 256 do not fit beside scales: what they share is the end of one and the begin of the other, of which no
@@ -89,6 +91,23 @@ TEST(Sm100Plan, PairsTakeTheTilesOfFewestProducts) {
   EXPECT_EQ(tokens(32768, 190), kPairTileTokens);      // one tile of tokens
   EXPECT_EQ(tokens(32768, 380), kPairTileTokens);      // 4 of 256, 4 of 192
   EXPECT_EQ(tokens(32768, 128), kMostTileTokens);
+}
+
+// What tests on a GPU think that they run: at both ends of the rows and tokens that they take.
+TEST(Sm100Plan, ShapesHaveTheTilesTheyAreFor) {
+  for (const int64_t multiprocessors : {132, 148, 152, 160}) {
+    for (const testing::TiledShape& shape : testing::tiled_shapes(multiprocessors)) {
+      for (const int64_t rows : {shape.rows, shape.rows + shape.more_rows}) {
+        for (const int64_t tokens : {shape.tokens, shape.tokens + shape.more_tokens}) {
+          SCOPED_TRACE(std::to_string(multiprocessors) + " multiprocessors, " + std::to_string(rows) + " rows, " +
+                       std::to_string(tokens) + " tokens");
+          const ops::Linear::Desc desc = testing::map_of_rows(rows, shape.groups);
+          EXPECT_EQ(linear_tile_tokens(desc, tokens, multiprocessors), shape.tile_tokens);
+          EXPECT_EQ(testing::tile_blocks_of(desc, tokens, multiprocessors), shape.tile_blocks);
+        }
+      }
+    }
+  }
 }
 
 // Two pairs together where that costs them few rounds: never of rows that one pair has alone.
