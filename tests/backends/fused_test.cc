@@ -236,7 +236,8 @@ TEST_F(FusedTest, NormsOnBlackwellFitSharedMemory) {
     const device::Tensor norm =
         testing::as_tensor(std::vector<float>(static_cast<size_t>(width), 1), DType::kBF16, {width});
     testing::PoisonedTensor y(desc.maps[0].output, Shape{1, 16});
-    ops::LinearGroup::Args args{.x = x.view(), .norm_weight = norm.view(), .num_tokens = 1};
+    ops::LinearGroup::Args args;
+    args.x = x.view(), args.norm_weight = norm.view(), args.num_tokens = 1;
     args.weights[0] = packed.view, args.y[0] = y.view();
     EXPECT_TRUE(verify::run_staged(testing::gpu_stage_memory(), variant, desc, args).empty());
     for (const float value : y.floats()) EXPECT_TRUE(std::isfinite(value));
