@@ -44,6 +44,10 @@ constexpr std::array kVariables = {
     EnvVariable{"LD_LIBRARY_PATH", "folders in which `tessera devices` looks for CUDA libraries of two releases"},
     EnvVariable{"XDG_STATE_HOME", "where `tessera chat` keeps its history [~/.local/state]"},
     EnvVariable{"HOME", "the user's folder"},
+#ifdef TESSERA_CUDA_EMULATED
+    EnvVariable{"TESSERA_EMULATED_SUMS",
+                "exact or fast: whether the emulated GPU adds Blackwell's products to the bit or in FP32 [exact]"},
+#endif
     EnvVariable{"NO_COLOR", "any value: no colours and no moving progress bars"},
 };
 

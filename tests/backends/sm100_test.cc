@@ -7,7 +7,7 @@
 #include <bit>
 #include <set>
 
-#include "backends/cuda_common/ptx/emulated/tcgen05_sums.h"
+#include "backends/cuda_common/ptx/emulated/product_sums.h"
 #include "backends/gpu_instructions.h"
 #include "backends/layout_round_trip.h"
 #include "backends/scaled_experts.h"
@@ -30,6 +30,7 @@ using testing::Routing, testing::ScaledRow;
 // What the tensor cores add up for a row of each: one chain of products of 64 columns from zero, ascending.
 float chain_of(const ScaledRow& weight, const ScaledRow& input) {
   uint32_t sum = 0;
+  const bool is_fast = emulated::sums_are_fast();
   constexpr size_t kColumns = 64, kScales = emulated::kGroupsOfProduct;
   for (size_t begin = 0; begin < weight.halves.size(); begin += kColumns) {
     int groups[kScales] = {};
@@ -39,7 +40,7 @@ float chain_of(const ScaledRow& weight, const ScaledRow& input) {
     }
     std::copy_n(weight.scales.begin() + static_cast<int64_t>(begin / kNvfp4Block), kScales, weight_scales);
     std::copy_n(input.scales.begin() + static_cast<int64_t>(begin / kNvfp4Block), kScales, input_scales);
-    sum = emulated::add_scaled_groups(sum, groups, weight_scales, input_scales);
+    sum = emulated::tcgen05_sum(is_fast, sum, groups, weight_scales, input_scales);
   }
   return std::bit_cast<float>(sum);
 }

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <set>
 
-#include "backends/cuda_common/ptx/emulated/block_scaled_sums.h"
+#include "backends/cuda_common/ptx/emulated/product_sums.h"
 #include "backends/gpu_instructions.h"
 #include "backends/layout_round_trip.h"
 #include "backends/scaled_experts.h"
@@ -21,13 +21,14 @@
 #include "testing/op_harness.h"
 
 #ifdef TESSERA_CUDA_EMULATED
-#include "device/cuda/emulated/capability.h"
+#include "backends/sums_mode.h"
 #endif
 
 namespace tessera {
 namespace {
 
-using backends::cuda_common::ptx::emulated::block_scaled_sum;
+using backends::cuda_common::ptx::emulated::block_scaled_sum, backends::cuda_common::ptx::emulated::mma_sync_sum,
+    backends::cuda_common::ptx::emulated::sums_are_fast;
 using backends::sm120::InputUnit, backends::sm120::kStepColumns, backends::sm120::kUnitColumns,
     backends::sm120::WeightUnit;
 using ops::InputMode, ops::WeightFormat;
@@ -186,6 +187,9 @@ TEST_F(BlockScaledTest, PackingMovesBytes) {
 
 class LaneTest : public BlockScaledTest {
  protected:
+#ifdef TESSERA_CUDA_EMULATED
+  const testing::SumsMode mode_{false};  // plain_step() has the bits
+#endif
   template <int kAThread, int kBThread>
   void check() {
     testing::ProductRegisters r;
@@ -258,6 +262,7 @@ TEST_F(LaneTest, ProductsReadTheRegistersOfTheTables) {
 // Chains of four steps from zero, added in ascending order.
 float plain_sum(const ScaledRow& weight, const ScaledRow& input) {
   float total = 0;
+  const bool is_fast = sums_are_fast();
   for (size_t unit = 0; unit < weight.halves.size(); unit += kUnitColumns) {
     float chain = 0;
     for (size_t step = unit; step < unit + kUnitColumns; step += kStepColumns) {
@@ -267,7 +272,7 @@ float plain_sum(const ScaledRow& weight, const ScaledRow& input) {
       for (size_t j = 0; j < 4; ++j) {
         a |= uint32_t{weight.scales[step / 16 + j]} << 8 * j, b |= uint32_t{input.scales[step / 16 + j]} << 8 * j;
       }
-      chain = block_scaled_sum(dots, a, b, chain);
+      chain = mma_sync_sum(is_fast, chain, dots, a, b);
     }
     total += chain;
   }
@@ -345,6 +350,15 @@ TEST_F(BlockScaledOpsTest, LinearHasTheBitsOfPlainLoops) {
   check_linear(desc(544, 128, 2, DType::kBF16), 34 + below(100));
   check_linear(desc(256, 400, 1, DType::kF32), 261);  // blocks take several tiles
 }
+
+#ifdef TESSERA_CUDA_EMULATED
+TEST_F(BlockScaledOpsTest, LinearInFp32HasTheBitsOfPlainLoopsInFp32) {
+  const testing::SumsMode mode(true);
+  for (const int64_t tokens : {3, 32, 130}) {
+    check_linear({.in = 528, .out = 33, .format = WeightFormat::kNvfp4, .input = InputMode::kA4}, tokens);
+  }
+}
+#endif
 
 // A NaN makes its own row of outputs NaN, or its own output of all rows; infinity too. The row before ends where the
 // NaN's begins.

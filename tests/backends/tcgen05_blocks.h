@@ -11,6 +11,7 @@
 #include "backends/cuda_common/ptx/cluster.cuh"
 #include "backends/cuda_common/ptx/tcgen05.cuh"
 #include "backends/cuda_common/tcgen05_operands.h"
+#include "backends/sums_mode.h"
 #include "testing/op_harness.h"
 
 namespace tessera::testing::tcgen05_blocks {
@@ -93,6 +94,7 @@ struct Operands {
   // Of `steps` products one after another: the model's sum of row m and column n.
   uint32_t sum(int m, int column, int steps) const {
     uint32_t sum = 0;
+    const bool is_fast = ptx::emulated::sums_are_fast();
     for (int step = 0; step < steps; ++step) {
       int groups[4];
       uint8_t sa[4], sb[4];
@@ -108,7 +110,7 @@ struct Operands {
         sa[j] = a_scales[static_cast<size_t>(m * 16 + step * 4 + j)];
         sb[j] = b_scales[static_cast<size_t>(column * 16 + step * 4 + j)];
       }
-      sum = ptx::emulated::add_scaled_groups(sum, groups, sa, sb);
+      sum = ptx::emulated::tcgen05_sum(is_fast, sum, groups, sa, sb);
     }
     return sum;
   }

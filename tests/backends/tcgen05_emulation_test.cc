@@ -18,7 +18,9 @@ using ::testing::HasSubstr;
 class Tcgen05EmulationTest : public OperandsTest {};
 
 TEST_F(Tcgen05EmulationTest, ProductsAreTheModelsSums) {
-  for (const int n : {8, 16, 40, 128, 136, 256}) {
+  for (const auto& [n, is_fast] : std::vector<std::pair<int, bool>>{
+           {8, false}, {16, false}, {40, false}, {128, false}, {136, false}, {256, false}, {40, true}}) {
+    const testing::SumsMode mode(is_fast);
     const Operands operands = random_operands(n);
     std::vector<uint32_t> found(static_cast<size_t>(kM * n));
     const Said said = run_blocks(192, [&] {
@@ -39,7 +41,7 @@ TEST_F(Tcgen05EmulationTest, ProductsAreTheModelsSums) {
     for (int m = 0; m < kM; ++m) {
       for (int column = 0; column < n; ++column) {
         ASSERT_EQ(found[static_cast<size_t>(m * n + column)], operands.sum(m, column, kSteps))
-            << "N = " << n << ", row " << m << ", column " << column;
+            << "N = " << n << (is_fast ? " in FP32" : "") << ", row " << m << ", column " << column;
       }
     }
   }

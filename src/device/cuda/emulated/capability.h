@@ -7,4 +7,9 @@ namespace tessera::device::emulated {
 // From now on; 9.0 before.
 void set_compute_capability(int major, int minor);
 
+// Whether Blackwell's tensor cores add in FP32, in place of the bits of the models of them
+// (backends/cuda_common/ptx/emulated/product_sums.h): TESSERA_EMULATED_SUMS, or what was set since.
+bool sums_are_fast();
+void set_sums_are_fast(bool are_fast);
+
 }  // namespace tessera::device::emulated

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "backends/cuda_common/ptx/emulated/block_scaled_sums.h"
+#include "backends/cuda_common/ptx/emulated/product_sums.h"
 #include "device/cuda/emulated/block.h"
 
 namespace tessera::backends::cuda_common::ptx::emulated {
@@ -37,13 +37,14 @@ inline void mma_nvfp4(float (&sums)[4], const std::array<uint32_t, 4>& a, const 
       if (l / 2 == held.a_thread) row_scales[g + l % 2 * 8] = held.a_scales;
       if (l == held.b_thread) column_scales[g] = held.b_scales;
     }
+    const bool is_fast = sums_are_fast();
     for (int lane = 0; lane < kWarp; ++lane) {
       const MmaNvfp4& held = *static_cast<MmaNvfp4*>(lanes[lane]);
       for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        int dots[4] = {};
-        for (int k = 0; k < 64; ++k) dots[k / 16] += rows[row][k] * columns[column][k];
-        held.sums[i] = block_scaled_sum(dots, row_scales[row], column_scales[column], held.sums[i]);
+        int dots[4];
+        for (int j = 0; j < 4; ++j) dots[j] = group_sum(rows[row] + 16 * j, columns[column] + 16 * j);
+        held.sums[i] = mma_sync_sum(is_fast, held.sums[i], dots, row_scales[row], column_scales[column]);
       }
     }
   });

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "backends/cuda_common/ptx/emulated/bulk_copy.h"
+#include "backends/cuda_common/ptx/emulated/product_sums.h"
 #include "backends/cuda_common/ptx/emulated/shared_window.h"
 #include "backends/cuda_common/ptx/emulated/tcgen05_decode.h"
 #include "backends/cuda_common/ptx/emulated/tcgen05_sums.h"
@@ -210,6 +211,7 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
   // Like what it calls it is on no thread's way: keeping one would take longer than the products.
   [[gnu::flatten, gnu::no_sanitize_coverage]] void multiply(const Rows<kMostColumns>& b) const {
     TensorMemory& memory = TensorMemory::of_block();
+    const bool is_fast = sums_are_fast();
     const auto a = std::make_unique<Rows<kM>>();
     a->load(*this, operands_.a, 0, kM);
     for (int quadrant = 0; quadrant < 4; ++quadrant) {
@@ -229,8 +231,8 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
             fail("adds to lane " + std::to_string(row) + " of column " + std::to_string(column) +
                  ", where nothing was written");
           }
-          const uint32_t sum = add_scaled_groups(operands_.adds ? old.bits : 0, groups, a_scales.bytes,
-                                                 b_scales[static_cast<size_t>(n)].bytes);
+          const uint32_t sum = tcgen05_sum(is_fast, operands_.adds ? old.bits : 0, groups, a_scales.bytes,
+                                           b_scales[static_cast<size_t>(n)].bytes);
           memory.write(row, column, sum);
         }
       }
@@ -269,17 +271,6 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
    private:
     int8_t halves_[kRows][64];
   };
-
-#ifdef __SANITIZE_ADDRESS__
-  // Nearly all the time is spent here, on arrays of this file's own.
-  [[gnu::optimize("O3"), gnu::no_sanitize("address", "undefined")]]
-#endif
-  [[gnu::no_sanitize_coverage]] static int
-  group_sum(const int8_t* a, const int8_t* b) {
-    int sum = 0;
-    for (int i = 0; i < kProductsOfGroup; ++i) sum += a[i] * b[i];
-    return sum;
-  }
 
   // The copy in the lanes that `quadrant` computes; all copies have to be the same.
   Scales scales_of(TensorMemory& memory, const char* operand, int first_column, int row, int quadrant) const {
