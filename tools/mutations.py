@@ -63,10 +63,10 @@ def verdict(code, output):
     faults = [r'emulated GPU: block \([^)]*\), thread \([^)]*\): (?:src/\S+ ?)?(.*)', r'ERROR: (AddressSanitizer: \S+)',
               r'runtime error: (.*)',
               r'Failure\n(?:Failed\n|Value of: testing::same_(?:bits|bits_or_nan)\(.*\n  Actual: false )?(.*)']
-    for fault in faults:
-        found = re.search(fault, output)
-        if found:
-            return CAUGHT, ' '.join(found.group(1).split())[:150]
+    found = [match for match in (re.search(fault, output) for fault in faults) if match]
+    if found:
+        first = min(found, key=lambda match: match.start())
+        return CAUGHT, ' '.join(first.group(1).split())[:150]
     return UNKNOWN, f'exit {code}: ' + ' '.join(output.split())[-150:]
 
 
