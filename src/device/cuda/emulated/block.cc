@@ -436,7 +436,7 @@ class Grid {
 };
 
 Grid& the_grid() {
-  static Grid grid;
+  static Grid& grid = *new Grid;  // outlives whoever waits for a stream at the program's end
   return grid;
 }
 
