@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "backends/sm100/sums_plan.h"
+#include "backends/sm100/tensor_plan.h"
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 
@@ -68,6 +69,11 @@ Kernel pair_kernel(const std::string& name, int64_t tiles, int64_t width, int to
 // shared, the pair's arrivals. Estimated of their latencies.
 constexpr double kSharedSumsCycles = 600;
 
+// Of gate and up, whose shared sums are stored as they come: all of them but the last load's before the other set
+// begins.
+constexpr double kSharedGatedCycles =
+    kSharedSumsCycles + 2 * (TensorPlan<2, kMostTileTokens>::kSharedColumns - 16) * kGatedStoreInstructions;
+
 // Ours, of one pair a tile or of two: sums are stored as one block's are.
 Kernel our_pair_kernel(const std::string& name, int64_t pairs, int64_t tiles, int64_t width, int tokens, bool is_wide) {
   Kernel k = pair_kernel(name, tiles, width, tokens, {.pairs = pairs});
@@ -107,12 +113,13 @@ std::vector<Kernel> expert_kernels(const PlanShape& shape, int64_t tokens, const
   std::vector<Kernel> kernels = {pass_kernel("group and quantize_x", 2 * x_bytes, nvfp4_bytes(x_bytes), target)};
   kernels.push_back(
       block_kernel("gate_and_up_tcgen05", 2, work * ceil_div<int64_t>(e.inner, kProductRows), e.hidden, tile_tokens,
-                   is_few ? SumsPlan<2, kFewTileTokens, 1>::kStages : SumsPlan<2, kMostExpertTokens, 1>::kStages,
+                   is_few ? SumsPlan<2, kFewTileTokens, 1>::kStages : SumsPlan<2, kMostTileTokens, 1>::kStages,
                    kGatedStoreInstructions));
   kernels.push_back(
       block_kernel("down_tcgen05", 1, work * ceil_div<int64_t>(e.hidden, kProductRows), e.inner, tile_tokens,
-                   is_few ? SumsPlan<1, kFewTileTokens, 1>::kStages : SumsPlan<1, kMostExpertTokens, 1>::kStages,
+                   is_few ? SumsPlan<1, kFewTileTokens, 1>::kStages : SumsPlan<1, kMostTileTokens, 1>::kStages,
                    kDownStoreInstructions));
+  if (!is_few) kernels[1].product_cycles += kSharedGatedCycles / static_cast<double>(kernels[1].stages);
   kernels[0].latencies = kGroupLoads;
   for (size_t i = 1; i < kernels.size(); ++i) {
     kernels[i].latencies = kExpertLoads;

@@ -44,39 +44,47 @@ void check_plan() {
 
 TEST(Sm100Plan, ColumnsOfTensorMemoryAreOnesOwn) {
   check_plan<1, kFewTileTokens>();
-  check_plan<1, kMostExpertTokens>();
   check_plan<1, kMostTileTokens>();
   check_plan<1, kPairTileTokens>();
   check_plan<2, kFewTileTokens>();
-  check_plan<2, kMostExpertTokens>();
 }
 
-// Two sets of 256 do not fit beside scales: what they share is the end of one and the begin of the other, of which no
-// other tokens' columns are, and scales have columns that are no set's.
-TEST(Sm100Plan, SetsOf256TokensOverlap) {
-  using Plan = TensorPlan<1, kWidePairTileTokens>;
+// Two sets do not fit beside scales: what they share is the end of one and the begin of the other, of which no other
+// tokens' columns are, and scales have columns that are no set's.
+template <int kMatrices, int kTokens>
+void check_overlap() {
+  using Plan = TensorPlan<kMatrices, kTokens>;
   std::set<int64_t> sets[2], columns;
-  for (int set = 0; set < 2; ++set) take(sets[set], Plan::sums(set, 0), kWidePairTileTokens);
+  for (int set = 0; set < 2; ++set) {
+    for (int i = 0; i < kMatrices; ++i) take(sets[set], Plan::sums(set, i), kTokens);
+  }
   std::set<int64_t> shared;
   for (const int64_t column : sets[0]) {
     if (sets[1].contains(column)) shared.insert(column);
   }
   EXPECT_EQ(static_cast<int>(shared.size()), Plan::kSharedColumns);
   for (int set = 0; set < 2; ++set) {
+    const int matrix = set == 0 ? kMatrices - 1 : 0;
     std::set<int64_t> named;
-    take(named, Plan::sums(set, 0) + static_cast<uint32_t>(Plan::first_shared(set)), Plan::kSharedColumns);
+    take(named, Plan::sums(set, matrix) + static_cast<uint32_t>(Plan::first_shared(set)), Plan::kSharedColumns);
     EXPECT_EQ(named, shared) << "set " << set;
     columns.insert(sets[set].begin(), sets[set].end());
   }
   EXPECT_EQ(Plan::kScaleSets, 1);
-  for (int operand = 0; operand <= 1; ++operand) {
+  for (int operand = 0; operand <= kMatrices; ++operand) {
     for (int product = 0; product < PackedTile::kProducts; ++product) {
-      take(columns, Plan::scales(0, operand, product), (operand == 1 ? 2 : 1) * ScaleAtom::kColumns);
+      const int atoms = operand == kMatrices ? InputTile::atoms(kTokens) : 1;
+      take(columns, Plan::scales(0, operand, product), atoms * ScaleAtom::kColumns);
     }
   }
   EXPECT_EQ(*columns.begin(), 0);
   EXPECT_EQ(*columns.rbegin(), 511);
   EXPECT_EQ(columns.size(), size_t{512});
+}
+
+TEST(Sm100Plan, SetsThatDoNotFitTwiceOverlap) {
+  check_overlap<1, kWidePairTileTokens>();
+  check_overlap<2, kMostTileTokens>();
 }
 
 // Pairs have the tiles that take fewer rounds of products; the wide ones where they take little more.

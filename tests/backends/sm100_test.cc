@@ -212,6 +212,8 @@ TEST_F(BlackwellTest, Experts) {
   check_experts(desc(304, 96, 0, 5), 20, 5, Routing::kOneExpert);
   check_experts(desc(272, 80, 0, 3), some(38, 9), 3, Routing::kAny);
   check_experts(desc(144, 160, 0, 3), some(150, 20), 3, Routing::kOneExpert);
+  // Sums that the sets share, of tiles around them: three tiles of gate and up a multiprocessor.
+  check_experts(desc(80, 400, 0, 3), some(81, 48), 3, Routing::kOneExpert);
   check_experts(desc(64, 64, 2, 2), 70, 6, Routing::kNoneOfSome);
   check_experts(desc(32, 32, 8, 4), 5, 8, Routing::kAny);  // no slot is here
 }

@@ -10,8 +10,9 @@
 //             of 512 rows: each block brings what inputs it shares with others for them too
 //   warp 5    brings 256 columns at a time by bulk copies, kStages ahead, over tiles too
 //   warp 4    one thread issues copies of scales, products and commits; two sets of sums, so that products of the
-//             next tile run while those of the last are stored, and two of scales (tensor_plan.h: of 256 tokens sets
-//             of sums overlap and scales have one); of a pair's odd block it says to the even one which stages are full
+//             next tile run while those of the last are stored, and two of scales (tensor_plan.h: where they do not fit
+//             sets of sums overlap and scales have one); of a pair's odd block it says to the even one which stages are
+//             full
 //   warps 0-3 take sums from tensor memory, a row each thread, and store them
 // What the tiles of a launch are, a class Tiles says:
 //   kMatrices, kTokens, kBlocks  constants; of tokens a tile has a multiple of 8, of 16 where kBlocks is more than 1
@@ -149,7 +150,7 @@ class BlockScaledSums {
       if constexpr (Plan::kOverlaps) {
         store_shared_first(place, sums.stage, tokens);
       } else {
-        store_tile<true>(place, sums.stage, 0, tokens);
+        store_tile(place, sums.stage, 0, tokens, true);
       }
     }
   }
@@ -241,13 +242,34 @@ class BlockScaledSums {
     return static_cast<int>(threadIdx.x) % kStoreThreads;
   }
 
-  // Sums that lie in the other set's columns are read before any is stored, so that its products may begin; when they
+  // Sums that lie in the other set's columns are read before the others, so that its products may begin; when they
   // begin this set again, all of it has been read: the other set's have come after.
   template <class Place>
   __device__ void store_shared_first(const Place& place, int set, int tokens) {
+    static_assert(Plan::kSharedColumns % kMost == 0 && Tiles::kTokens % kMost == 0);
+    const int first = Plan::first_shared(set), end = min(first + Plan::kSharedColumns, tokens);
+    const int other = first > 0 ? 0 : end, other_end = first > 0 ? min(first, tokens) : tokens;
+    if constexpr (kMatrices == 1) {
+      load_then_store(place, set, first, tokens);
+      if (other < other_end) store_tile(place, set, other, other_end, false);
+    } else {  // more than registers hold beside what is made of them: stored as they come
+#pragma unroll 1
+      for (int part = 0; part < 2; ++part) {
+        const bool is_shared = part == 0;
+        const int from = is_shared ? first : other, to = is_shared ? end : other_end;
+        if (from < to) {
+          store_tile(place, set, from, to, is_shared);
+        } else if (is_shared) {
+          give_back(set);
+        }
+      }
+    }
+  }
+
+  // Of kSharedColumns tokens from `first`, before any is stored.
+  template <class Place>
+  __device__ void load_then_store(const Place& place, int set, int first, int tokens) {
     constexpr int kParts = Plan::kSharedColumns / kMost;
-    static_assert(kBlocks > 1 && Plan::kSharedColumns % kMost == 0 && Tiles::kTokens % kMost == 0);
-    const int first = Plan::first_shared(set);
     Loaded<kMost> parts[kParts];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
@@ -262,17 +284,12 @@ class BlockScaledSums {
     for (int i = 0; i < kParts; ++i) {
       if (first + i * kMost < tokens) store_some(place, first + i * kMost, parts[i]);
     }
-    if (first == 0) {
-      store_tile<false>(place, set, min(Plan::kSharedColumns, tokens), tokens);
-    } else {
-      store_tile<false>(place, set, 0, min(first, tokens));
-    }
   }
 
   // Of tokens from `first`, a multiple of kMost, to `tokens`: while some are stored the next ones are on their way;
-  // when the last have come, the set is free.
-  template <bool kGivesBack, class Place>
-  __device__ void store_tile(const Place& place, int set, int first, int tokens) {
+  // when the last have come, the set is free if it `gives_back`.
+  template <class Place>
+  __device__ void store_tile(const Place& place, int set, int first, int tokens, bool gives_back) {
     Loaded<kMost> even, odd;
     Loaded<kRest> rest;
     const int whole = tokens / kMost * kMost;
@@ -287,7 +304,7 @@ class BlockScaledSums {
         load(next, set, token + kMost);
       } else if (whole < tokens) {
         load(rest, set, whole);
-      } else if constexpr (kGivesBack) {
+      } else if (gives_back) {
         give_back(set);
       }
       store_some(place, token, now);
@@ -299,7 +316,7 @@ class BlockScaledSums {
     }
     if (whole == tokens) return;
     wait_for(rest);
-    if constexpr (kGivesBack) give_back(set);
+    if (gives_back) give_back(set);
     store_some(place, whole, rest);
   }
 

@@ -192,7 +192,7 @@ void launch_map(const char* name, const device::Queue& queue, int64_t most_work,
   if (job.work_slots == kFewTileTokens) {
     launch_sums<Tiles<kFewTileTokens>>(name, queue, tiles, job, multiprocessors);
   } else {
-    launch_sums<Tiles<kMostExpertTokens>>(name, queue, tiles, job, multiprocessors);
+    launch_sums<Tiles<kMostTileTokens>>(name, queue, tiles, job, multiprocessors);
   }
 }
 

@@ -25,11 +25,10 @@ struct SumsPlan {
   static_assert(kStageBytes % 1024 == 0 && kStages >= 3);
 };
 
-// Tokens of a tile; fewer where more would leave multiprocessors without one. The smaller kernel has more stages. Tiles
-// of two blocks are for more than 128 tokens: of 256, or of 192, whose sums tensor memory holds twice (tensor_plan.h).
+// Tokens of a tile, slots of experts'; fewer where more would leave multiprocessors without one. The smaller kernel has
+// more stages. Tiles of two blocks are for more than 128 tokens: of 256, or of 192, whose sums tensor memory holds
+// twice (tensor_plan.h).
 constexpr int kWidePairTileTokens = 256, kPairTileTokens = 192, kMostTileTokens = 128, kFewTileTokens = 32;
-// More of experts' gate and up than 96 do not fit tensor memory twice.
-constexpr int kMostExpertTokens = 96;
 
 inline int64_t linear_tiles(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t tile_tokens) {
   const int64_t rows = tile_tokens > kMostTileTokens ? 2 * PackedTile::kRows : PackedTile::kRows;
@@ -74,7 +73,7 @@ inline int32_t linear_tile_tokens(const ops::Linear::Desc& desc, int64_t num_tok
 
 // Slots of a tile, by how many an expert has on average, here or on another rank.
 inline int32_t expert_tile_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
-  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.all_experts() ? kMostExpertTokens : kFewTileTokens;
+  return num_tokens * desc.top_k > kFewTileTokens / 2 * desc.all_experts() ? kMostTileTokens : kFewTileTokens;
 }
 
 }  // namespace tessera::backends::sm100
