@@ -68,8 +68,12 @@ std::string generated_config(Generated which) {
 }
 
 void write_generated_model(Generated which, const std::string& folder) {
-  std::ofstream(folder + "/config.json") << generated_config(which);
-  const model::Config config = config_of(which);
+  write_generated_model(generated_config(which), folder);
+}
+
+void write_generated_model(const std::string& config_text, const std::string& folder) {
+  std::ofstream(folder + "/config.json") << config_text;
+  const model::Config config = model::parse_config(Json::parse(config_text, "config"), "config");
   std::vector<device::Tensor> tensors;
   std::vector<std::pair<std::string, TensorView>> named;
   for (const model::WeightRow& row : model::make_weight_spec(config, 1)) {
