@@ -138,7 +138,7 @@ class LiveServer {
   std::unique_ptr<ServedRunner> served_;
 };
 
-// A blocking socket; reads give up after ten seconds.
+// A blocking socket; reads give up after ten seconds, or as long as a test wants.
 class RawClient {
  public:
   // `receive_bytes` above 0: so small a buffer for what comes.
@@ -155,10 +155,11 @@ class RawClient {
   RawClient& operator=(const RawClient&) = delete;
 
   void send(std::string_view bytes) const { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  // At most `size` bytes, at least one; empty at the end or after ten seconds.
+  void set_patience(int seconds) { patience_seconds_ = seconds; }
+  // At most `size` bytes, at least one; empty at the end or where patience has.
   std::string receive(size_t size = 4096) const {
     pollfd wait{fd_, POLLIN, 0};
-    if (poll(&wait, 1, 10000) <= 0) {
+    if (poll(&wait, 1, 1000 * patience_seconds_) <= 0) {
       is_silent_ = true;
       return "";
     }
@@ -173,7 +174,7 @@ class RawClient {
     for (std::string part = receive(65536); !part.empty(); part = receive(65536)) out += part;
     return out;
   }
-  // Ten seconds went by once without a byte or an end.
+  // Its patience went by once without a byte or an end.
   bool is_silent() const { return is_silent_; }
   // Until `end` has come.
   std::string receive_until(std::string_view end) const {
@@ -198,6 +199,7 @@ class RawClient {
 
  private:
   int fd_;
+  int patience_seconds_ = 10;
   mutable bool is_silent_ = false;
 };
 
