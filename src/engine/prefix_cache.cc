@@ -15,6 +15,12 @@ namespace tessera::engine {
 
 namespace {
 
+// What a snapshot may fail with: it is kept for later, so that it costs a hit and no request. A device that is lost
+// says so in the next step.
+bool costs_a_hit(const Error& error) {
+  return error.code() == ErrorCode::kResourceExhausted || error.code() == ErrorCode::kDeviceError;
+}
+
 bool begins_with(std::span<const int32_t> ids, const std::vector<int32_t>& beginning) {
   return beginning.size() <= ids.size() && std::equal(beginning.begin(), beginning.end(), ids.begin());
 }
@@ -75,6 +81,7 @@ std::unique_ptr<model::SequenceState> PrefixCache::find(const Request& request, 
       return runner_.resume(*found->snapshot, capacity);
     } catch (const std::bad_alloc&) {
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::kDeviceError) return nullptr;
       if (error.code() != ErrorCode::kResourceExhausted) throw;
     }
     give_up();  // the one found goes last
@@ -111,7 +118,7 @@ void PrefixCache::offer(const Request& request, std::span<const int32_t> ids, co
   } catch (const std::bad_alloc&) {
     return;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    if (!costs_a_hit(error)) throw;
     return;
   }
   store(options_.disk, key, *entries_.back().snapshot);
@@ -163,7 +170,7 @@ bool PrefixCache::load(PrefixTier& tier, const PrefixKey& key) {
     if (snapshot->position() == key.position()) add(key, std::move(snapshot));
   } catch (const std::bad_alloc&) {
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kResourceExhausted && error.code() != ErrorCode::kDataLoss) throw;
+    if (!costs_a_hit(error) && error.code() != ErrorCode::kDataLoss) throw;
   }
   return true;
 }
@@ -200,7 +207,7 @@ void PrefixCache::store(PrefixTier* tier, const PrefixKey& key, const model::Sta
     tier->put(key, std::move(saved));
   } catch (const std::bad_alloc&) {
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    if (!costs_a_hit(error)) throw;
   }
 }
 

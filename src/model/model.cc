@@ -245,7 +245,6 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     logit_row = static_cast<int32_t>(slices_.logit_rows.size());
     slices_.logit_rows.push_back(static_cast<int32_t>(slices_.rows[i].first_row + slices_.rows[i].num_rows - 1));
   }
-  make_room();
 }
 
 void Model::make_room() {
@@ -266,8 +265,33 @@ void Model::make_room() {
   if (missing == 0) return;
   const device::InterleavedMemory interleaved = executor_->interleave();
   pool_->pages().reserve(missing);
+  has_changed_states_ = true;
   for (size_t i = 0; i < slices_.states.size(); ++i) {
     slices_.states[i]->make_room(slices_.rows[i].first_position, end_of(slices_.rows[i]));
+  }
+  has_changed_states_ = false;  // who has room needs none again
+}
+
+template <class Run>
+TensorView Model::run_whole(const Run& run) {
+  has_changed_states_ = false;
+  try {
+    if (is_queue_behind_) executor_->synchronize();
+    is_queue_behind_ = false;
+    make_room();
+    return run();
+  } catch (const std::exception& error) {
+    // What is still queued reads the batch where the next step's is about to be written.
+    try {
+      is_queue_behind_ = true;
+      executor_->synchronize();
+      is_queue_behind_ = false;
+    } catch (const std::exception&) {
+      // The next step waits first.
+    }
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    if (ours == nullptr || ours->code() != ErrorCode::kResourceExhausted || !has_changed_states_) throw;
+    fail(ErrorCode::kDeviceError, std::string("in the middle of a step: ") + error.what());
   }
 }
 
@@ -300,7 +324,10 @@ void Model::queue_step(bool is_draft, const Work& work) {
   if (comm_ != nullptr) comm_->begin_step();
   const int64_t num_rows = recorded_rows();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, slices_.masks, num_rows);
-  if (num_rows == 0) return work(context(false));
+  if (num_rows == 0) {
+    has_changed_states_ = true;
+    return work(context(false));
+  }
   if (recorded_version_ != pool_->version()) recorded_.clear();
   recorded_version_ = pool_->version();
   const bool draws = !slices_.draws.empty();
@@ -312,7 +339,8 @@ void Model::queue_step(bool is_draft, const Work& work) {
     recorded_.push_back({num_rows, is_draft, draws, executor_->record([&] { work(context(true)); })});
     found = std::prev(recorded_.end());
   }
-  found->work->launch();
+  found->work->launch();  // all of it or nothing
+  has_changed_states_ = true;
 }
 
 TensorView Model::embed(const StepContext& context, const TensorView& out, int64_t streams) const {
@@ -367,19 +395,22 @@ TensorView Model::read_outcome() {
 
 TensorView Model::step(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
-  queue_step(false, [this](const StepContext& step) {
-    const TensorView streams = embed(step, rows_of(streams_buffer_, 0, step.num_tokens()), ops::kHcStreams);
-    for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(step, i, streams);
-    queue_head(step, *head_, streams);
+  const TensorView logits = run_whole([this] {
+    queue_step(false, [this](const StepContext& step) {
+      const TensorView streams = embed(step, rows_of(streams_buffer_, 0, step.num_tokens()), ops::kHcStreams);
+      for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(step, i, streams);
+      queue_head(step, *head_, streams);
+    });
+    num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
+    return read_outcome();
   });
-  num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
-  const TensorView logits = read_outcome();
   for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance(slices_.rows[i].num_rows);
   return logits;
 }
 
 void Model::prepare(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
+  make_room();
   const int64_t num_rows = recorded_rows();
   is_prepared_to_record_ = num_rows > 0;
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {}, num_rows);
@@ -394,6 +425,7 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {
   is_prepared_to_record_ = false;
   read_slices(slices, false);
+  make_room();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {});
   device::MemorySpace& memory = executor_->memory();
   const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());
@@ -412,12 +444,15 @@ TensorView Model::draft(std::span<const SequenceSlice> slices) {
                   "the draft block follows every step with the same slices");
   }
   TESSERA_CHECK(num_step_rows_ == static_cast<int64_t>(slices_.token_ids.size()), "draft() follows step()");
-  queue_step(true, [this](const StepContext& step) {
-    const TensorView next = embed(step, step.take_rows(config_.hidden_size), 1);
-    const TensorView streams = draft_->run(step, blocks_.size(), rows_of(streams_buffer_, 0, step.num_tokens()), next);
-    queue_head(step, draft_->head(), streams);
+  const TensorView logits = run_whole([this] {
+    queue_step(true, [this](const StepContext& step) {
+      const TensorView next = embed(step, step.take_rows(config_.hidden_size), 1);
+      const TensorView streams =
+          draft_->run(step, blocks_.size(), rows_of(streams_buffer_, 0, step.num_tokens()), next);
+      queue_head(step, draft_->head(), streams);
+    });
+    return read_outcome();
   });
-  const TensorView logits = read_outcome();
   for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance_draft(slices_.rows[i].num_rows);
   return logits;
 }

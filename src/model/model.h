@@ -72,6 +72,10 @@ class Model final : public Runner {
   void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
   // Pages for the entries that the slices complete. Where there are too few, nothing has changed.
   void make_room();
+  // run(), of a step whose slices were read. Where it throws, what it queued has ended, and kResourceExhausted comes
+  // out only where the step has done nothing.
+  template <class Run>
+  TensorView run_whole(const Run& run);
   // The rows that a recorded step of the slices has; 0: it is not recorded.
   int64_t recorded_rows() const;
   // Fills the batch and queues work(context), or what was recorded of it for as many rows.
@@ -107,7 +111,9 @@ class Model final : public Runner {
   device::Tensor streams_buffer_, logits_, outcomes_;
   device::Tensor host_logits_, host_outcomes_;  // where these are not the host's
   device::Arena arena_;
-  int64_t num_step_rows_ = 0;  // of the last step()
+  int64_t num_step_rows_ = 0;        // of the last step()
+  bool has_changed_states_ = false;  // the step under way; or it may have
+  bool is_queue_behind_ = false;     // work of a step that failed may still be queued
   bool is_prepared_to_record_ = false;
   Slices slices_;
   std::unique_ptr<StepBatch> batch_;

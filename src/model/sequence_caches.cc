@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "model/sequence_snapshot.h"
@@ -100,10 +101,9 @@ void SequenceCaches::make_room(int64_t first_position, int64_t end_position) {
   const size_t end = static_cast<size_t>(pool_.pages_for(end_position));
   for (size_t n = first; n < std::min(end, pages_.size()); ++n) {
     if (!pool.is_shared(pages_[n])) continue;
-    const int32_t mine = pool.take();
-    pool_.memory().copy(pool.address(mine), pool.address(pages_[n]), static_cast<size_t>(pool.page_bytes()));
-    pool.release(pages_[n]);
-    pages_[n] = mine;
+    const int32_t theirs = std::exchange(pages_[n], pool.take());  // now whoever ends gives the new one back
+    pool.release(theirs);                                          // by one owner of several: it stays
+    pool_.memory().copy(pool.address(pages_[n]), pool.address(theirs), static_cast<size_t>(pool.page_bytes()));
   }
   const size_t changed = std::min(first, pages_.size());
   while (pages_.size() < end) pages_.push_back(pool.take());

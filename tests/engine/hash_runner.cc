@@ -50,6 +50,16 @@ uint64_t hash_counts(std::span<const int32_t> counts) {
   return hash;
 }
 
+namespace {
+
+// In turn for want of memory and for the device's sake.
+[[noreturn]] void throw_either(int64_t num_failed) {
+  if (num_failed % 2 == 0) throw std::bad_alloc();
+  fail(ErrorCode::kDeviceError, "the device fails");
+}
+
+}  // namespace
+
 class HashRunner::State final : public model::SequenceState {
  public:
   State(HashRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { runner_.states_.insert(this); }
@@ -99,7 +109,7 @@ class HashRunner::Snapshot final : public model::StateSnapshot {
   std::span<const int32_t> pages() const override { return numbers_; }
   const std::vector<Page>& held() const { return pages_; }
   std::vector<uint8_t> save() const override {
-    if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw std::bad_alloc();
+    if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw_either(runner_.failed_.save);
     std::vector<uint8_t> bytes(kSnapshotBytes);
     const uint64_t values[] = {static_cast<uint64_t>(at), context, hash_of(marks)};
     std::memcpy(bytes.data(), values, sizeof(values));
@@ -127,7 +137,7 @@ class HashRunner::Snapshot final : public model::StateSnapshot {
 };
 
 std::unique_ptr<model::StateSnapshot> HashRunner::State::snapshot() const {
-  if (runner_.fails(runner_.faults_.snapshot, runner_.failed_.snapshot)) throw std::bad_alloc();
+  if (runner_.fails(runner_.faults_.snapshot, runner_.failed_.snapshot)) throw_either(runner_.failed_.snapshot);
   return std::make_unique<Snapshot>(runner_, *this);
 }
 
@@ -198,7 +208,7 @@ void HashRunner::give_pages(std::span<const model::SequenceSlice> slices) {
 }
 
 std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnapshot& snapshot, int64_t capacity) {
-  if (fails(faults_.resume, failed_.resume)) throw std::bad_alloc();
+  if (fails(faults_.resume, failed_.resume)) throw_either(failed_.resume);
   const Snapshot& from = dynamic_cast<const Snapshot&>(snapshot);
   TESSERA_CHECK(from.at <= capacity && capacity <= facts_.max_positions, "capacity");
   auto state = std::make_unique<State>(*this, capacity);
@@ -209,7 +219,7 @@ std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnaps
 // Pages of another text, or in another order, are a broken promise of whoever kept them.
 std::unique_ptr<model::StateSnapshot> HashRunner::restore_snapshot(std::span<const uint8_t> saved,
                                                                    std::span<const std::span<const uint8_t>> pages) {
-  if (fails(faults_.restore, failed_.restore)) throw std::bad_alloc();
+  if (fails(faults_.restore, failed_.restore)) throw_either(failed_.restore);
   uint64_t values[3];
   TESSERA_CHECK(saved.size() == kSnapshotBytes, "a saved snapshot");
   std::memcpy(values, saved.data(), sizeof(values));

@@ -43,7 +43,7 @@ class PagedBudget final : public CacheBudget {
 
 class HashRunner final : public model::Runner {
  public:
-  // One in so many calls fails; 0: none.
+  // One in so many calls fails; 0: none. Those for snapshots alternate between want of memory and the device's errors.
   struct Faults {
     uint64_t step = 0;  // of several slices; every state of it is damaged
     uint64_t new_sequence = 0, fork = 0, save = 0, restore = 0, sample = 0, snapshot = 0, resume = 0;

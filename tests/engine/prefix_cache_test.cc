@@ -183,8 +183,8 @@ TEST_F(PrefixCacheTest, ForgetsABeginningAndGivesUpTheOldest) {
   EXPECT_EQ(runner_.num_pages(), 0);
 }
 
-// Calls that find no memory cost a snapshot or a hit, never a request.
-TEST_F(PrefixCacheTest, LivesWithoutMemory) {
+// Calls that find no memory, or a device that fails, cost a snapshot or a hit, never a request.
+TEST_F(PrefixCacheTest, LivesWithoutMemoryAndWithFaults) {
   HashRunner failing(kLongest, kLongest, budget_, {.snapshot = 3, .resume = 3}, seed_, {.page_tokens = kPage});
   PrefixCache cache(failing, {.budget_bytes = 1 << 20, .least_gain_tokens = 1});
   const auto state = failing.new_sequence(kLongest);

@@ -7,7 +7,10 @@
 
 #include "base/test_seams.h"
 
-#if defined(TESSERA_TEST_SEAMS) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Under AddressSanitizer malloc and free are still its own, so that it sees leaks and accesses beyond; only new that is
+// given to free it does not see. All that may meet each other is replaced there: what comes from its new must not go to
+// our delete. Aligned ones stay the library's.
+#if defined(TESSERA_TEST_SEAMS) && !defined(__SANITIZE_THREAD__)
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
 #define TESSERA_KEEP_NEW
@@ -15,15 +18,48 @@
 #endif
 #ifndef TESSERA_KEEP_NEW
 #define TESSERA_NEW_FAILS
-void* operator new(std::size_t bytes) {
-  void* memory = tessera::seams::is_failing_allocation() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+namespace {
+
+void* allocate(std::size_t bytes) noexcept {
+  return tessera::seams::is_failing_allocation() ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+}
+
+void* allocate_or_throw(std::size_t bytes) {
+  void* const memory = allocate(bytes);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  return allocate_or_throw(bytes);
+}
+void* operator new[](std::size_t bytes) {
+  return allocate_or_throw(bytes);
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(bytes);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
 void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, const std::nothrow_t&) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, const std::nothrow_t&) noexcept {
   std::free(memory);
 }
 #endif

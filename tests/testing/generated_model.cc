@@ -67,9 +67,29 @@ std::string generated_config(Generated which) {
          ", \"index_topk\": " + pick(4, 8) + ", \"sliding_window\": " + pick(16, 128) + "}";
 }
 
+std::string smallest_config() {
+  return R"({"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "num_key_value_heads": 1,
+ "num_hidden_layers": 2, "qk_rope_head_dim": 16, "o_groups": 1, "compress_ratios": [4, 128],
+ "index_head_dim": 16, "n_routed_experts": 2, "n_shared_experts": 1, "num_hash_layers": 1,
+ "scoring_func": "sqrtsoftplus", "topk_method": "noaux_tc", "norm_topk_prob": true, "routed_scaling_factor": 1.5,
+ "swiglu_limit": 1.5, "hidden_act": "silu", "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-06,
+ "rms_norm_eps": 1e-06, "rope_theta": 10000, "compress_rope_theta": 160000,
+ "rope_scaling": {"type": "yarn", "factor": 16, "beta_fast": 32, "beta_slow": 1,
+                  "original_max_position_embeddings": 65536},
+ "max_position_embeddings": 4096, "num_nextn_predict_layers": 1, "tie_word_embeddings": false,
+ "attention_bias": false, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "float32", "vocab_size": 64,
+ "hidden_size": 16, "num_attention_heads": 1, "head_dim": 32, "q_lora_rank": 16, "o_lora_rank": 16,
+ "moe_intermediate_size": 16, "num_experts_per_tok": 1, "index_n_heads": 1, "index_topk": 4,
+ "sliding_window": 8})";
+}
+
 void write_generated_model(Generated which, const std::string& folder) {
-  std::ofstream(folder + "/config.json") << generated_config(which);
-  const model::Config config = config_of(which);
+  write_generated_model(generated_config(which), folder);
+}
+
+void write_generated_model(const std::string& config_text, const std::string& folder) {
+  std::ofstream(folder + "/config.json") << config_text;
+  const model::Config config = model::parse_config(Json::parse(config_text, "config"), "config");
   std::vector<device::Tensor> tensors;
   std::vector<std::pair<std::string, TensorView>> named;
   for (const model::WeightRow& row : model::make_weight_spec(config, 1)) {

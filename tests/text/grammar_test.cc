@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/grammar/grammar.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,8 @@
 #include "base/json.h"
 #include "base/rng.h"
 #include "base/strings.h"
+#include "base/test_seams.h"
+#include "testing/failing_new.h"
 #include "testing/goldens.h"
 #include "text/chat/answer_parser.h"
 #include "text/chat/markers.h"
@@ -322,6 +325,38 @@ TEST(Grammar, WhatNoAnswerFitsIsRefused) {
   }
   EXPECT_TRUE(compiler().knows(cycle));
 }
+
+#ifdef TESSERA_TEST_SEAMS
+// Whichever allocation fails, a grammar is kept whole or not at all, and can be had once there is memory.
+TEST(Grammar, MemoryThatEndsLeavesNothingHalfKept) {
+  if (!seams::can_new_fail()) GTEST_SKIP() << "operator new is a sanitizer's";
+  const int32_t ends[] = {end_id()};
+  GrammarCompiler compiler(tiny(), tiny().vocab_size(), ends);
+  seams::fail_allocation(0);
+  const size_t one = compiler.compile(regex("(yes|no)!0"))->size_bytes();
+  const int64_t total = seams::num_allocations();
+  // Of the last ones, which keep it, all; of the others a sample. Longer patterns take more of them.
+  size_t num_failed = 0, num_made = 1;
+  bool is_past_all = false;
+  for (int64_t nth = 1; !is_past_all; nth += nth < total - 20 ? 1 + total / 40 : 1) {
+    const GrammarDefinition definition = regex(fmt::format("(yes|no)!{:05}", nth));
+    seams::fail_allocation(nth);
+    try {
+      compiler.compile(definition);
+    } catch (const std::bad_alloc&) {
+      ++num_failed;
+    }
+    is_past_all = seams::num_allocations() < nth;
+    seams::fail_allocation(0);
+    EXPECT_NE(compiler.compile(definition), nullptr) << nth;
+    ++num_made;
+    EXPECT_TRUE(compiler.knows(definition)) << nth;
+    ASSERT_EQ(compiler.stats().num_kept, num_made) << nth << " of " << total;
+  }
+  EXPECT_GT(num_failed, num_made / 2);
+  EXPECT_GE(compiler.stats().bytes, num_made * one / 2);
+}
+#endif
 
 }  // namespace
 }  // namespace tessera::text

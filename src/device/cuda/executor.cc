@@ -43,7 +43,12 @@ class GpuMemory final : public MemorySpace {
                                                       format_bytes(total), format_bytes(bytes)));
     }
     TESSERA_CUDA_CHECK(code);
-    TESSERA_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, queue_.handle()));
+    try {
+      TESSERA_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, queue_.handle()));
+    } catch (...) {
+      cudaFreeAsync(data, queue_.handle());
+      throw;
+    }
     return data;
   }
   void release(void* data, size_t) noexcept override {

@@ -283,9 +283,14 @@ std::shared_ptr<const Grammar> GrammarCompiler::make(const GrammarDefinition& de
 void GrammarCompiler::keep(Kept kept) {
   const std::lock_guard<std::mutex> hold(lock_);
   if (by_key_.contains(kept.key) || kept.cost_bytes() > limits_.cache_bytes) return;
-  stats_.bytes += kept.cost_bytes();
   kept_.push_front(std::move(kept));
-  by_key_[kept_.front().key] = kept_.begin();
+  try {
+    by_key_[kept_.front().key] = kept_.begin();
+  } catch (...) {
+    kept_.pop_front();  // nobody would find it
+    throw;
+  }
+  stats_.bytes += kept_.front().cost_bytes();
   while (stats_.bytes > limits_.cache_bytes) {
     stats_.bytes -= kept_.back().cost_bytes();
     by_key_.erase(kept_.back().key);

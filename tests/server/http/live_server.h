@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The whole server on a free port with a scripted runner behind it, and a client that writes bytes as it likes.
+// The whole server on a free port with a runner behind it, scripted or not, and a client that writes bytes as it likes.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/tcp.h>
@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -34,28 +35,23 @@ struct LiveSetup {
   LogSink* log = nullptr;
 };
 
-class LiveServer {
+// The whole server around a runner that says what it says.
+class ServedRunner {
  public:
-  using Setup = LiveSetup;
-
-  explicit LiveServer(Setup setup = {})
-      : tokenizer_(text::Tokenizer::load(TESSERA_SOURCE_DIR "/models/tiny-v4/tokenizer.json")),
-        runner_(tokenizer_.encode(setup.answer), id_of(text::kAssistantToken),
-                {id_of(text::kThinkToken), id_of(text::kEndThinkToken)}, id_of(text::kEosToken),
-                tokenizer_.vocab_size()),
-        budget_(runner_.cache_spec(), int64_t{1} << 30),
-        grammars_(tokenizer_, tokenizer_.vocab_size(), runner_.facts().eos_ids) {
-    runner_.step_microseconds = setup.step_microseconds;
-    engine_ = std::make_unique<engine::Engine>(runner_, budget_, setup.engine);
+  // Both outlive it. The runner's tokens are the tokenizer's, or the first of them: then there are no grammars.
+  ServedRunner(const text::Tokenizer& tokenizer, model::Runner& runner, LiveSetup setup)
+      : budget_(runner.cache_spec(), int64_t{1} << 30),
+        grammars_(tokenizer, tokenizer.vocab_size(), runner.facts().eos_ids) {
+    engine_ = std::make_unique<engine::Engine>(runner, budget_, setup.engine);
     Serving serving;
     serving.model.names = {"tiny"};
-    serving.model.vocab_size = tokenizer_.vocab_size();
-    serving.model.max_model_len = 1 << 15;
-    serving.tokenizer = &tokenizer_;
-    serving.bos_id = id_of(text::kBosToken);
-    serving.eos_ids = {id_of(text::kEosToken)};
-    serving.model.has_grammars = true;
-    serving.grammars = &grammars_;
+    serving.model.vocab_size = runner.facts().vocab_size;
+    serving.model.max_model_len = std::min<int64_t>(1 << 15, runner.facts().max_positions);
+    serving.tokenizer = &tokenizer;
+    serving.bos_id = tokenizer.added_token(text::kBosToken).value();
+    serving.eos_ids = {tokenizer.added_token(text::kEosToken).value()};
+    serving.model.has_grammars = runner.facts().vocab_size == tokenizer.vocab_size();
+    serving.grammars = serving.model.has_grammars ? &grammars_ : nullptr;
     serving.version = "0";
     ServiceOptions options;
     options.page = "<!doctype html>";
@@ -69,41 +65,33 @@ class LiveServer {
       has_ended_ = true;
     });
   }
-  ~LiveServer() {
+  ~ServedRunner() {
     http_->drain();
     http_->drain();
     thread_.join();
     http_.reset();
     engine_.reset();
-    EXPECT_EQ(runner_.num_states, 0);
   }
 
   uint16_t port() const { return http_->port(); }
-  ScriptedRunner& runner() { return runner_; }
   HttpServer& http() { return *http_; }
   engine::Engine& engine() { return *engine_; }
   Service& service() { return *service_; }
   // HttpServer::run() has returned.
   bool has_ended() const { return has_ended_; }
-  // Waits until the engine holds nothing; false after ten seconds.
-  bool becomes_idle() const {
+  // Waits until the engine has ended all requests and `is_empty()` says so too; false after ten seconds.
+  template <class IsEmpty>
+  bool becomes_idle(const IsEmpty& is_empty) const {
     for (int i = 0; i < 10000; ++i) {
-      const engine::Engine::Status status = engine_->status();
-      const engine::Totals& totals = status.totals;
-      if (totals.num_requests == totals.num_completed + totals.num_cancelled + totals.num_failed &&
-          runner_.num_states == 0) {
-        return true;
-      }
+      const engine::Totals totals = engine_->status().totals;
+      const bool has_ended_all = totals.num_requests == totals.num_completed + totals.num_cancelled + totals.num_failed;
+      if (has_ended_all && is_empty()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return false;
   }
 
  private:
-  int32_t id_of(std::string_view token) const { return tokenizer_.added_token(token).value(); }
-
-  const text::Tokenizer tokenizer_;
-  ScriptedRunner runner_;
   const engine::ReservedBudget budget_;
   text::GrammarCompiler grammars_;
   std::unique_ptr<engine::Engine> engine_;
@@ -113,7 +101,44 @@ class LiveServer {
   std::thread thread_;
 };
 
-// A blocking socket; reads give up after ten seconds.
+// The same around a scripted runner.
+class LiveServer {
+ public:
+  using Setup = LiveSetup;
+
+  explicit LiveServer(Setup setup = {})
+      : tokenizer_(text::Tokenizer::load(TESSERA_SOURCE_DIR "/models/tiny-v4/tokenizer.json")),
+        runner_(tokenizer_.encode(setup.answer), id_of(text::kAssistantToken),
+                {id_of(text::kThinkToken), id_of(text::kEndThinkToken)}, id_of(text::kEosToken),
+                tokenizer_.vocab_size()) {
+    runner_.step_microseconds = setup.step_microseconds;
+    served_ = std::make_unique<ServedRunner>(tokenizer_, runner_, std::move(setup));
+  }
+  ~LiveServer() {
+    served_.reset();
+    EXPECT_EQ(runner_.num_states, 0);
+  }
+
+  uint16_t port() const { return served_->port(); }
+  ScriptedRunner& runner() { return runner_; }
+  HttpServer& http() { return served_->http(); }
+  engine::Engine& engine() { return served_->engine(); }
+  Service& service() { return served_->service(); }
+  bool has_ended() const { return served_->has_ended(); }
+  // Waits until the engine holds nothing; false after ten seconds.
+  bool becomes_idle() const {
+    return served_->becomes_idle([this] { return runner_.num_states == 0; });
+  }
+
+ private:
+  int32_t id_of(std::string_view token) const { return tokenizer_.added_token(token).value(); }
+
+  const text::Tokenizer tokenizer_;
+  ScriptedRunner runner_;
+  std::unique_ptr<ServedRunner> served_;
+};
+
+// A blocking socket; reads give up after ten seconds, or as long as a test wants.
 class RawClient {
  public:
   // `receive_bytes` above 0: so small a buffer for what comes.
@@ -130,10 +155,11 @@ class RawClient {
   RawClient& operator=(const RawClient&) = delete;
 
   void send(std::string_view bytes) const { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  // At most `size` bytes, at least one; empty at the end or after ten seconds.
+  void set_patience(int seconds) { patience_seconds_ = seconds; }
+  // At most `size` bytes, at least one; empty at the end or where patience has.
   std::string receive(size_t size = 4096) const {
     pollfd wait{fd_, POLLIN, 0};
-    if (poll(&wait, 1, 10000) <= 0) {
+    if (poll(&wait, 1, 1000 * patience_seconds_) <= 0) {
       is_silent_ = true;
       return "";
     }
@@ -148,7 +174,7 @@ class RawClient {
     for (std::string part = receive(65536); !part.empty(); part = receive(65536)) out += part;
     return out;
   }
-  // Ten seconds went by once without a byte or an end.
+  // Its patience went by once without a byte or an end.
   bool is_silent() const { return is_silent_; }
   // Until `end` has come.
   std::string receive_until(std::string_view end) const {
@@ -173,6 +199,7 @@ class RawClient {
 
  private:
   int fd_;
+  int patience_seconds_ = 10;
   mutable bool is_silent_ = false;
 };
 

@@ -2,6 +2,7 @@
 // Memory that ends: each allocation of a request fails, alone or with up to 20 behind it, in whatever thread makes it.
 // The request fails with it or is answered rightly; the server lives, gives everything back, and answers the next
 // request as if nothing had been.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,12 +25,25 @@ namespace {
 // Per request, unless TESSERA_EVERY_ALLOCATION asks for all.
 constexpr int64_t kSampled = 24;
 constexpr char kAnswer[] = "one two three four five six seven";
+// In a request another word of four characters each time that it is made: what it is part of is new to the server.
+constexpr std::string_view kNew = "@@@@";
 
 struct Asked {
   std::string name, request;
   std::string said;  // in every whole answer
   int status = 200;
   bool is_stream() const { return name.ends_with("stream"); }
+  Asked made() const {
+    static int num_made = 0;
+    const std::string word = fmt::format("n{:03}", ++num_made % 1000);
+    Asked out = *this;
+    for (std::string* text : {&out.request, &out.said}) {
+      for (size_t at = text->find(kNew); at != std::string::npos; at = text->find(kNew)) {
+        text->replace(at, kNew.size(), word);
+      }
+    }
+    return out;
+  }
 };
 
 std::vector<Asked> all_requests() {
@@ -37,8 +51,25 @@ std::vector<Asked> all_requests() {
   const auto ask_for = [&](const std::string& path, const std::string& body) { return post(path, body, close); };
   const std::string tools =
       R"("tools":[{"type":"function","function":{"name":"add","parameters":{"type":"object"}}}],)";
+  const auto answer_in = [&](const std::string& format) {
+    return ask_for("/v1/chat/completions", chat(R"("response_format":)" + format + ","));
+  };
   return {
       {"chat", ask_for("/v1/chat/completions", chat()), answer},
+      {"schema",
+       answer_in(R"({"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object","properties":{"@@@@":)"
+                 R"({"enum":["x","y"]}},"required":["@@@@"],"additionalProperties":false}}})"),
+       R"({\"@@@@\": \")"},
+      {"pattern", answer_in(R"({"type":"regex","pattern":"@@@@(yes|no)!"})"), "@@@@"},
+      {"strict_tool",
+       ask_for(
+           "/v1/chat/completions",
+           chat(R"("tools":[{"type":"function","function":{"name":"@@@@","strict":true,"parameters":{"type":"object",)"
+                R"("properties":{"a":{"enum":["b"]}},"required":["a"],"additionalProperties":false}}}],)"
+                R"("tool_choice":"required","parallel_tool_calls":false,"max_tokens":300,)")),
+       R"("name":"@@@@")"},
+      {"no_schema", answer_in(R"({"type":"json_schema","json_schema":{"name":"a","schema":{"$ref":"#/$defs/@@@@"}}})"),
+       "invalid_value", 400},
       {"chat_stream", ask_for("/v1/chat/completions", chat(R"("stream":true,)")), "[DONE]"},
       {"chat_choices", ask_for("/v1/chat/completions", chat(R"("n":2,"logprobs":true,)" + tools)), answer},
       {"completions", ask_for("/v1/completions", R"({"model":"tiny","prompt":["a","b","c"],"max_tokens":3})"), ""},
@@ -118,7 +149,6 @@ class HttpMemory : public ::testing::TestWithParam<Asked> {};
 // Beside a stream that is under way: it may be the one that fails, by the same rules.
 TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
   if (!seams::can_new_fail()) GTEST_SKIP() << "operator new is a sanitizer's";
-  const Asked& asked = GetParam();
   const Asked beside{"beside_stream", post("/v1/chat/completions", chat(R"("stream":true,)"), "Connection: close\r\n"),
                      "[DONE]"};
   std::mt19937_64 random(fresh_seed());
@@ -131,7 +161,9 @@ TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
   struct Both {
     Answer asked, beside;
   };
+  Asked asked;
   const auto ask_both = [&](int64_t nth, int64_t num_failing) {
+    asked = GetParam().made();
     const RawClient other(server.port());
     other.send(beside.request);
     seams::fail_allocation(nth, num_failing);
@@ -163,6 +195,7 @@ TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
     num_failed += is_fine ? 0 : 1;
     num_both += is_fine || is_beside_fine ? 0 : 1;
     num_5xx += got.asked.status >= 500 ? 1 : 0;
+    // The same once more, so that a grammar which was not compiled is not taken for one that can't be.
     const Answer next = ask(server.port(), asked.request);
     ASSERT_TRUE(is_whole(asked, next)) << where << "\n" << next.head << next.body;
   }
@@ -172,8 +205,11 @@ TEST_P(HttpMemory, AnyFailingAllocationFailsItsRequestAlone) {
         static_cast<long>(total), static_cast<long>(num_failed), static_cast<long>(num_5xx),
         static_cast<long>(num_both));
   }
-  // Most are told; only what the transport's thread lacked for saying so is not. Of a few, chance decides.
-  EXPECT_TRUE(asked.is_stream() || num_failed < 8 || 2 * num_5xx > num_failed) << num_5xx << " of " << num_failed;
+  // Most are told; only what the transport's thread lacked for saying so is not. How many of a sample, chance decides;
+  // and of what that thread answers alone, all but the POSTs, it lacks about half.
+  if (asked.request.starts_with("POST") && !asked.is_stream() && num_failed >= 8) {
+    EXPECT_GT(num_5xx, is_every ? num_failed / 2 : 0) << num_5xx << " of " << num_failed;
+  }
   EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 200);
   EXPECT_TRUE(server.becomes_idle());
   seams::spare_this_thread(false);

@@ -106,7 +106,8 @@ struct Late {
 struct Broken {};
 
 bool is_same_place(const Site& a, const Site& b) {
-  return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
+  if (a.line() != b.line()) return false;
+  return a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
 // The grid that runs. There is one at a time (stream.cc sees to that).

@@ -4,6 +4,7 @@
 #include "device/cuda/emulated/stream.h"
 
 #include "device/cuda/emulated/capability.h"
+#include "device/cuda/emulated/faults.h"
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::device::emulated {
@@ -60,6 +62,8 @@ class Work {
  public:
   virtual ~Work() = default;
   virtual void run() const = 0;
+  // It happens on a GPU that is lost, too.
+  virtual bool outlives_gpu() const { return false; }
 };
 
 class Graph {
@@ -176,6 +180,7 @@ class EventWork final : public Work {
     point_->time = std::chrono::steady_clock::now();
     point_->is_reached = true;
   }
+  bool outlives_gpu() const override { return true; }
 
  private:
   std::shared_ptr<Point> point_;
@@ -201,6 +206,7 @@ class ReleaseWork final : public Work {
  public:
   explicit ReleaseWork(void* data) : data_(data) {}
   void run() const override { release(data_); }
+  bool outlives_gpu() const override { return true; }
 
  private:
   void* data_;
@@ -223,6 +229,19 @@ cudaError_t refuse_capture(cudaStream_t stream) {
   if (stream == nullptr || stream->captured == nullptr) return result(cudaSuccess);
   stream->is_spoilt = true;
   return result(cudaErrorStreamCaptureUnsupported);
+}
+
+// What `call` returns before it has done anything (or after it, where it gives something back): an error that a test
+// asked for, or cudaSuccess.
+cudaError_t planned(std::string_view call) {
+  const std::scoped_lock lock(gpu().mutex);
+  bool is_lost = false;
+  const cudaError_t code = fault_of(call, is_lost);
+  if (is_lost) {
+    for (Stream* stream : gpu().streams)
+      std::erase_if(stream->waiting, [](const auto& work) { return !work->outlives_gpu(); });
+  }
+  return result(code);
 }
 
 thread_local cudaStream_t captured_here = nullptr;  // the stream that this thread captures
@@ -249,6 +268,7 @@ bool is_in(const std::map<void*, size_t>& pieces, const void* address) {
 
 cudaError_t launch_code(const cudaLaunchConfig_t& config, const void* kernel, std::shared_ptr<const ThreadCode> code) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaLaunchKernelEx"); fault != cudaSuccess) return fault;
   const dim3 &grid = config.gridDim, &block = config.blockDim;
   const bool is_grid =
       grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7FFFFFFF && grid.y <= 65535 && grid.z <= 65535;
@@ -272,58 +292,6 @@ const cudaStream_t cudaStreamLegacy = [] {
   return stream;
 }();
 
-const char* cudaGetErrorName(cudaError_t code) {
-  switch (code) {
-    case cudaSuccess:
-      return "cudaSuccess";
-    case cudaErrorInvalidValue:
-      return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration:
-      return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidDevice:
-      return "cudaErrorInvalidDevice";
-    case cudaErrorNotReady:
-      return "cudaErrorNotReady";
-    case cudaErrorLaunchFailure:
-      return "cudaErrorLaunchFailure";
-    case cudaErrorStreamCaptureUnsupported:
-      return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated:
-      return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorCapturedEvent:
-      return "cudaErrorCapturedEvent";
-  }
-  return "unrecognized error code";
-}
-
-const char* cudaGetErrorString(cudaError_t code) {
-  switch (code) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorInvalidValue:
-      return "invalid argument";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
-    case cudaErrorInvalidDevice:
-      return "invalid device ordinal";
-    case cudaErrorNotReady:
-      return "device not ready";
-    case cudaErrorLaunchFailure:
-      return "unspecified launch failure";
-    case cudaErrorStreamCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
-    case cudaErrorCapturedEvent:
-      return "operation not permitted on an event last recorded in a capturing stream";
-    case cudaErrorStreamCaptureInvalidated:
-      return "operation failed due to a previous error during capture";
-  }
-  return "unrecognized error code";
-}
-
 void tessera::device::emulated::set_compute_capability(int major, int minor) {
   const std::scoped_lock lock(gpu().mutex);
   gpu().compute_major = major, gpu().compute_minor = minor;
@@ -334,6 +302,7 @@ cudaError_t cudaGetLastError() {
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
+  if (const cudaError_t fault = planned("cudaGetDeviceCount"); fault != cudaSuccess) return fault;
   *count = 1;
   return cudaSuccess;
 }
@@ -342,11 +311,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   if (ordinal != 0) return result(cudaErrorInvalidDevice);
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaGetDeviceProperties"); fault != cudaSuccess) return fault;
   properties->major = gpu().compute_major, properties->minor = gpu().compute_minor;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
+  if (const cudaError_t fault = planned("cudaDeviceGetAttribute"); fault != cudaSuccess) return fault;
   if (ordinal != 0) return result(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
@@ -363,32 +334,38 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
 }
 
 cudaError_t cudaGetDevice(int* ordinal) {
+  if (const cudaError_t fault = planned("cudaGetDevice"); fault != cudaSuccess) return fault;
   *ordinal = 0;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int ordinal) {
+  if (const cudaError_t fault = planned("cudaSetDevice"); fault != cudaSuccess) return fault;
   return result(ordinal == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMemGetInfo"); fault != cudaSuccess) return fault;
   *total = kMemoryBytes, *free = kMemoryBytes - gpu().used;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
+  if (const cudaError_t fault = planned("cudaDeviceGetDefaultMemPool"); fault != cudaSuccess) return fault;
   static Pool one;
   *pool = &one;
   return cudaSuccess;
 }
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
+  if (const cudaError_t fault = planned("cudaMemPoolSetAttribute"); fault != cudaSuccess) return fault;
   return cudaSuccess;
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMalloc"); fault != cudaSuccess) return fault;
   const cudaError_t code = refuse_capture(captured_here);
   return code == cudaSuccess ? allocate(data, bytes) : code;
 }
@@ -400,11 +377,12 @@ cudaError_t cudaFree(void* data) {
   if (data == nullptr) return result(cudaSuccess);
   if (!gpu().memory.contains(data)) return result(cudaErrorInvalidValue);
   release(data);
-  return result(cudaSuccess);
+  return planned("cudaFree");
 }
 
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMallocAsync"); fault != cudaSuccess) return fault;
   const cudaError_t code = refuse_capture(stream);
   return code == cudaSuccess ? allocate(data, bytes) : code;
 }
@@ -414,11 +392,13 @@ cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   const cudaError_t code = refuse_capture(stream);
   if (code != cudaSuccess || data == nullptr) return code;
   if (!gpu().memory.contains(data)) return result(cudaErrorInvalidValue);
-  return queue(stream, std::make_shared<const ReleaseWork>(data));
+  const cudaError_t queued = queue(stream, std::make_shared<const ReleaseWork>(data));
+  return queued == cudaSuccess ? planned("cudaFreeAsync") : queued;
 }
 
 cudaError_t cudaMallocHost(void** data, size_t bytes) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMallocHost"); fault != cudaSuccess) return fault;
   if (posix_memalign(data, kAlignment, std::max<size_t>(bytes, 1)) != 0) return result(cudaErrorMemoryAllocation);
   gpu().locked.emplace(*data, bytes);
   return result(cudaSuccess);
@@ -429,12 +409,13 @@ cudaError_t cudaFreeHost(void* data) {
   const std::scoped_lock lock(gpu().mutex);
   if (data != nullptr && gpu().locked.erase(data) == 0) return result(cudaErrorInvalidValue);
   std::free(data);
-  return result(cudaSuccess);
+  return planned("cudaFreeHost");
 }
 
 // Of ordinary memory of the host, what is copied is what it holds now; into it, the call waits.
 cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMemcpyAsync"); fault != cudaSuccess) return fault;
   const auto is_ordinary = [](const void* at) { return !is_in(gpu().memory, at) && !is_in(gpu().locked, at); };
   if (is_ordinary(target)) {
     const cudaError_t code = refuse_capture(stream);
@@ -451,11 +432,13 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cuda
 
 cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaMemsetAsync"); fault != cudaSuccess) return fault;
   return queue(stream, std::make_shared<const FillWork>(target, value, bytes));
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaStreamCreateWithFlags"); fault != cudaSuccess) return fault;
   *stream = new Stream;
   gpu().streams.insert(*stream);
   return result(cudaSuccess);
@@ -466,11 +449,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   stream->run_all();
   gpu().streams.erase(stream);
   delete stream;
-  return result(cudaSuccess);
+  return planned("cudaStreamDestroy");
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaStreamSynchronize"); fault != cudaSuccess) return fault;
   const cudaError_t code = refuse_capture(stream);
   if (code != cudaSuccess) return code;
   stream->run_all();
@@ -478,6 +462,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  if (const cudaError_t fault = planned("cudaStreamBeginCapture"); fault != cudaSuccess) return fault;
   if (stream == nullptr || stream->captured != nullptr) return result(cudaErrorStreamCaptureUnsupported);
   stream->captured = std::make_unique<Graph>();
   stream->is_spoilt = false;
@@ -491,11 +476,13 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   captured_here = nullptr;
   std::unique_ptr<Graph> captured = std::move(stream->captured);
   if (stream->is_spoilt) return result(cudaErrorStreamCaptureInvalidated);
-  *graph = captured.release();
-  return result(cudaSuccess);
+  const cudaError_t code = planned("cudaStreamEndCapture");
+  if (code == cudaSuccess) *graph = captured.release();
+  return code;
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  if (const cudaError_t fault = planned("cudaStreamIsCapturing"); fault != cudaSuccess) return fault;
   if (stream == nullptr || stream->captured == nullptr) {
     *status = cudaStreamCaptureStatusNone;
   } else {
@@ -507,23 +494,26 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 // For the point that the event names now; none: for nothing.
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaStreamWaitEvent"); fault != cudaSuccess) return fault;
   if (event->last == nullptr || event->last->is_reached) return result(cudaSuccess);
   if (event->last->stream == nullptr) return result(cudaErrorCapturedEvent);
   return queue(stream, std::make_shared<const WaitWork>(event->last));
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  if (const cudaError_t fault = planned("cudaEventCreate"); fault != cudaSuccess) return fault;
   *event = new EventTime{};
   return result(cudaSuccess);
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete event;
-  return result(cudaSuccess);
+  return planned("cudaEventDestroy");
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaEventRecord"); fault != cudaSuccess) return fault;
   auto point = std::make_shared<Point>();
   if (stream->captured == nullptr) point->stream = stream;
   const cudaError_t code = queue(stream, std::make_shared<const EventWork>(point));
@@ -534,6 +524,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 // Asking makes some progress, so that whoever asks again and again sees the event reached.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaEventQuery"); fault != cudaSuccess) return fault;
   if (event->last == nullptr || event->last->is_reached) return result(cudaSuccess);
   if (event->last->stream == nullptr) return result(cudaErrorCapturedEvent);
   event->last->stream->run_one();
@@ -542,6 +533,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaEventSynchronize"); fault != cudaSuccess) return fault;
   if (event->last == nullptr) return result(cudaSuccess);
   if (event->last->stream == nullptr && !event->last->is_reached) return result(cudaErrorCapturedEvent);
   event->last->wait();
@@ -550,6 +542,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEvent_t second) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaEventElapsedTime"); fault != cudaSuccess) return fault;
   if (first->last == nullptr || second->last == nullptr) return result(cudaErrorInvalidValue);
   if (!first->last->is_reached || !second->last->is_reached) return result(cudaErrorNotReady);
   *milliseconds = std::chrono::duration<float, std::milli>(second->last->time - first->last->time).count();
@@ -557,41 +550,46 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t first, cudaEve
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
+  if (const cudaError_t fault = planned("cudaGraphGetNodes"); fault != cudaSuccess) return fault;
   *count = graph->works.size();
   return result(cudaSuccess);
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  if (const cudaError_t fault = planned("cudaGraphInstantiate"); fault != cudaSuccess) return fault;
   *executable = new Graph(*graph);
   return result(cudaSuccess);
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaGraphLaunch"); fault != cudaSuccess) return fault;
   const cudaError_t code = refuse_capture(stream);
   if (code != cudaSuccess) return code;
-  const std::scoped_lock lock(gpu().mutex);
   stream->waiting.insert(stream->waiting.end(), executable->works.begin(), executable->works.end());
   return result(cudaSuccess);
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete graph;
-  return result(cudaSuccess);
+  return planned("cudaGraphDestroy");
 }
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   delete executable;
-  return result(cudaSuccess);
+  return planned("cudaGraphExecDestroy");
 }
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute, int value) {
   const std::scoped_lock lock(gpu().mutex);
+  if (const cudaError_t fault = planned("cudaFuncSetAttribute"); fault != cudaSuccess) return fault;
   if (value < 0 || static_cast<size_t>(value) > gpu().most_shared_bytes()) return result(cudaErrorInvalidValue);
   gpu().shared_limits[kernel] = static_cast<size_t>(value);
   return result(cudaSuccess);
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void*, const cudaLaunchConfig_t* config) {
+  if (const cudaError_t fault = planned("cudaOccupancyMaxActiveClusters"); fault != cudaSuccess) return fault;
   const int blocks = cluster_of(*config);
   if (blocks == 0) return result(cudaErrorInvalidConfiguration);
   *count = std::max(1, kMultiprocessors / blocks);
