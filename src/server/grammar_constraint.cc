@@ -10,6 +10,8 @@
 #include "base/strings.h"
 #include "server/api_error.h"
 #include "text/chat/markers.h"
+#include "text/grammar/pattern_fault.h"
+#include "text/grammar/schema_fault.h"
 
 namespace tessera::server {
 
@@ -132,7 +134,8 @@ void add_tools(const ChatRequest& request, GrammarDefinition& definition) {
     const Tool& tool = policy.tools[i];
     if (policy.choice == ToolChoice::kNamed && tool.name != policy.named) continue;
     if (!tool.parameters.empty()) {
-      if (const auto fault = text::find_schema_fault(tool.parameters, !tool.is_strict)) {
+      const auto use = tool.is_strict ? text::SchemaUse::kStrictTool : text::SchemaUse::kTool;
+      if (const auto fault = text::find_schema_fault(tool.parameters, use)) {
         refuse(tool_field(request, i), *fault);
       }
     }
@@ -151,7 +154,7 @@ void add_content(const OutputFormat& format, GrammarDefinition& definition) {
     definition.content = GrammarDefinition::Content::kJson;
   } else {
     definition.content = GrammarDefinition::Content::kJsonSchema;
-    fault = text::find_schema_fault(format.definition, false);
+    fault = text::find_schema_fault(format.definition, text::SchemaUse::kAnswer);
   }
   if (fault) refuse(format.field, *fault);
 }

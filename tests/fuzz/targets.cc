@@ -26,7 +26,9 @@
 #include "text/chat/encode.h"
 #include "text/chat/read_messages.h"
 #include "text/detokenizer.h"
-#include "text/grammar/definition.h"
+#include "text/grammar/pattern_fault.h"
+#include "text/grammar/schema_fault.h"
+#include "text/grammar/schema_formats.h"
 #include "text/stop_matcher.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -226,9 +228,12 @@ void schema(const uint8_t* data, size_t size) {
   };
   expect_line(text::find_pattern_fault(text));
   allow_refusal([&] {
-    const auto held = text::find_schema_fault(text, false), bounded = text::find_schema_fault(text, true);
+    const auto held = text::find_schema_fault(text, text::SchemaUse::kAnswer);
     expect_line(held);
-    if (bounded && !held) __builtin_trap();
+    if (text::find_schema_fault(text, text::SchemaUse::kTool) && !held) __builtin_trap();
+    if (held && !text::find_schema_fault(text, text::SchemaUse::kStrictTool)) __builtin_trap();
+    const std::string compiled = text::without_formats_beside_patterns(text);
+    if (text::without_formats_beside_patterns(compiled) != compiled) __builtin_trap();
   });
 }
 

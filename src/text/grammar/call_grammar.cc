@@ -5,6 +5,7 @@
 
 #include "text/chat/markers.h"
 #include "text/chat/python_json.h"
+#include "text/grammar/schema_formats.h"
 
 namespace tessera::text {
 
@@ -20,7 +21,7 @@ std::string invoke_tag(const CallableTool& tool) {
   return fmt::format(R"({{"type": "tag", "begin": {}, "content": {{"type": "json_schema", "style": "deepseek_xml", )"
                      R"("max_whitespace_cnt": 1, "json_schema": {}}}, "end": {}}})",
                      json_quoted(fmt::format("{} name=\"{}\">\n", kInvokeTag, tool.name)),
-                     tool.parameters.empty() ? any : std::string_view(tool.parameters),
+                     tool.parameters.empty() ? std::string(any) : without_formats_beside_patterns(tool.parameters),
                      json_quoted(fmt::format("{}>\n", kEndInvokeTag)));
 }
 

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a grammar is made of, as requests give it, and what of that is refused before anything is compiled.
-#include <cstddef>
-#include <optional>
+// What a grammar is made of, as requests give it.
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace tessera::text {
@@ -35,16 +32,5 @@ struct GrammarDefinition {
   // Equal for equal definitions, and for no others.
   std::string key() const;
 };
-
-// Bounds on what is compiled.
-inline constexpr size_t kMaxSchemaNodes = 10000;    // objects, arrays and values of one JSON Schema
-inline constexpr size_t kMaxEnumValues = 4096;      // of all enums of one together
-inline constexpr size_t kMaxSchemaRepeat = 4096;    // minLength, maxItems and the like
-inline constexpr size_t kMaxPatternRepeats = 4096;  // of a regular expression's characters, nested bounds multiplied
-
-// Why a schema or a regular expression is not taken, in one line with place, expected and found; nothing where it is:
-// bounds, and keywords of JSON Schema that a grammar cannot hold an answer to. Bounds alone where `is_lenient`.
-std::optional<std::string> find_schema_fault(std::string_view schema, bool is_lenient);
-std::optional<std::string> find_pattern_fault(std::string_view pattern);
 
 }  // namespace tessera::text

@@ -16,6 +16,7 @@
 #include "base/strings.h"
 #include "text/chat/markers.h"
 #include "text/grammar/call_grammar.h"
+#include "text/grammar/schema_formats.h"
 
 // What XGrammar has to say: it calls these two (XGRAMMAR_LOG_CUSTOMIZE).
 namespace xgrammar {
@@ -31,7 +32,9 @@ thread_local std::string t_warning;
 void LogMessageImpl(const std::string&, int, int, const std::string& message);
 
 void LogFatalImpl(const std::string&, int, const std::string& message) {
-  throw std::runtime_error(message);
+  constexpr std::string_view kEndOfCheck = " is false: ";  // behind what was checked, in the source's words
+  const size_t found = message.find(kEndOfCheck);
+  throw std::runtime_error(found == std::string::npos ? message : message.substr(found + kEndOfCheck.size()));
 }
 
 void LogMessageImpl(const std::string&, int, int, const std::string& message) {
@@ -142,7 +145,7 @@ xgrammar::Grammar content_grammar(const GrammarDefinition& definition) {
   if (definition.content == GrammarDefinition::Content::kRegex) return xgrammar::Grammar::FromRegex(definition.text);
   const bool is_any = definition.content == GrammarDefinition::Content::kJson;
   return xgrammar::Grammar::FromJSONSchema(
-      is_any ? R"({"type": "object", "additionalProperties": true})" : definition.text,
+      is_any ? R"({"type": "object", "additionalProperties": true})" : without_formats_beside_patterns(definition.text),
       /*any_whitespace=*/false);
 }
 
@@ -153,10 +156,10 @@ xgrammar::Grammar call_grammar(const GrammarDefinition& definition) {
                     std::get<xgrammar::StructuralTagError>(made));
 }
 
-// What XGrammar warns of is left out of the grammar.
+// What XGrammar warns of is left out of the grammar. How it would go on ("...; ignoring multipleOf") does not matter.
 void refuse_warning(const std::string& where) {
   const std::string warning = std::exchange(xgrammar::t_warning, "");
-  if (!warning.empty()) throw std::runtime_error(where + warning);
+  if (!warning.empty()) throw std::runtime_error(where + warning.substr(0, warning.find(';')));
 }
 
 // Null where the tokenizer does not know the marker.
