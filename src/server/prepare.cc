@@ -65,9 +65,10 @@ openai::AnswerHead Preparer::head(std::string_view id_prefix, const std::string&
 }
 
 engine::Request Preparer::engine_request(const GenerationOptions& options, std::vector<int32_t> prompt,
-                                         const Caller& caller) const {
+                                         const Caller& caller, int64_t default_tokens) const {
   const int64_t length = static_cast<int64_t>(prompt.size()), longest = serving_.model.max_model_len;
-  const int64_t max_tokens = options.max_tokens.value_or(std::max<int64_t>(1, longest - length));
+  const int64_t left = std::max<int64_t>(1, longest - length);
+  const int64_t max_tokens = options.max_tokens.value_or(std::min(left, default_tokens));
   if (length + max_tokens > longest) throw RequestError(context_exceeded(length, max_tokens, longest));
   engine::Request request;
   request.prompt = std::move(prompt);
@@ -88,6 +89,10 @@ std::string Preparer::render(ChatRequest& request, const Caller& caller, bool& s
   replay_.restore(caller.owner, request.messages);
   text::Prompt prompt = text::render_chat(request.messages, request.chat);
   starts_in_reasoning = prompt.starts_in_reasoning;
+  if (starts_in_reasoning && request.thinking_budget == 0) {
+    prompt.text += text::kEndThinkToken;
+    starts_in_reasoning = false;
+  }
   return std::move(prompt.text);
 }
 
@@ -109,7 +114,8 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
     constraint = make_constraint(request, out.options.starts_in_reasoning, *serving_.grammars, *serving_.tokenizer,
                                  serving_.eos_ids, compiling);
   }
-  out.requests.push_back(engine_request(request.options, serving_.tokenizer->encode(text), caller));
+  out.requests.push_back(
+      engine_request(request.options, serving_.tokenizer->encode(text), caller, serving_.model.max_model_len));
   out.requests.front().constraint = constraint.whole;
   out.after_reasoning = constraint.after_reasoning;
   // A grammar without calls keeps their markup out by itself.
@@ -152,7 +158,7 @@ PreparedAnswer Preparer::from_completion(const CompletionRequest& request, const
     } else {
       ids = std::get<std::vector<int32_t>>(prompt);
     }
-    engine::Request one = engine_request(request.options, std::move(ids), caller);
+    engine::Request one = engine_request(request.options, std::move(ids), caller, kDefaultCompletionTokens);
     if (!request.options.seed) one.sampling.params.seed = seed;
     if (request.echoes && request.options.num_logprobs >= 0) one.prompt_logprobs = request.options.num_logprobs;
     out.requests.push_back(std::move(one));

@@ -76,8 +76,9 @@ class Preparer {
                            Compiling compiling) const;
   PreparedAnswer from_completion(const CompletionRequest& request, const Caller& caller, const RoomCheck& check) const;
   std::string render(ChatRequest& request, const Caller& caller, bool& starts_in_reasoning) const;
-  engine::Request engine_request(const GenerationOptions& options, std::vector<int32_t> prompt,
-                                 const Caller& caller) const;
+  // `default_tokens`: of an answer whose request does not say how many.
+  engine::Request engine_request(const GenerationOptions& options, std::vector<int32_t> prompt, const Caller& caller,
+                                 int64_t default_tokens) const;
   openai::AnswerHead head(std::string_view id_prefix, const std::string& model) const;
 
   const Serving& serving_;

@@ -51,7 +51,7 @@ struct GenerationOptions {
   std::string model;                  // as the request names it
   engine::SamplingOptions sampling;   // params.seed is not filled in
   std::optional<uint64_t> seed;       // none: whoever runs the request draws one; choice i uses seed + i
-  std::optional<int64_t> max_tokens;  // none: as many as the context leaves
+  std::optional<int64_t> max_tokens;  // none: the endpoint's default, or what the context leaves if that is less
   int num_choices = 1;
   std::vector<std::string> stops;  // looked for in the content, not in reasoning or calls
   bool is_stream = false;
@@ -102,6 +102,9 @@ struct ChatRequest {
 
 // Text as it is, or token ids.
 using Prompt = std::variant<std::string, std::vector<int32_t>>;
+
+// Tokens of an answer of /v1/completions, as of OpenAI's; a chat's default is what the context leaves.
+inline constexpr int64_t kDefaultCompletionTokens = 16;
 
 // /v1/completions. Answers are numbered prompt by prompt, num_choices each.
 struct CompletionRequest {

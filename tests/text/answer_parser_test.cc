@@ -224,6 +224,23 @@ TEST(AnswerParser, ACutOffCallStaysOpen) {
   EXPECT_NE(parser.answer().fault, "");
 }
 
+// The markup of calls is no content where only the limit kept a call from beginning.
+TEST(AnswerParser, ABlockThatIsCutOffIsNotContent) {
+  const std::string block = "\n\n<\uFF5CDSML\uFF5Ctool_calls>\n<\uFF5CDSML\uFF5Cinvoke name=\"f";
+  for (size_t length = 3; length <= block.size(); ++length) {
+    AnswerParser parser(false);
+    parser.push("Yes." + block.substr(0, length));
+    parser.finish(Ending::kCutOff);
+    const bool has_markup = block.substr(0, length).find(kDsmlToken) != std::string::npos;
+    EXPECT_EQ(parser.answer().content, has_markup ? "Yes." : "Yes." + replace_invalid_utf8(block.substr(0, length)));
+    EXPECT_EQ(parser.answer().fault.empty(), !has_markup) << length;
+  }
+  AnswerParser ended(false);  // by the model: its text, such as it is
+  ended.push("Yes." + block);
+  ended.finish(Ending::kEndToken);
+  EXPECT_EQ(ended.answer().content, "Yes." + block);
+}
+
 // Nothing that is safe to show waits.
 TEST(AnswerParser, ShowsTextAtOnce) {
   AnswerParser parser(true);

@@ -19,7 +19,6 @@
 
 #include "base/error.h"
 #include "base/strings.h"
-#include "server/http/piece_body.h"
 
 namespace tessera::server::http {
 
@@ -51,18 +50,6 @@ std::string_view status_text(int status) {
           field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).size()};
 }
 
-ApiError http_error(int status, std::string_view code, std::string message) {
-  ApiError error;
-  error.status = status;
-  error.code = code;
-  error.message = std::move(message);
-  return error;
-}
-
-ApiError malformed(std::string_view where, std::string_view expected, std::string_view found) {
-  return http_error(400, "malformed_http", fmt::format("{}: expected {}, found {}", where, expected, found));
-}
-
 ApiError header_too_large(uint64_t limit) {
   return http_error(431, "header_too_large", fmt::format("header: expected at most {} bytes, found more", limit));
 }
@@ -73,14 +60,6 @@ ApiError timed_out(double seconds) {
 
 std::string chunk(const std::string& text) {
   return fmt::format("{:x}\r\n{}\r\n", text.size(), text);
-}
-
-// Of a client's own id, what may stand in a header of the answer.
-bool is_plain_id(std::string_view id) {
-  return !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-' || c == '_' ||
-           c == '.';
-  });
 }
 
 }  // namespace
@@ -180,7 +159,6 @@ asio::awaitable<void> Connection::watch() {
 asio::awaitable<void> Connection::read_on() {
   const std::shared_ptr<Connection> self = shared_from_this();
   std::array<char, size_t{16} << 10> bytes;
-  is_reading_ = true;
   while (!is_closed_) {
     error_code error;
     if (inbox_.size() >= kInboxBytes) {
@@ -194,7 +172,6 @@ asio::awaitable<void> Connection::read_on() {
     bell_.cancel();
   }
   is_gone_ = true;
-  is_reading_ = false;
   bell_.cancel();
 }
 
@@ -291,15 +268,25 @@ std::string_view Connection::blame(const std::exception& error) const noexcept {
   return is_short ? kOutOfMemory : kBroken;
 }
 
+// Some clients end a body with one (RFC 9112, 2.2).
+void Connection::skip_empty_lines() {
+  size_t num_bytes = 0;
+  while (inbox_.compare(num_bytes, 2, "\r\n") == 0) num_bytes += 2;
+  inbox_.erase(0, num_bytes);
+  space_.cancel();
+}
+
 asio::awaitable<bool> Connection::read_head(Parser& parser) {
   set_deadline(shared_.options.idle_seconds);
   bool has_begun = false;
   while (!parser.is_header_done()) {
-    if (inbox_.empty()) {
-      const bool has_more = co_await more();
-      if (!has_more) co_return false;
-    }
     if (!has_begun) {
+      skip_empty_lines();
+      if (inbox_.empty() || inbox_ == "\r") {
+        const bool has_more = co_await more();
+        if (!has_more) co_return false;
+        continue;
+      }
       has_begun = is_busy_ = true;
       began_ = Clock::now();
       set_deadline(shared_.options.header_seconds);
@@ -313,7 +300,7 @@ asio::awaitable<bool> Connection::read_head(Parser& parser) {
       const bool is_long = error == field_of::error::header_limit || error == field_of::error::buffer_overflow;
       // The parser has no limit for a body yet, so all else is malformed.
       const ApiError refusal = is_long ? header_too_large(shared_.options.max_header_bytes)
-                                       : malformed("header", "HTTP/1.1", error.message());
+                                       : malformed_http("header", "HTTP/1.1", error.message());
       co_await refuse(unknown, refusal, false);
       co_return false;
     }
@@ -361,7 +348,7 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
         co_return false;
       }
       if (error && error != field_of::error::need_more) {
-        const ApiError refusal = malformed("body", "chunks or Content-Length bytes", error.message());
+        const ApiError refusal = malformed_http("body", "chunks or Content-Length bytes", error.message());
         co_await refuse(head, refusal, false);
         co_return false;
       }
@@ -385,43 +372,13 @@ bool Connection::is_foreign(const RequestHead& head) const {
   return authority == std::string::npos || head.origin.substr(authority + 3) != head.host;
 }
 
-namespace {
-
-RequestHead read_fields(const field_of::request<PieceBody>& message) {
-  const auto get = [&](auto name) {
-    const auto value = message[name];
-    return std::string(value.data(), value.size());
-  };
-  RequestHead head;
-  head.method = std::string(message.method_string());
-  head.path = std::string(message.target());
-  head.path.resize(std::min(head.path.find_first_of("?#"), head.path.size()));
-  head.host = get(field_of::field::host);
-  head.origin = get(field_of::field::origin);
-  head.authorization = get(field_of::field::authorization);
-  head.x_api_key = get("x-api-key");
-  head.request_id = get("x-request-id");
-  head.content_encoding = get(field_of::field::content_encoding);
-  head.transfer_encoding = get(field_of::field::transfer_encoding);
-  head.expects_continue = get(field_of::field::expect) == "100-continue";
-  head.is_old = message.version() < 11;
-  return head;
-}
-
-}  // namespace
-
 // What is wrong with a request before its body is looked at. Faults that leave the connection usable keep it.
 std::optional<ApiError> Connection::find_fault(Parser& parser, const RequestHead& head, const Route* route,
                                                Caller& caller, bool& breaks) const {
   const HttpOptions& options = shared_.options;
-  const auto& message = parser.get();
   const auto length = parser.content_length();
   breaks = true;
-  if (message.version() != 11 && message.version() != 10) return malformed("version", "HTTP/1.1", "another one");
-  if (!head.is_old && message.count(field_of::field::host) != 1) return malformed("Host", "one", "none or several");
-  if (!head.transfer_encoding.empty() && !parser.chunked()) {
-    return malformed("Transfer-Encoding", "chunked", "something else");
-  }
+  if (auto fault = find_framing_fault(parser.get(), head, parser.chunked())) return fault;
   if (length && *length > options.max_body_bytes) return body_too_large(*length, options.max_body_bytes);
   breaks = false;
   if (is_foreign(head)) {
@@ -450,9 +407,9 @@ asio::awaitable<bool> Connection::serve_one() {
   parser.body_limit(boost::none);  // the head is answered before the body is looked at
   const bool has_head = co_await read_head(parser);
   if (!has_head) co_return false;
-  RequestHead head = read_fields(parser.get());
+  RequestHead head = read_request_head(parser.get());
   head.keeps_alive = parser.keep_alive() && !shared_.is_draining;
-  if (!is_plain_id(head.request_id)) head.request_id = RandomIds().next("req_");
+  if (head.request_id.empty()) head.request_id = RandomIds().next("req_");
   head.has_body = parser.chunked() || parser.content_length().value_or(0) > 0;
   parser.body_limit(shared_.options.max_body_bytes);
   std::string_view name;
@@ -555,8 +512,9 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
 }
 
 std::string Connection::common_fields(const RequestHead& head, bool keeps_alive) const {
-  std::string out = fmt::format("X-Request-Id: {}\r\nX-Content-Type-Options: nosniff\r\nConnection: {}\r\n",
-                                head.request_id, keeps_alive ? "keep-alive" : "close");
+  std::string out = date_field();
+  out += fmt::format("X-Request-Id: {}\r\nX-Content-Type-Options: nosniff\r\nConnection: {}\r\n", head.request_id,
+                     keeps_alive ? "keep-alive" : "close");
   if (!shared_.options.cors_origin.empty()) {
     out += fmt::format(
         "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"

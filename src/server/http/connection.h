@@ -15,16 +15,10 @@
 #include "server/http/api_keys.h"
 #include "server/http/bells.h"
 #include "server/http/http_server.h"
+#include "server/http/request_head.h"
 #include "server/http/transport.h"
 
 namespace tessera::server::http {
-
-// What a request's head says, as far as it matters.
-struct RequestHead {
-  std::string method, path, host, origin, authorization, x_api_key, request_id, content_encoding, transfer_encoding;
-  bool has_body = false, expects_continue = false, keeps_alive = false, is_old = false;  // HTTP/1.0
-  uint64_t content_length = 0;
-};
 
 class Connection final : public std::enable_shared_from_this<Connection> {
  public:
@@ -60,6 +54,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   asio::awaitable<void> read_on();
   asio::awaitable<void> watch();
   asio::awaitable<bool> serve_one();
+  void skip_empty_lines();
   asio::awaitable<bool> read_head(Parser& parser);
   size_t put_body(Parser& parser, error_code& error);
   asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, BodyPieces& body);
@@ -89,7 +84,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::string inbox_;
   uint64_t num_body_bytes_ = 0;  // of the request under way; counted in shared_ too
   Clock::time_point began_;      // the request under way
-  bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false, is_reading_ = false;
+  bool is_gone_ = false, is_closed_ = false, is_busy_ = false, closes_when_idle_ = false;
   bool has_answered_ = false;         // the request under way, in part at least
   std::string_view route_ = "other";  // its path, as the program knows it
 };

@@ -11,9 +11,6 @@ namespace tessera::server::openai {
 
 namespace {
 
-// OpenAI's default.
-constexpr int64_t kDefaultMaxTokens = 16;
-
 Schema make_completion_schema() {
   const Schema text = string(kMaxTextLength, 1);
   const Schema ids = array(integer(0, INT32_MAX), static_cast<size_t>(kMaxTokens), 1);
@@ -64,7 +61,6 @@ CompletionRequest read_completion(std::string_view text, const ServedModel& mode
   check(body, completion_schema());
   CompletionRequest request;
   request.options = read_generation(body, completion_schema(), model, {"max_tokens"});
-  if (!request.options.max_tokens) request.options.max_tokens = kDefaultMaxTokens;
   if (const Json* logprobs = given(body, "logprobs")) {
     request.options.num_logprobs = static_cast<int>(integer_of(*logprobs));
   }

@@ -112,7 +112,12 @@ std::vector<AnswerEvent> AnswerParser::finish(Ending ending) {
   if (state_ != State::kDone) {
     const std::string_view rest = std::string_view(pending_).substr(at_);
     use_up(pending_.size());
-    end_text(rest);
+    if (ending == Ending::kCutOff && is_block_begun(rest)) {
+      note_fault("expected tool calls, found the beginning of their block");
+      state_ = State::kDone;
+    } else {
+      end_text(rest);
+    }
   }
   for (const std::string_view token : {kBosToken, kThinkToken, kEndThinkToken, kDsmlToken}) {
     for (const std::string* text : {&answer_.reasoning, &answer_.content}) {
@@ -122,6 +127,14 @@ std::vector<AnswerEvent> AnswerParser::finish(Ending ending) {
     }
   }
   return std::exchange(events_, {});
+}
+
+// Whether the answer ends inside a block of calls before a call has begun, with nothing wrong so far: the markup of a
+// call that was cut off is nobody's content.
+bool AnswerParser::is_block_begun(std::string_view rest) const {
+  if (is_in_block()) return answer_.calls.empty() && !is_block_faulty_;
+  const bool is_text = state_ == State::kReasoning || state_ == State::kContent;
+  return is_text && rest.find(kDsmlToken) != std::string_view::npos;  // held back: a marker as far as it goes
 }
 
 std::span<const std::string_view> AnswerParser::markers() const {

@@ -7,7 +7,7 @@
 //   - calls inside the reasoning end it; a block opens without its empty line, too
 //   - a parameter that isn't closed ends at the next tag; a value said to be JSON that isn't becomes a string
 //   - a parameter that comes twice keeps its first value; a call without a name is dropped
-//   - a block in which no call begins is content; what follows a block is dropped
+//   - a block in which no call begins is content, unless the answer was cut off in it; what follows a block is dropped
 //   - special tokens elsewhere stay in the text
 // Source: encoding/encoding_dsv4.py of deepseek-ai/DeepSeek-V4-Flash; docs/formats/chat.md.
 #include <span>
@@ -92,6 +92,7 @@ class AnswerParser {
 
   void emit(AnswerEvent::Kind kind, std::string_view text);
   void note_fault(const std::string& fault);
+  bool is_block_begun(std::string_view rest) const;
   bool is_in_block() const;
   bool is_streaming() const;
 

@@ -27,6 +27,7 @@ inline constexpr char kQuestion[] = R"("model":"tiny","messages":[{"role":"user"
 
 struct LiveSetup {
   std::string answer = "one two three";
+  std::vector<std::string> names = {"tiny"};  // of the model
   HttpOptions http{};
   engine::EngineOptions engine{};
   int64_t step_microseconds = 0;
@@ -44,7 +45,7 @@ class ServedRunner {
         grammars_(tokenizer, tokenizer.vocab_size(), runner.facts().eos_ids) {
     engine_ = std::make_unique<engine::Engine>(runner, budget_, setup.engine);
     Serving serving;
-    serving.model.names = {"tiny"};
+    serving.model.names = setup.names;
     serving.model.vocab_size = runner.facts().vocab_size;
     serving.model.max_model_len = std::min<int64_t>(1 << 15, runner.facts().max_positions);
     serving.tokenizer = &tokenizer;

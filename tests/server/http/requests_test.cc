@@ -70,6 +70,32 @@ TEST(HttpRequests, UnknownPathsAndMethodsAreErrorsInTheApisShapes) {
   EXPECT_NE(bad.body.find("{\"type\":\"error\""), std::string::npos);
 }
 
+TEST(HttpRequests, TargetsComeInEveryForm) {
+  LiveServer::Setup setup;
+  setup.names = {"org/my model"};
+  LiveServer server(setup);
+  for (const char* target :
+       {"/v1/models/org%2Fmy%20model", "/v1/models/org/my%20model?x=1", "http://x/v1/models/org%2fmy%20model",
+        "HTTP://other:8000/health/live", "http://x", "https://x?a=b"}) {
+    const Answer answer = ask(server.port(), get(target));
+    EXPECT_EQ(answer.status, 200) << target << answer.body;
+    EXPECT_EQ(answer.head.substr(answer.head.find("\r\nDate: ") + 11, 2), ", ");  // Date: Mon, 23 ...
+    EXPECT_NE(answer.head.find(" GMT\r\n"), std::string::npos);
+  }
+  for (const char* target : {"/v1/models/org%2my%20model", "/v1/models/%00%ff%", "*", "ftp://x/health/live"}) {
+    EXPECT_EQ(ask(server.port(), get(target)).status, 404) << target;
+  }
+  // A page's own server, whichever way the host is named.
+  EXPECT_EQ(ask(server.port(), get("http://y/v1/models", "Origin: http://y\r\n")).status, 200);
+  EXPECT_EQ(ask(server.port(), get("http://y/v1/models", "Origin: http://x\r\n")).status, 403);
+}
+
+TEST(HttpRequests, EmptyLinesBeforeARequestArePassedOver) {
+  LiveServer server;
+  EXPECT_EQ(ask(server.port(), "\r\n\r\n" + get("/health/live")).status, 200);
+  EXPECT_EQ(ask(server.port(), "\rx" + get("/health/live")).status, 400);
+}
+
 TEST(HttpRequests, EveryRouteButHealthWantsAKey) {
   LiveServer::Setup setup;
   setup.http.api_keys = {"first-key", "second-key"};
@@ -197,6 +223,13 @@ TEST(HttpRequests, MalformedHttpIsRefusedAndClosed) {
   const Answer chunk =
       ask(server.port(), "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n");
   EXPECT_EQ(chunk.status, 400);
+  for (const char* codings : {"gzip, chunked", "gzip\r\nTransfer-Encoding: chunked"}) {
+    const Answer coded =
+        ask(server.port(),
+            fmt::format("POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: {}\r\n\r\n0\r\n\r\n", codings));
+    EXPECT_EQ(coded.status, 501) << codings;
+    EXPECT_NE(coded.head.find("Connection: close"), std::string::npos);
+  }
   EXPECT_EQ(ask(server.port(), post("/tokenize", "{}", "Content-Encoding: gzip\r\nConnection: close\r\n")).status, 415);
 }
 
@@ -325,6 +358,15 @@ TEST(HttpRequests, PromptsThatDoNotFitGetBothNumbers) {
   EXPECT_EQ(answer.status, 400);
   EXPECT_NE(answer.body.find("context_length_exceeded"), std::string::npos) << answer.body;
   EXPECT_NE(answer.body.find("32768"), std::string::npos);
+  // A default is cut to what is left.
+  const auto of_length = [](size_t length) {
+    std::string ids;
+    for (size_t i = 0; i < length; ++i) ids += i == 0 ? "5" : ",5";
+    return post("/v1/completions", R"({"model":"tiny","prompt":[)" + ids + "]}", kClose);
+  };
+  const Answer last = ask(server.port(), of_length(32765));
+  EXPECT_EQ(last.status, 200) << last.body;
+  EXPECT_EQ(ask(server.port(), of_length(32768)).status, 400);
 }
 
 // What /metrics asks for figures, on the transport's thread: it throws what a test wants.

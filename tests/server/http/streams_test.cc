@@ -88,6 +88,11 @@ TEST(HttpStreams, AThinkingBudgetEndsTheReasoning) {
   EXPECT_NE(answer.body.find("\"reasoning_tokens\":5"), std::string::npos) << answer.body;
   EXPECT_NE(answer.body.find("\"finish_reason\":\"stop\""), std::string::npos) << answer.body;
   EXPECT_EQ(answer.body.find("\"content\":\"\""), std::string::npos) << answer.body;
+  const Answer none =
+      ask(server.port(),
+          post("/v1/chat/completions", chat(R"("thinking":{"type":"enabled"},"thinking_token_budget":0,)"), kClose));
+  EXPECT_NE(none.body.find("\"content\":\"word0"), std::string::npos) << none.body;
+  EXPECT_NE(none.body.find("\"reasoning_tokens\":0"), std::string::npos) << none.body;
 }
 
 // A call, its result and the call as it was sampled: spaces that no renderer would write come back to the model.
