@@ -7,6 +7,7 @@
 #include <csignal>
 #include <new>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "base/env.h"
@@ -76,6 +77,13 @@ int with_written_results(int code) {
   return code == kExitOk ? kExitFailure : code;
 }
 
+// Help or the version.
+void print_what_was_asked(const CLI::App& app, const CLI::Success& request) {
+  std::ostringstream text;
+  app.exit(request, text, text);
+  print_result(text.str());
+}
+
 // The reference kernels keep rows on the stack.
 void check_stack() {
   constexpr rlim_t kNeeded = 2 << 20;
@@ -114,11 +122,12 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForAllHelp& request) {
-    app.exit(request);
+    print_what_was_asked(app, request);
     print_result(environment_help());
-    return kExitOk;
+    return with_written_results(kExitOk);
   } catch (const CLI::Success& request) {
-    return app.exit(request);
+    print_what_was_asked(app, request);
+    return with_written_results(kExitOk);
   } catch (const CLI::ParseError& error) {
     print_error(usage_message(app, error));
     return kExitUsage;
@@ -127,7 +136,7 @@ int run(int argc, char** argv) {
     if (verb->command()->parsed()) return with_written_results(verb->run());
   }
   print_result(app.help());
-  return kExitUsage;
+  return with_written_results(kExitUsage);
 }
 
 }  // namespace

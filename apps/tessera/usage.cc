@@ -2,9 +2,11 @@
 #include "usage.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <array>
-#include <iostream>
+#include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -23,13 +25,16 @@ void fail_usage(const std::string& message) {
 std::string read_standard_input() {
   std::string text;
   std::array<char, 65536> part{};
-  while (std::cin.read(part.data(), part.size()) || std::cin.gcount() > 0) {
-    text.append(part.data(), static_cast<size_t>(std::cin.gcount()));
+  for (;;) {
+    const ssize_t count = ::read(STDIN_FILENO, part.data(), part.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_usage(fmt::format("prompt: cannot read stdin: {}", std::strerror(errno)));
+    if (count == 0) return text;
+    text.append(part.data(), static_cast<size_t>(count));
     if (text.size() > kMaxPromptBytes) {
       fail_usage(fmt::format("prompt: expected at most {} bytes on stdin, found more", kMaxPromptBytes));
     }
   }
-  return text;
 }
 
 std::string NotEmpty::operator()(const std::string& value) const {

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -139,8 +140,25 @@ std::string read_file(const std::string& path, uint64_t max_bytes) {
   return text;
 }
 
+namespace {
+
+// Nothing where nothing is there. A folder on the way that must not be searched hides what is in it.
+std::optional<struct stat> found_at(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0) return info;
+  if (errno != ENOENT && errno != ENOTDIR) fail(ErrorCode::kDataLoss, system_error(path, "look for it"));
+  return std::nullopt;
+}
+
+}  // namespace
+
 bool file_exists(const std::string& path) {
-  return ::access(path.c_str(), F_OK) == 0;
+  return found_at(path).has_value();
+}
+
+bool folder_exists(const std::string& path) {
+  const std::optional<struct stat> info = found_at(path);
+  return info && S_ISDIR(info->st_mode);
 }
 
 }  // namespace tessera

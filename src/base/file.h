@@ -48,6 +48,8 @@ class File {
 // The whole file. Throws kDataLoss where it is larger than `max_bytes`.
 std::string read_file(const std::string& path, uint64_t max_bytes);
 
+// Whether something is there, or a folder is. Throws kDataLoss where that cannot be seen (permissions, say).
 bool file_exists(const std::string& path);
+bool folder_exists(const std::string& path);
 
 }  // namespace tessera

@@ -61,8 +61,7 @@ void check_index(const WeightMap& index, const std::vector<LocatedTensor>& tenso
 Checkpoint Checkpoint::open(const std::string& directory) {
   Checkpoint checkpoint;
   checkpoint.directory_ = directory;
-  std::error_code error;
-  if (!std::filesystem::is_directory(directory, error)) {
+  if (!folder_exists(directory)) {
     fail(ErrorCode::kNotFound, fmt::format("{}: no such folder; a checkpoint is a folder with config.json and {}",
                                            printable(directory), kSingleName));
   }

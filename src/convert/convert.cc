@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
 #include "convert/config_json.h"
@@ -78,7 +79,8 @@ void write_index(const std::string& out, const Plan& plan) {
 
 // The tokenizer, generation_config.json, licence and the like: regular files at the top of the folder that are neither
 // weights nor written anew.
-void copy_small_files(const std::string& in, const std::string& out, LogSink* log) {
+std::vector<std::string> small_files(const std::string& in, LogSink* log) {
+  std::vector<std::string> names;
   std::error_code error;
   for (const auto& item : fs::directory_iterator(in, error)) {
     const std::string name = item.path().filename().string();
@@ -93,8 +95,9 @@ void copy_small_files(const std::string& in, const std::string& out, LogSink* lo
       }
       continue;
     }
-    write_whole(join(out, name), read_file(item.path().string(), kMaxSmallFileBytes));
+    names.push_back(name);
   }
+  return names;
 }
 
 class Conversion {
@@ -118,6 +121,9 @@ class Conversion {
     if (fs::equivalent(in_, out_, error)) {
       fail(ErrorCode::kInvalidArgument, fmt::format("{}: is the source; name another folder", printable(out_)));
     }
+    // Those that can't be read are found before the hours that shards take.
+    small_files_ = small_files(in_, log_);
+    for (const std::string& name : small_files_) File::open_read(join(in_, name));
     configs_ = converted_configs(config_text_, config_path_, plan_, options_.version);
     finished_.resize(plan_.shards.size());
     if (options_.is_trial) {
@@ -172,7 +178,9 @@ class Conversion {
       hashes.insert(hashes.end(), finished_[s]->hashes.begin(), finished_[s]->hashes.end());
     }
     folder.publish(plan_.shards);
-    copy_small_files(in_, out_, log_);
+    for (const std::string& name : small_files_) {
+      write_whole(join(out_, name), read_file(join(in_, name), kMaxSmallFileBytes));
+    }
     checkpoint::write_hashes(out_, hashes);
     const FamilyStatistics families = sum();
     write_whole(join(out_, kReportJsonName), report_json(families));
@@ -217,6 +225,7 @@ class Conversion {
   const checkpoint::Checkpoint checkpoint_;
   const Plan plan_;
   ConvertedConfigs configs_;
+  std::vector<std::string> small_files_;
   std::vector<std::optional<FinishedShard>> finished_;
   Result result_;
 };

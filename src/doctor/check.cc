@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/strings.h"
 #include "checkpoint/tensor_hashes.h"
 #include "model/draft_names.h"
@@ -85,7 +86,7 @@ void check_unknown(const Checkpoint& checkpoint, const Config& config, const std
 StructureReport check_structure(const std::string& directory) {
   StructureReport report;
   std::error_code error;
-  if (!std::filesystem::is_directory(directory, error)) {
+  if (!folder_exists(directory)) {
     fail(ErrorCode::kNotFound, fmt::format("{}: no such folder", printable(directory)));
   }
   const auto fault = [&](std::string kind, std::string where, std::string evidence, std::string advice) {

@@ -5,10 +5,12 @@
     cli_test.py PROGRAM MODEL_FOLDER
 """
 import json
+import os
 import shutil
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 import unittest
 from xml.etree import ElementTree
@@ -374,7 +376,19 @@ class Cli(ProgramTest):
     def test_invalid_utf8_and_long_prompts(self):
         self.check_error(run('generate', '-', stdin=b'a\xff'), 2, 'UTF-8')
         self.check_error(run('generate', '-', stdin=b''), 2, 'prompt')
+        with tempfile.TemporaryDirectory() as folder:
+            unreadable = os.open(folder, os.O_RDONLY)
+            result = subprocess.run([PROGRAM, 'generate', '-'], stdin=unreadable, capture_output=True, timeout=120)
+            os.close(unreadable)
+        self.check_error(result, 2, 'cannot read stdin: Is a directory')
         self.check_error(run('generate', '--raw', '-', stdin=b'word ' * 6000), 2, '4096')
+
+    def test_help_that_cannot_be_written_is_a_failure(self):
+        for arguments in (['--help'], ['generate', '--help'], ['--help-all'], ['--version'], []):
+            with self.subTest(arguments=arguments), open('/dev/full', 'w') as full:
+                result = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=120)
+                self.assertNotEqual(result.returncode, 0)
+                self.assertIn(b'stdout: cannot write all of the result: No space left', result.stderr)
 
     def test_bad_models(self):
         self.check_error(run('generate', 'a', '--model', str(self.folder / 'none')), 3, 'none')

@@ -39,6 +39,27 @@ TEST(File, ReadsExactlyAndNamesWhatIsWrong) {
   }
 }
 
+TEST(File, WhatCannotBeSeenIsNotCalledMissing) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.write("a", "hello");
+  EXPECT_TRUE(file_exists(path));
+  EXPECT_FALSE(folder_exists(path));
+  EXPECT_TRUE(folder_exists(folder.path()));
+  EXPECT_FALSE(file_exists(folder.file("none")));
+  EXPECT_FALSE(file_exists(path + "/below"));
+  const std::string loop = folder.file("loop");
+  ASSERT_EQ(symlink("loop", loop.c_str()), 0);
+  for (const auto& exists : {file_exists, folder_exists}) {
+    try {
+      exists(loop);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+      EXPECT_NE(std::string(error.what()).find("loop: cannot look for it: "), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(AtomicFile, AppearsWholeOrNotAtAll) {
   const testing::TemporaryFolder folder;
   {
