@@ -20,28 +20,58 @@ endif()
 
 # In the build folder, at the same relative path in each, so that a compiler cache serves them all.
 set(xgrammar_root ${PROJECT_BINARY_DIR}/_sources/${xgrammar_name})
+# Replaces `old`, which must be there, in a file below cpp/.
+function(mend_xgrammar name old new)
+  set(path ${xgrammar_root}/cpp/${name})
+  file(READ ${path} text)
+  string(REPLACE "${old}" "${new}" mended "${text}")
+  if(mended STREQUAL text)
+    message(FATAL_ERROR "${path}: expected what is mended there, found none of: ${old}")
+  endif()
+  file(WRITE ${path} "${mended}")
+endfunction()
+
 # The stamp's number grows with what is mended.
-if(NOT EXISTS ${xgrammar_root}/mended-2)
+if(NOT EXISTS ${xgrammar_root}/mended-5)
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_package} DESTINATION ${PROJECT_BINARY_DIR}/_sources
        PATTERNS ${xgrammar_name}/cpp ${xgrammar_name}/include ${xgrammar_name}/3rdparty/picojson)
   # Strings of bounded length may have control characters there, which JSON does not allow.
-  set(converter ${xgrammar_root}/cpp/json_schema_converter.cc)
-  file(READ ${converter} text)
-  string(REPLACE "{'\\r', '\\r'}, {'\\n', '\\n'}}, true);" "{0, 0x1f}}, true);" mended "${text}")
-  if(mended STREQUAL text)
-    message(FATAL_ERROR "${converter}: expected the characters of a string of bounded length, found none")
-  endif()
-  # Where its automata fail it would make strings of a pattern without JSON's escapes: what it says here is refused.
-  set(text "${mended}")
-  set(fallback "  // Keep regex conversion independent. Only")
-  string(REPLACE "${fallback}" "  if (json_string) XGRAMMAR_LOG(WARNING) << \"pattern \" << regex << \": expected one that \"\n\
-      \"strings without a quote, a backslash or a control character fit, of parts that are known\";\n${fallback}"
-         mended "${text}")
-  if(mended STREQUAL text)
-    message(FATAL_ERROR "${converter}: expected the way out for patterns, found none")
-  endif()
-  file(WRITE ${converter} "${mended}")
-  file(WRITE ${xgrammar_root}/mended-2 "")
+  mend_xgrammar(json_schema_converter.cc "{'\\r', '\\r'}, {'\\n', '\\n'}}, true);" "{0, 0x1f}}, true);")
+  # Patterns come in a form of ours (src/text/grammar/pattern.h), made for where they stand: nothing is to be left out of
+  # them, and automata are to hold them, in calls too. The way out, a grammar, is too slow for many.
+  mend_xgrammar(json_schema_converter.cc "*spec.pattern, /*json_string=*/true" "*spec.pattern")
+  mend_xgrammar(json_schema_converter.cc "*spec.pattern, false, /*force_cfg_expansion=*/true" "*spec.pattern")
+  mend_xgrammar(json_schema_converter.cc "  // Keep regex conversion independent. Only"
+    "  XGRAMMAR_CHECK(force_cfg_expansion) << \"expected a pattern that an automaton holds, found a larger one\";
+  // Keep regex conversion independent. Only")
+  # Automata that take "997" for \d{1,2}(\.\d{1,2})?: an end that has ways on is no end of the empty text.
+  mend_xgrammar(fsm.cc "    fsm.AddEpsilonEdge(start_, ends_.front());
+  }
+  return FSMWithStartEnd(fsm, start_, ends_);"
+    "    const int start = fsm.AddState();
+    fsm.AddEpsilonEdge(start, start_);
+    std::vector<int32_t> ends = ends_;
+    ends.push_back(start);
+    return FSMWithStartEnd(fsm, start, std::move(ends));
+  }
+  return FSMWithStartEnd(fsm, start_, ends_);")
+  # And "ab," for (a,*|b){2,}: what is repeated without end begins anew, it does not go on from some end of what was before.
+  mend_xgrammar(fsm_builder.cc "    for (int i = 2; i < state.lower_bound; i++) {
+      result = FSMWithStartEnd::Concat(std::vector<FSMWithStartEnd>{result, child});
+    }
+    int end_state"
+    "    std::vector<FSMWithStartEnd> copies(std::max(state.lower_bound, 1) - 1, child);
+    copies.push_back(child.Plus());
+    result = FSMWithStartEnd::Concat(copies);
+    if (state.lower_bound == 0) allow_zero_repetitions(&result);
+    return ResultOk(std::move(result));
+    int end_state")
+  # And "xzz" for xz?|x: an end that has been taken for the same as another state is not the same as all other ends.
+  mend_xgrammar(fsm.cc "      if (outgoing_count == 0) {
+" "      if (outgoing_count == 0) {
+        if (union_find_set.Count(i)) continue;
+")
+  file(WRITE ${xgrammar_root}/mended-5 "")
 endif()
 file(GLOB xgrammar_sources ${xgrammar_root}/cpp/*.cc ${xgrammar_root}/cpp/support/*.cc
      ${xgrammar_root}/cpp/converter_ext/*.cc)

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds answers that grammars of JSON Schemas allow against the `jsonschema` package.
 
-    tools/compare_schemas.py DRAW_ANSWERS TOKENIZER_JSON [--count 2000] [--seed N] [--calls]
+    tools/compare_schemas.py DRAW_ANSWERS TOKENIZER_JSON [--count 2000] [--seed N] [--calls | --patterns]
 
 Random schemas, many of which combine keywords that few people would, go through what requests' schemas go through. Each is
 refused with a reason, or answers are drawn at random from its grammar, and each has to be JSON that fits the schema.
 Schemas in the form that pydantic, zod and agents write must not be refused. With --calls the schemas are of a strict tool's
-parameters, objects at the top, and the answers a call's arguments.
+parameters, objects at the top, and the answers a call's arguments. With --patterns regular expressions instead, of whole
+answers, which Python's re module checks.
 
 Needs the PyPI package `jsonschema` (tools/requirements-test.txt). Exits 1 where an answer does not fit.
 """
@@ -24,7 +25,7 @@ from jsonschema.exceptions import SchemaError
 
 NAMES = ['a', 'b', 'name', 'format', 'pattern', 'x-1', 'ä']
 TYPES = ['null', 'boolean', 'object', 'array', 'string', 'integer', 'number']
-PATTERNS = ['^[a-z]{1,4}$', '[0-9]+', '^x', '(yes|no)', '^\\d{2}-\\w$', 'a|b']
+PATTERNS = ['^[a-z]{1,4}$', '[0-9]+', '^x', '(yes|no)', '^\\d{2}-\\w$', 'a|b', '^\\d{1,2}(\\.\\d{1,2})?$', '^(a,*|b){2,}$', '"\\\\?']
 FORMATS = ['date', 'uuid', 'ipv4', 'int32', 'email', 'time']
 # Such numbers reach clients as strings (docs/server-api.md).
 BEYOND_DOUBLE = re.compile(r'[0-9][eE]\+?[0-9]{3}')
@@ -52,6 +53,44 @@ COMMON = [
     {'type': 'object', 'properties': {'children': {'type': 'array', 'items': {'$ref': '#'}, 'maxItems': 1}},
      'additionalProperties': False},
 ]
+
+
+class Patterns:
+    """Of what Python and ECMAScript read alike, and little that is refused."""
+    LITERALS = list('abcxyzABC019 _-,:;!@#%&~`\'"<>=/') + ['ä', '中', '🙂']
+    ESCAPES = [r'\d', r'\w', r'\s', r'\D', r'\W', r'\S', r'\.', r'\*', r'\(', r'\[', r'\]', r'\{', r'\|', r'\^', r'\$', r'\\',
+               r'\-', r'\n', r'\t', r'\x41', r'\u0042', r'\/', r'\"']
+    IN_CLASSES = [r'\d', r'\w', r'\s', r'\.', r'\]', r'\[', r'\\', r'\-', r'\n', r'\^', r'\x41', r'\u00e4']
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def char_class(self):
+        rng, items = self.rng, []
+        for _ in range(rng.randrange(1, 4)):
+            kind = rng.random()
+            items.append(rng.choice('abcxyz019 _,') if kind < 0.4 else '-'.join(sorted(rng.sample('abcxyz', 2))) if kind < 0.7
+                         else rng.choice(self.IN_CLASSES))
+        return '[' + '^' * (rng.random() < 0.3) + ''.join(items) + '-' * (rng.random() < 0.15) + ']'
+
+    def atom(self, depth):
+        kind = self.rng.random()
+        if kind < 0.35 or (kind >= 0.76 and depth > 2):
+            return re.escape(self.rng.choice(self.LITERALS))
+        if kind < 0.5:
+            return self.rng.choice(self.ESCAPES)
+        if kind < 0.7:
+            return self.char_class()
+        return '.' if kind < 0.76 else self.rng.choice(['(', '(?:']) + self.pattern(depth + 1) + ')'
+
+    def sequence(self, depth):
+        def times():
+            return '' if self.rng.random() < 0.6 else self.rng.choice(
+                ['*', '+', '?', '{2}', '{1,3}', '{0,2}', '{2,}', '{1}']) + '?' * (self.rng.random() < 0.15)
+        return ''.join(self.atom(depth) + times() for _ in range(self.rng.randrange(1, 5)))
+
+    def pattern(self, depth=0):
+        return '|'.join(self.sequence(depth) for _ in range(self.rng.choice([1, 1, 1, 2, 3])))
 
 
 class Schemas:
@@ -141,6 +180,31 @@ def reason(text):
     return re.sub(r'[0-9]+', 'N', text.split(': expected')[-1])[:60]
 
 
+def fault_of_text(pattern, text):
+    # Python's search can take exponentially long for longer ones.
+    if len(text) > 40 or re.fullmatch(pattern, text, re.ASCII):
+        return None
+    return 'does not fit'
+
+
+def validator_of(schema):
+    """A function that says what is wrong with an answer, or nothing."""
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        return lambda text, fault=error.message: 'taken, but no schema: ' + fault
+    validator = Draft202012Validator(schema)
+
+    def fault_of(text):
+        try:
+            return next((e.message for e in validator.iter_errors(json.loads(text))), None)
+        except json.JSONDecodeError as error:
+            return str(error)
+        except RecursionError:  # {"anyOf": [{"$ref": "#"}, ...]}
+            return None
+    return fault_of
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('draw_answers')
@@ -148,13 +212,15 @@ def main():
     parser.add_argument('--count', type=int, default=2000)
     parser.add_argument('--seed', type=int, default=random.randrange(1 << 32))
     parser.add_argument('--calls', action='store_true', help="schemas of a strict tool's parameters")
+    parser.add_argument('--patterns', action='store_true', help='regular expressions')
     parser.add_argument('--reasons', action='store_true', help='say how often schemas were refused, and why')
     args = parser.parse_args()
     rng = random.Random(args.seed)
     make = Schemas(rng, args.calls)
-    common = [s for s in COMMON if not args.calls or s['type'] == 'object']
-    schemas = common + [make.schema() for _ in range(args.count)]
-    mode = ['calls'] if args.calls else []
+    common = [] if args.patterns else [s for s in COMMON if not args.calls or s['type'] == 'object']
+    one = Patterns(rng).pattern if args.patterns else make.schema
+    schemas = common + [one() for _ in range(args.count)]
+    mode = ['calls'] if args.calls else ['patterns'] if args.patterns else []
     run = subprocess.run([args.draw_answers, args.tokenizer, str(rng.randrange(1 << 60)), *mode], check=True, text=True,
                          stdout=subprocess.PIPE, input=''.join(json.dumps(s) + '\n' for s in schemas))
     num_answers, wrong, reasons = 0, [], collections.Counter()
@@ -165,22 +231,12 @@ def main():
             if i < len(common):
                 wrong.append((schema, 'refused: ' + outcome['refused']))
             continue
-        try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as error:
-            wrong.append((schema, 'taken, but no schema: ' + error.message))
-            continue
-        validator = Draft202012Validator(schema)
+        fault_of = fault_of_text if args.patterns else validator_of(schema)
         for text in outcome['answers']:
             if args.calls and BEYOND_DOUBLE.search(text):
                 continue
             num_answers += 1
-            try:
-                fault = next((e.message for e in validator.iter_errors(json.loads(text))), None)
-            except json.JSONDecodeError as error:
-                fault = str(error)
-            except RecursionError:  # {"anyOf": [{"$ref": "#"}, ...]}
-                fault = None
+            fault = fault_of(schema, text) if args.patterns else fault_of(text)
             if fault is not None:
                 wrong.append((schema, f'{text}: {fault}'))
                 break

@@ -10,7 +10,7 @@
 #include "base/strings.h"
 #include "server/api_error.h"
 #include "text/chat/markers.h"
-#include "text/grammar/pattern_fault.h"
+#include "text/grammar/pattern.h"
 #include "text/grammar/schema_fault.h"
 
 namespace tessera::server {
@@ -149,7 +149,7 @@ void add_content(const OutputFormat& format, GrammarDefinition& definition) {
   std::optional<std::string> fault;
   if (format.kind == OutputFormat::Kind::kRegex) {
     definition.content = GrammarDefinition::Content::kRegex;
-    fault = text::find_pattern_fault(format.definition);
+    fault = text::find_pattern_fault(format.definition, text::PatternUse::kAnswer);
   } else if (format.kind == OutputFormat::Kind::kJsonObject) {
     definition.content = GrammarDefinition::Content::kJson;
   } else {

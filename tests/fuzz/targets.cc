@@ -26,9 +26,9 @@
 #include "text/chat/encode.h"
 #include "text/chat/read_messages.h"
 #include "text/detokenizer.h"
-#include "text/grammar/pattern_fault.h"
+#include "text/grammar/pattern.h"
 #include "text/grammar/schema_fault.h"
-#include "text/grammar/schema_formats.h"
+#include "text/grammar/schema_text.h"
 #include "text/stop_matcher.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -226,14 +226,15 @@ void schema(const uint8_t* data, size_t size) {
   const auto expect_line = [](const std::optional<std::string>& fault) {
     if (fault && (fault->empty() || fault->size() > 4096 || fault->find('\n') != std::string::npos)) __builtin_trap();
   };
-  expect_line(text::find_pattern_fault(text));
+  for (const auto use : {text::PatternUse::kAnswer, text::PatternUse::kJsonString, text::PatternUse::kArgument}) {
+    expect_line(text::find_pattern_fault(text, use));
+  }
   allow_refusal([&] {
     const auto held = text::find_schema_fault(text, text::SchemaUse::kAnswer);
     expect_line(held);
     if (text::find_schema_fault(text, text::SchemaUse::kTool) && !held) __builtin_trap();
     if (held && !text::find_schema_fault(text, text::SchemaUse::kStrictTool)) __builtin_trap();
-    const std::string compiled = text::without_formats_beside_patterns(text);
-    if (text::without_formats_beside_patterns(compiled) != compiled) __builtin_trap();
+    Json::parse(text::schema_for_compiler(text, text::PatternUse::kJsonString), "schema");
   });
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads JSON Schemas, one per line, and writes what comes of each in a line of JSON: {"refused": why}, or {"answers":
 // [texts]} drawn at random from what its grammar allows: what tools/compare_schemas.py compares. With "calls" the
-// schemas are of a strict tool's parameters, and the texts the arguments of calls.
+// schemas are of a strict tool's parameters, and the texts the arguments of calls; with "patterns" lines are JSON
+// strings, regular expressions of whole answers.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -11,12 +12,14 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/rng.h"
 #include "base/strings.h"
 #include "text/chat/answer_parser.h"
 #include "text/chat/markers.h"
 #include "text/chat/python_json.h"
 #include "text/grammar/grammar.h"
+#include "text/grammar/pattern.h"
 #include "text/grammar/schema_fault.h"
 
 namespace {
@@ -54,16 +57,24 @@ std::string refused(const std::string& why) {
   return fmt::format("{{\"refused\": {}}}", text::json_quoted(replace_invalid_utf8(why)));
 }
 
-text::GrammarDefinition definition_of(const std::string& schema, bool is_call) {
+enum class Kind { kSchemas, kCalls, kPatterns };
+
+text::GrammarDefinition definition_of(const std::string& line, Kind kind) {
+  using Content = text::GrammarDefinition::Content;
   text::GrammarDefinition definition;
-  if (is_call) {
-    definition.tools = {{"f", schema, true}};
+  if (kind == Kind::kCalls) {
+    definition.tools = {{"f", line, true}};
     definition.allows_parallel = false;
   } else {
-    definition.content = text::GrammarDefinition::Content::kJsonSchema;
-    definition.text = schema;
+    definition.content = kind == Kind::kSchemas ? Content::kJsonSchema : Content::kRegex;
+    definition.text = kind == Kind::kSchemas ? line : Json::parse(line, "stdin").string();
   }
   return definition;
+}
+
+std::optional<std::string> fault_of(const std::string& text, Kind kind) {
+  if (kind == Kind::kPatterns) return text::find_pattern_fault(text, text::PatternUse::kAnswer);
+  return text::find_schema_fault(text, kind == Kind::kCalls ? text::SchemaUse::kStrictTool : text::SchemaUse::kAnswer);
 }
 
 // As a client gets them.
@@ -74,19 +85,18 @@ std::string arguments_of(const std::string& answer) {
   return parser.answer().calls.empty() ? "no call: " + answer : parser.answer().calls[0].arguments;
 }
 
-std::string outcome(text::GrammarCompiler& compiler, const text::Tokenizer& tokenizer, const std::string& schema,
-                    bool is_call, Rng& rng) {
-  const text::GrammarDefinition definition = definition_of(schema, is_call);
-  const auto use = is_call ? text::SchemaUse::kStrictTool : text::SchemaUse::kAnswer;
+std::string outcome(text::GrammarCompiler& compiler, const text::Tokenizer& tokenizer, const std::string& line,
+                    Kind kind, Rng& rng) {
   try {
-    if (const auto fault = text::find_schema_fault(schema, use)) return refused(*fault);
+    const text::GrammarDefinition definition = definition_of(line, kind);
+    if (const auto fault = fault_of(kind == Kind::kCalls ? line : definition.text, kind)) return refused(*fault);
     const auto grammar = compiler.compile(definition);
     std::string answers;
     for (int i = 0; i < kAnswers; ++i) {
       std::optional<std::string> text;
       for (int j = 0; j < kTriesOfOne && !text; ++j) text = draw(*grammar, tokenizer, rng);
       if (!text || replace_invalid_utf8(*text) != *text) continue;  // bytes that a token begins and none goes on with
-      answers += (answers.empty() ? "" : ", ") + text::json_quoted(is_call ? arguments_of(*text) : *text);
+      answers += (answers.empty() ? "" : ", ") + text::json_quoted(kind == Kind::kCalls ? arguments_of(*text) : *text);
     }
     return fmt::format("{{\"answers\": [{}]}}", answers);
   } catch (const Error& error) {
@@ -97,9 +107,10 @@ std::string outcome(text::GrammarCompiler& compiler, const text::Tokenizer& toke
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool is_call = argc == 4 && std::string_view(argv[3]) == "calls";
-  if (argc != 3 && !is_call) {
-    std::fprintf(stderr, "usage: draw_answers TOKENIZER_JSON SEED [calls] < lines of JSON Schemas\n");
+  const std::string_view what = argc == 4 ? argv[3] : "schemas";
+  const Kind kind = what == "calls" ? Kind::kCalls : what == "patterns" ? Kind::kPatterns : Kind::kSchemas;
+  if (argc < 3 || argc > 4) {
+    std::fprintf(stderr, "usage: draw_answers TOKENIZER_JSON SEED [schemas|calls|patterns] < lines\n");
     return 2;
   }
   const text::Tokenizer tokenizer = text::Tokenizer::load(argv[1]);
@@ -107,6 +118,6 @@ int main(int argc, char** argv) {
   text::GrammarCompiler compiler(tokenizer, tokenizer.vocab_size(), ends);
   Rng rng(std::strtoull(argv[2], nullptr, 10));
   std::string line;
-  while (std::getline(std::cin, line)) std::printf("%s\n", outcome(compiler, tokenizer, line, is_call, rng).c_str());
+  while (std::getline(std::cin, line)) std::printf("%s\n", outcome(compiler, tokenizer, line, kind, rng).c_str());
   return 0;
 }

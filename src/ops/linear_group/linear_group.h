@@ -29,7 +29,7 @@ struct LinearGroup {
   // As many maps as the description has.
   struct Args {
     TensorView x;                               // [tokens, in]
-    TensorView norm_weight;                     // [in] BF16 or F32; with norm
+    TensorView norm_weight = {};                // [in] BF16 or F32; with norm
     std::array<WeightView, kMostMaps> weights;  // [out, in]
     std::array<TensorView, kMostMaps> y;        // [tokens, out]; with swiglu y[1] is scratch
     int64_t num_tokens = 0;

@@ -5,7 +5,7 @@
 
 #include "text/chat/markers.h"
 #include "text/chat/python_json.h"
-#include "text/grammar/schema_formats.h"
+#include "text/grammar/schema_text.h"
 
 namespace tessera::text {
 
@@ -18,11 +18,12 @@ std::string constant(std::string_view text) {
 // One space at most where JSON may have blanks: models write values as they are written in the prompt.
 std::string invoke_tag(const CallableTool& tool) {
   const std::string_view any = R"({"type": "object", "additionalProperties": true})";
-  return fmt::format(R"({{"type": "tag", "begin": {}, "content": {{"type": "json_schema", "style": "deepseek_xml", )"
-                     R"("max_whitespace_cnt": 1, "json_schema": {}}}, "end": {}}})",
-                     json_quoted(fmt::format("{} name=\"{}\">\n", kInvokeTag, tool.name)),
-                     tool.parameters.empty() ? std::string(any) : without_formats_beside_patterns(tool.parameters),
-                     json_quoted(fmt::format("{}>\n", kEndInvokeTag)));
+  return fmt::format(
+      R"({{"type": "tag", "begin": {}, "content": {{"type": "json_schema", "style": "deepseek_xml", )"
+      R"("max_whitespace_cnt": 1, "json_schema": {}}}, "end": {}}})",
+      json_quoted(fmt::format("{} name=\"{}\">\n", kInvokeTag, tool.name)),
+      tool.parameters.empty() ? std::string(any) : schema_for_compiler(tool.parameters, PatternUse::kArgument),
+      json_quoted(fmt::format("{}>\n", kEndInvokeTag)));
 }
 
 }  // namespace

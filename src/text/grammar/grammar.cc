@@ -15,8 +15,9 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "text/chat/markers.h"
+#include "text/chat/python_json.h"
 #include "text/grammar/call_grammar.h"
-#include "text/grammar/schema_formats.h"
+#include "text/grammar/schema_text.h"
 
 // What XGrammar has to say: it calls these two (XGRAMMAR_LOG_CUSTOMIZE).
 namespace xgrammar {
@@ -141,12 +142,19 @@ class Compiled final : public Grammar {
   const size_t size_bytes_;
 };
 
+// Without the automaton the time of a mask grows with the ways in which a text fits: (.+)+ in exponentially many.
+xgrammar::Grammar pattern_automaton(const std::string& pattern) {
+  const std::string canonical = canonical_pattern(pattern, PatternUse::kAnswer);
+  return xgrammar::Grammar::FromEBNF(canonical.empty() ? R"(root ::= "")"
+                                                       : fmt::format("root ::= Regex({})", json_quoted(canonical)));
+}
+
 xgrammar::Grammar content_grammar(const GrammarDefinition& definition) {
-  if (definition.content == GrammarDefinition::Content::kRegex) return xgrammar::Grammar::FromRegex(definition.text);
+  if (definition.content == GrammarDefinition::Content::kRegex) return pattern_automaton(definition.text);
   const bool is_any = definition.content == GrammarDefinition::Content::kJson;
-  return xgrammar::Grammar::FromJSONSchema(
-      is_any ? R"({"type": "object", "additionalProperties": true})" : without_formats_beside_patterns(definition.text),
-      /*any_whitespace=*/false);
+  return xgrammar::Grammar::FromJSONSchema(is_any ? R"({"type": "object", "additionalProperties": true})"
+                                                  : schema_for_compiler(definition.text, PatternUse::kJsonString),
+                                           /*any_whitespace=*/false);
 }
 
 xgrammar::Grammar call_grammar(const GrammarDefinition& definition) {

@@ -13,7 +13,7 @@
 
 #include "base/json.h"
 #include "base/strings.h"
-#include "text/grammar/pattern_fault.h"
+#include "text/grammar/pattern.h"
 #include "text/grammar/schema_types.h"
 
 namespace tessera::text {
@@ -279,16 +279,9 @@ class SchemaWalk {
   }
 
   void pattern(const std::string& text, const std::string& path) {
-    // XGrammar makes strings of the others without JSON's escapes.
-    const auto is_printable = [](unsigned char byte) { return byte >= 0x20 && byte < 0x7f; };
-    if (!is_lenient_ && !std::all_of(text.begin(), text.end(), is_printable)) {
-      return note(path, "a regular expression in printable ASCII characters", "\"" + printable(text, 60) + "\"");
-    }
-    if (text.size() > kMaxPatternRepeats) {
-      return note(path, fmt::format("a regular expression of at most {} bytes", kMaxPatternRepeats),
-                  std::to_string(text.size()));
-    }
-    if (const auto fault = find_pattern_fault(text); fault && !fault_) fault_ = path + ": " + *fault;
+    const PatternUse use = use_ == SchemaUse::kAnswer ? PatternUse::kJsonString : PatternUse::kArgument;
+    const auto fault = is_lenient_ ? find_pattern_excess(text) : find_pattern_fault(text, use);
+    if (fault && !fault_) fault_ = path + ": " + *fault;
   }
 
   void data(const Json& value) {

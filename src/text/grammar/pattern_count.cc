@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "text/grammar/pattern_fault.h"
-
+// How large a regular expression is.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "base/strings.h"
+#include "text/grammar/pattern.h"
 
 namespace tessera::text {
 
@@ -39,7 +39,7 @@ class PatternCount {
         groups.pop_back();
         groups.back() += last;
       } else {
-        if (c == '\\') ++at_;
+        if (c == '\\') skip_escape();
         if (c == '[') skip_class();
         last = 1;
         ++groups.back();
@@ -70,6 +70,13 @@ class PatternCount {
     return most;
   }
 
+  // The braces of \u{61} are no bounds.
+  void skip_escape() {
+    const bool has_braces = pattern_.substr(at_).starts_with("u{");
+    const size_t end = has_braces ? pattern_.find('}', at_) : at_;
+    if (end != std::string_view::npos) at_ = end + 1;
+  }
+
   void skip_class() {
     if (at_ < pattern_.size() && pattern_[at_] == '^') ++at_;
     for (bool is_first = true; at_ < pattern_.size() && (is_first || pattern_[at_] != ']'); is_first = false) {
@@ -85,7 +92,7 @@ class PatternCount {
 
 }  // namespace
 
-std::optional<std::string> find_pattern_fault(std::string_view pattern) {
+std::optional<std::string> find_pattern_excess(std::string_view pattern) {
   if (PatternCount(pattern).count() <= kMaxPatternRepeats) return std::nullopt;
   return fmt::format("expected a regular expression of at most {} characters, repeated ones counted, found more",
                      kMaxPatternRepeats);
