@@ -16,16 +16,31 @@ namespace {
 
 constexpr int kMaxNesting = 100;  // of groups
 
-const CodePoints kDigits = {{'0', '9'}};
-const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-const CodePoints kSpaces = {{'\t', '\r'}, {' ', ' '}};  // for both dialects
+CodePoints digits() {
+  return {{'0', '9'}};
+}
+CodePoints word() {
+  return {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
+}
+// For both dialects.
+CodePoints spaces() {
+  return {{'\t', '\r'}, {' ', ' '}};
+}
 // For either.
-const CodePoints kAllSpaces = {{'\t', '\r'},     {0x1C, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},
-                               {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
-                               {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
-const CodePoints kLineEnds = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-const CodePoints kNoText = {{0, 0}, {0xD800, 0xDFFF}};  // NUL, and what UTF-8 does not have
-const CodePoints kEscapedInJson = {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
+CodePoints all_spaces() {
+  return {{'\t', '\r'},     {0x1C, 0x20},     {0x85, 0x85},     {0xA0, 0xA0},     {0x1680, 0x1680}, {0x2000, 0x200A},
+          {0x2028, 0x2029}, {0x202F, 0x202F}, {0x205F, 0x205F}, {0x3000, 0x3000}, {0xFEFF, 0xFEFF}};
+}
+CodePoints line_ends() {
+  return {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
+}
+// NUL, and what UTF-8 does not have.
+CodePoints no_text() {
+  return {{0, 0}, {0xD800, 0xDFFF}};
+}
+CodePoints escaped_in_json() {
+  return {{0, 0x1F}, {'"', '"'}, {'\\', '\\'}};
+}
 
 // Escapes alone: what stands for itself differs between the compiler's ways to read a pattern.
 std::string code_point_escape(uint32_t c) {
@@ -117,7 +132,7 @@ class PatternReader {
         return character(char_class());
       case '.':
         ++at_;
-        return character(kLineEnds.others());
+        return character(line_ends().others());
       case '*':
       case '+':
       case '?':
@@ -221,12 +236,12 @@ class PatternReader {
 
   // \d and the like, which stand for several characters.
   std::optional<CodePoints> set_escape() {
-    if (take("\\d")) return kDigits;
-    if (take("\\D")) return kDigits.others();
-    if (take("\\w")) return kWord;
-    if (take("\\W")) return kWord.others();
-    if (take("\\s")) return kSpaces;
-    if (take("\\S")) return kAllSpaces.others();
+    if (take("\\d")) return digits();
+    if (take("\\D")) return digits().others();
+    if (take("\\w")) return word();
+    if (take("\\W")) return word().others();
+    if (take("\\s")) return spaces();
+    if (take("\\S")) return all_spaces().others();
     return std::nullopt;
   }
 
@@ -280,10 +295,10 @@ class PatternReader {
 
   // One of `set`, as it is where one can stand here so.
   std::string character(const CodePoints& set) {
-    const CodePoints text = set.without(kNoText);
-    const CodePoints plain = use_ == PatternUse::kAnswer ? text : text.without(kEscapedInJson);
+    const CodePoints text = set.without(no_text());
+    const CodePoints plain = use_ == PatternUse::kAnswer ? text : text.without(escaped_in_json());
     if (!plain.is_empty()) return class_of(plain);
-    const CodePoints escaped = set.without(kEscapedInJson.others());
+    const CodePoints escaped = set.without(escaped_in_json().others());
     if (use_ != PatternUse::kJsonString || escaped.is_empty()) refuse("a character that can stand here", "none");
     std::string all;
     for (const auto& [first, last] : escaped.ranges()) {
