@@ -340,6 +340,9 @@ def load(server):
     for warms, count in [(True, max(streams))] + [(False, one) for one in streams]:
         remaining = len(streams) - len(rows)
         seconds = 1 if warms else min(8.0, (left() - 10) / max(1, remaining) - 2)
+        if rows and left() < 8:
+            say(f'  from {count} streams on: left out, {max(left(), 0):.0f} s are left')
+            break
         need(8)
         before = server.metrics()
         result = subprocess.run(

@@ -82,7 +82,12 @@ void finite_check(OpBench& bench, const std::string& name, const model::Config& 
       });
 }
 
-void sample(OpBench& bench, const std::string& name, const model::Config& c, const ops::SamplingParams& params) {
+// As peaked as a language model's rows usually are: a few likely tokens over a broad tail; or the tail alone, as where
+// anything may follow.
+enum class Rows { kPeaked, kFlat };
+
+void sample(OpBench& bench, const std::string& name, const model::Config& c, const ops::SamplingParams& params,
+            Rows kind = Rows::kPeaked) {
   struct Operands {
     Placed<float> logits;
     Placed<ops::SampleRow> rows;
@@ -90,12 +95,11 @@ void sample(OpBench& bench, const std::string& name, const model::Config& c, con
   };
   constexpr int64_t kPositions = 64;  // drawn in turn
   // Rows of logits that a step ends with, whatever --tokens says.
-  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {.per_token = c.vocab_size * 4}, {1, 32},
+  bench.rows<ops::Sample>(name, {.vocab = c.vocab_size}, {.per_token = c.vocab_size * 4}, {1, 32, 256},
                           [&](const auto& op, int64_t count, void* workspace) -> OpBench::Case {
                             const auto o = std::make_shared<Operands>();
-                            // As peaked as a language model: a few likely tokens over a broad tail.
                             std::vector<float> logits = bench.floats(count * c.vocab_size, 2);
-                            for (int64_t i = 0; i < 20 * count; ++i) {
+                            for (int64_t i = 0; kind == Rows::kPeaked && i < 20 * count; ++i) {
                               logits[bench.rng().below(logits.size())] = 10 + 3 * bench.rng().normal();
                             }
                             std::vector<ops::SampleRow> rows;
@@ -124,6 +128,9 @@ void bench_choices(OpBench& bench, const std::string& name, const model::Config&
   finite_check(bench, name, c);
   sample(bench, name + " greedy", c, {});
   sample(bench, name + " temperature 1", c, {.temperature = 1, .seed = 3});
+  sample(bench, name + " temperature 1, flat", c, {.temperature = 1, .seed = 3}, Rows::kFlat);
+  sample(bench, name + " temperature 1, top-p 0.95, flat", c, {.temperature = 1, .top_p = 0.95f, .seed = 3},
+         Rows::kFlat);
   sample(bench, name + " top-k 50, top-p 0.95", c, {.temperature = 1, .top_p = 0.95f, .top_k = 50, .seed = 3});
 }
 

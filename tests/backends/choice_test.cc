@@ -256,6 +256,53 @@ TEST_F(SampleVariantsTest, RowsOfACallAreDrawnAsAlone) {
   }
 }
 
+// On a GPU: draws from what language models give are decided without a sort of everything, for which the end of the
+// workspace is. Rows of equal logits are not.
+TEST_F(SampleVariantsTest, AGpuSortsEverythingOnlyWhereNothingElseDecides) {
+  std::string why_not;
+  if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;
+  device::Executor& gpu = testing::gpu_stage_memory().executor();
+  constexpr int64_t kVocab = 20011, kRows = 12;
+  const ops::Sample::Desc desc{.vocab = kVocab};
+  const auto backends = backends::all_backends();
+  const auto cuda = std::find_if(backends.begin(), backends.end(),
+                                 [](const ops::Backend* one) { return std::string(one->name) == "cuda"; });
+  ASSERT_NE(cuda, backends.end());
+  const ops::Variant<ops::Sample>& variant = (*cuda)->variants_of<ops::Sample>()[0];
+  const auto place = [&](const auto& values) {
+    device::Buffer buffer(values.size() * sizeof(values[0]), gpu.memory());
+    gpu.memory().upload(buffer.data(), values.data(), buffer.size());
+    return buffer;
+  };
+  for (const bool are_equal : {false, true}) {
+    std::vector<float> all;
+    std::vector<ops::SampleRow> rows;
+    for (int64_t i = 0; i < kRows; ++i) {
+      const std::vector<float> row = logits(kVocab, are_equal ? 4 : rng_.below(3));
+      all.insert(all.end(), row.begin(), row.end());
+      rows.push_back({.params = {.temperature = any({0.7f, 1.0f, 1.5f}),
+                                 .top_p = any({1.0f, 0.9f}),
+                                 .min_p = any({0.0f, 0.0f, 0.05f}),
+                                 .top_k = static_cast<int32_t>(any({0, 0, 40, 900})),
+                                 .seed = rng_.next_u64()},
+                      .position = rng_.below(1 << 20),
+                      .logit_row = static_cast<int32_t>(i)});
+    }
+    std::vector<char> scratch(static_cast<size_t>(variant.workspace_bytes(desc, kRows)), 0x5a);
+    const device::Buffer logits = place(all), hows = place(rows), workspace = place(scratch);
+    const device::Buffer tokens(kRows * sizeof(int32_t), gpu.memory());
+    variant.run(desc,
+                {.logits = logits.as<float>(),
+                 .rows = hows.as<ops::SampleRow>(),
+                 .num_rows = kRows,
+                 .tokens = tokens.as<int32_t>(),
+                 .workspace = workspace.data()},
+                gpu.queue());
+    gpu.memory().download(scratch.data(), workspace.data(), scratch.size());
+    EXPECT_EQ(std::all_of(scratch.end() - kVocab, scratch.end(), [](char c) { return c == 0x5a; }), !are_equal);
+  }
+}
+
 TEST_F(SampleVariantsTest, FindNothingInARowWithoutNumbers) {
   for (const int64_t vocab : {40, 4096}) {
     const ops::Sample::Desc desc{.vocab = vocab};

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// sample: a thread block per row. Candidates are counted by probability, and only those that the draw can reach are
-// sorted, by a bitonic network, whose order of comparisons is fixed; what the contract sums in falling order, one
-// thread sums. The sum of everything is known as an interval, out of whole numbers that threads may add in any order; a
-// draw that the interval does not decide sorts everything.
+// sample, in four kernels: the largest logit of each part of a row; what buckets of probabilities hold, in whole
+// numbers that blocks may add in any order; the choice from these (sample_choice.cuh), a block a row; and, for rows
+// that the choice leaves undecided, the draw from all candidates, sorted.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "backends/cuda/kernels.h"
+#include "backends/cuda/sample_choice.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/workspace.h"
 #include "ops/sample/sample_steps.h"
 
 namespace tessera::backends::cuda {
@@ -18,14 +19,23 @@ namespace {
 using namespace cuda_common;
 using ops::Candidate;
 
-constexpr int kBlock = 1024;
-constexpr int64_t kMostBlocks = 32;  // each has a workspace; they take the rows in turn
-constexpr int kShared = 512;         // candidates that are sorted in shared memory
-constexpr int kBucketBits = 3;       // buckets in an octave of probabilities, as a power of two
-constexpr int kBuckets = 64 * (1 << kBucketBits) + 1;
-constexpr double kMassUnit = 0x1p-40;
+constexpr int kBlock = 512;
+// Parts of a row: at most so many for the GPU's sake, and as many as keep a histogram's counts within 32 bits.
+constexpr int64_t kMostParts = 32, kLeastPart = 2048, kLargestPart = 1 << 16;
+constexpr int64_t kSorters = 8;  // blocks that sort everything; they take the rows in turn
 
-// The workspace: a candidate per token of the vocabulary, up to a power of two, per block.
+struct Best {
+  float logit;
+  int32_t id;  // -1: none
+};
+// Of a row, all parts together.
+struct RowBuckets {
+  unsigned long long masses[kFirstBuckets];
+  uint32_t counts[kFirstBuckets];
+  int32_t top;
+};
+using PartHistogram = Histogram<kFirstBuckets, 4>;
+
 struct Job {
   float* logits;
   const ops::SampleRow* rows;
@@ -34,53 +44,32 @@ struct Job {
   const uint32_t* masks;
   int64_t num_rows, num_bias;
   int32_t* tokens;
-  Candidate* workspace;
-  int32_t vocab, num_padded;
-};
+  RowBuckets* buckets;    // [num_rows]
+  Best* bests;            // [num_rows, num_parts]
+  Candidate* candidates;  // [kSorters, num_padded]
+  int32_t vocab, num_padded, num_parts, part;
 
-// A row that is drawn from.
-struct Row {
-  const float* logits;
-  int32_t vocab, top;
-  float temperature;
-  const uint32_t* mask;  // null: all
-
-  // 0: it has none.
-  __device__ double probability(int32_t id) const {
-    if (id == top) return 1;
-    if (!ops::is_allowed(mask, id)) return 0;
-    const double gap = static_cast<double>(logits[id]) - static_cast<double>(logits[top]);
-    const double p = exp(gap / static_cast<double>(temperature));
-    return p > 0 ? p : 0;
+  __device__ float* logits_of(const ops::SampleRow& how) const {
+    return logits + how.logit_row * static_cast<int64_t>(vocab);
   }
-};
-
-// Counts and sums of the probabilities that buckets hold. Sums are in units of kMassUnit, each probability rounded
-// down.
-struct Buckets {
-  int32_t counts[kBuckets];
-  unsigned long long masses[kBuckets];
+  __device__ SampledRow row_of(const ops::SampleRow& how, int32_t top, float min_p) const {
+    return {logits_of(how), ops::mask_of(masks, how, vocab), vocab, top, how.params.temperature, min_p};
+  }
 };
 
 __device__ float no_logit() {
   return -__builtin_huge_valf();
 }
 
-// Rises as the probability, at most 1, falls; the last has all that are smaller.
-__device__ int bucket_of(double probability) {
-  const uint64_t gap = __builtin_bit_cast(uint64_t, 1.0) - __builtin_bit_cast(uint64_t, probability);
-  const uint64_t bucket = gap >> (52 - kBucketBits);
-  return bucket < kBuckets ? static_cast<int>(bucket) : kBuckets - 1;
-}
-
-__device__ void apply_bias_and_penalties(const Job& job) {
-  float* logits = job.logits + job.rows[0].logit_row * static_cast<int64_t>(job.vocab);
+// To one part of a row.
+__device__ void apply_bias_and_penalties(const Job& job, int32_t begin, int32_t end) {
+  float* logits = job.logits_of(job.rows[0]);
   // One by one: an id may come twice.
-  if (threadIdx.x == 0) {
-    for (int64_t i = 0; i < job.num_bias; ++i) logits[job.bias_ids[i]] += job.bias_values[i];
+  for (int64_t i = 0; threadIdx.x == 0 && i < job.num_bias; ++i) {
+    if (job.bias_ids[i] >= begin && job.bias_ids[i] < end) logits[job.bias_ids[i]] += job.bias_values[i];
   }
   __syncthreads();
-  for (int32_t id = threadIdx.x; job.counts != nullptr && id < job.vocab; id += kBlock) {
+  for (int32_t id = begin + static_cast<int32_t>(threadIdx.x); job.counts != nullptr && id < end; id += kBlock) {
     if (job.counts[id] != 0) logits[id] = ops::penalised(logits[id], job.rows[0].params, job.counts[id]);
   }
   __syncthreads();
@@ -92,158 +81,131 @@ __device__ bool is_better(float x, int32_t a, float y, int32_t b) {
   return x > y || (x == y && a < b);
 }
 
-// The largest allowed logit's id, ties to the lower id; NaN and minus infinity never win. -1 where there is no other.
-__device__ int32_t largest(const float* logits, const uint32_t* mask, int32_t vocab) {
-  __shared__ float s_logits[kBlock];
-  __shared__ int32_t s_ids[kBlock];
-  float best = 0;
-  int32_t best_id = -1;
-  constexpr int kAtOnce = 16;  // loads on their way together: of a greedy draw this is all there is to do
-  for (int32_t first = threadIdx.x; first < vocab; first += kAtOnce * kBlock) {
+__device__ Best better(const Best& a, const Best& b) {
+  return is_better(a.logit, a.id, b.logit, b.id) ? a : b;
+}
+// The best of a warp's.
+__device__ Best best_of_warp(Best own) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) {
+    const Best other{__shfl_xor_sync(~0u, own.logit, lanes), __shfl_xor_sync(~0u, own.id, lanes)};
+    own = better(own, other);
+  }
+  return own;
+}
+// The best of a row's parts.
+__device__ Best best_of_parts(const Best* parts, int32_t num_parts) {
+  __shared__ Best s_best;
+  if (threadIdx.x < 32) {
+    Best own{0, -1};
+    for (int32_t i = static_cast<int32_t>(threadIdx.x); i < num_parts; i += 32) own = better(own, parts[i]);
+    own = best_of_warp(own);
+    if (threadIdx.x == 0) s_best = own;
+  }
+  __syncthreads();
+  return s_best;
+}
+
+// The largest allowed logit of a part, ties to the lower id; NaN and minus infinity never win.
+__global__ void __launch_bounds__(kBlock) sample_largest(Job job) {
+  __shared__ Best s_bests[kBlock / 32];
+  wait_for_previous();
+  const int thread = static_cast<int>(threadIdx.x);
+  const ops::SampleRow how = job.rows[blockIdx.x];
+  const auto begin = static_cast<int32_t>(blockIdx.y) * job.part, end = min(begin + job.part, job.vocab);
+  if (job.num_rows == 1) apply_bias_and_penalties(job, begin, end);
+  if (blockIdx.y == 0) {
+    RowBuckets& buckets = job.buckets[blockIdx.x];
+    for (int i = thread; i < kFirstBuckets; i += kBlock) buckets.masses[i] = 0, buckets.counts[i] = 0;
+  }
+  const float* logits = job.logits_of(how);
+  const uint32_t* mask = ops::mask_of(job.masks, how, job.vocab);
+  Best own{0, -1};
+  constexpr int kAtOnce = 8;  // loads on their way together
+  for (int32_t first = begin + thread; first < end; first += kAtOnce * kBlock) {
     float loaded[kAtOnce];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int32_t id = first + n * kBlock;
-      loaded[n] = id < vocab ? logits[id] : no_logit();
+      loaded[n] = id < end ? logits[id] : no_logit();
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int32_t id = first + n * kBlock;
       if (loaded[n] != loaded[n] || loaded[n] == no_logit() || !ops::is_allowed(mask, id)) continue;
-      if (is_better(loaded[n], id, best, best_id)) best = loaded[n], best_id = id;
+      own = better(own, {loaded[n], id});
     }
   }
-  s_logits[threadIdx.x] = best, s_ids[threadIdx.x] = best_id;
-  for (int half = kBlock / 2; half > 0; half /= 2) {
-    __syncthreads();
-    const int other = threadIdx.x + half;
-    if (threadIdx.x < half && is_better(s_logits[other], s_ids[other], s_logits[threadIdx.x], s_ids[threadIdx.x])) {
-      s_logits[threadIdx.x] = s_logits[other], s_ids[threadIdx.x] = s_ids[other];
-    }
-  }
+  own = best_of_warp(own);
+  if (thread % 32 == 0) s_bests[thread / 32] = own;
   __syncthreads();
-  const int32_t found = s_ids[0];
-  __syncthreads();
-  return found;
+  if (thread >= 32) return;
+  own = best_of_warp(thread < kBlock / 32 ? s_bests[thread] : Best{0, -1});
+  if (thread == 0) job.bests[blockIdx.x * job.num_parts + blockIdx.y] = own;
 }
 
-__device__ void count_into(const Row& row, Buckets& buckets) {
-  for (int i = threadIdx.x; i < kBuckets; i += kBlock) buckets.counts[i] = 0, buckets.masses[i] = 0;
-  __syncthreads();
-  for (int32_t id = threadIdx.x; id < row.vocab; id += kBlock) {
+// Greedy tokens; else a part's share of the row's buckets.
+__global__ void __launch_bounds__(kBlock) sample_masses(Job job) {
+  __shared__ PartHistogram s_histogram;
+  wait_for_previous();
+  const int thread = static_cast<int>(threadIdx.x);
+  const ops::SampleRow how = job.rows[blockIdx.x];
+  RowBuckets& buckets = job.buckets[blockIdx.x];
+  const int32_t top = best_of_parts(job.bests + blockIdx.x * job.num_parts, job.num_parts).id;
+  const bool is_chosen = top < 0 || how.params.temperature == 0;
+  if (blockIdx.y == 0 && thread == 0) {
+    buckets.top = top;
+    if (is_chosen) job.tokens[blockIdx.x] = top;
+  }
+  if (is_chosen) return;
+  s_histogram.clear();
+  const SampledRow row = job.row_of(how, top, how.params.min_p);
+  const auto begin = static_cast<int32_t>(blockIdx.y) * job.part, end = min(begin + job.part, job.vocab);
+  for (int32_t id = begin + thread; id < end; id += kBlock) {
     const double p = row.probability(id);
     if (!(p > 0)) continue;
-    const int bucket = bucket_of(p);
-    atomicAdd(&buckets.counts[bucket], 1);
-    atomicAdd(&buckets.masses[bucket], static_cast<unsigned long long>(p / kMassUnit));
+    const int bucket = first_bucket(key_of(p));
+    s_histogram.add(bucket, mass_of(p, bucket));
   }
   __syncthreads();
+  for (int i = thread; i < kFirstBuckets; i += kBlock) {
+    const uint32_t count = s_histogram.count(i);
+    if (count == 0) continue;
+    atomicAdd(&buckets.counts[i], count);
+    atomicAdd(&buckets.masses[i], static_cast<unsigned long long>(s_histogram.mass(i)));
+  }
 }
 
-// The candidates of buckets 0 to `last`, in order. There is room up to the next power of two.
-__device__ void gather_and_sort(const Row& row, int last, Candidate* candidates) {
-  __shared__ int32_t s_count;
-  if (threadIdx.x == 0) s_count = 0;
-  __syncthreads();
-  for (int32_t id = threadIdx.x; id < row.vocab; id += kBlock) {
-    const double p = row.probability(id);
-    if (p > 0 && bucket_of(p) <= last) candidates[atomicAdd(&s_count, 1)] = {p, id};
-  }
-  __syncthreads();
-  const int32_t count = s_count;
-  int32_t num_padded = 1;
-  while (num_padded < count) num_padded *= 2;
-  for (int32_t i = count + threadIdx.x; i < num_padded; i += kBlock) candidates[i] = {0, row.vocab};
-  // The order is strict, so that sorting has one result, whatever order the candidates came in.
-  for (int32_t size = 2; size <= num_padded; size *= 2) {
-    for (int32_t step = size / 2; step > 0; step /= 2) {
-      __syncthreads();
-      for (int32_t i = threadIdx.x; i < num_padded; i += kBlock) {
-        const int32_t j = i ^ step;
-        if (j < i) continue;
-        const Candidate a = candidates[i], b = candidates[j];
-        if (ops::comes_before(a, b) != ((i & size) == 0)) candidates[i] = b, candidates[j] = a;
-      }
-    }
-  }
-  __syncthreads();
-}
-
-// What is sorted before the first attempt at a draw, and what is known about the rest.
-struct Reach {
-  int last;       // bucket
-  int32_t count;  // candidates up to it
-  int32_t num_all;
-  double low, high;  // around the sum of all probabilities, in any order
-};
-
-// One thread.
-__device__ Reach reach_of(const Buckets& buckets, const ops::SampleRow& row) {
-  int32_t num_all = 0;
-  unsigned long long mass = 0;
-  for (int i = 0; i < kBuckets; ++i) num_all += buckets.counts[i], mass += buckets.masses[i];
-  // Each is rounded down by less than a unit, and each of two sums in FP64 by less than a rounding per addend.
-  const double rounding = (num_all + 4) * 0x1p-51;
-  const double low = static_cast<double>(mass) * kMassUnit * (1 - rounding);
-  const double high = (static_cast<double>(mass) + num_all) * kMassUnit * (1 + rounding);
-  const ops::SamplingParams& params = row.params;
-  const bool is_cut = params.top_k > 0 || params.min_p > 0;
-  const double share = params.top_p < 1 ? static_cast<double>(params.top_p) : ops::unit_draw(params, row.position);
-  const int least = params.min_p <= 0  ? kBuckets - 1
-                    : params.min_p < 1 ? bucket_of(static_cast<double>(params.min_p))
-                                       : 0;
-  Reach reach{0, buckets.counts[0], num_all, low, high};
-  double below = static_cast<double>(buckets.masses[0]) * kMassUnit;
-  while (reach.last + 1 < kBuckets) {
-    const bool has_all = is_cut ? reach.last >= least || (params.top_k > 0 && reach.count >= params.top_k)
-                                : below * (1 - rounding) > share * high;
-    if (has_all) break;
-    ++reach.last;
-    reach.count += buckets.counts[reach.last];
-    below += static_cast<double>(buckets.masses[reach.last]) * kMassUnit;
-  }
-  return reach;
-}
-
-// Thread 0 returns the token.
-__device__ int32_t draw(const Row& row, const ops::SampleRow& how, Candidate* workspace) {
-  __shared__ Buckets s_buckets;
-  __shared__ Candidate s_candidates[kShared];
-  __shared__ Reach s_reach;
-  __shared__ int32_t s_token;
-  count_into(row, s_buckets);
-  if (threadIdx.x == 0) s_reach = reach_of(s_buckets, how), s_token = -1;
-  __syncthreads();
-  const Reach reach = s_reach;
-  if (reach.count < reach.num_all) {
-    Candidate* first = reach.count <= kShared ? s_candidates : workspace;
-    gather_and_sort(row, reach.last, first);
-    if (threadIdx.x == 0) {
-      s_token = ops::draw_of_first(first, reach.count, reach.low, reach.high, how.params, how.position);
-    }
-    __syncthreads();
-  }
-  if (s_token >= 0) return s_token;
-  Candidate* all = reach.num_all <= kShared ? s_candidates : workspace;
-  gather_and_sort(row, kBuckets - 1, all);
-  return threadIdx.x == 0 ? ops::draw_candidate(all, reach.num_all, how.params, how.position) : -1;
-}
-
-__global__ void __launch_bounds__(kBlock) sample_kernel(Job job) {
+__global__ void __launch_bounds__(SampleChoice::kThreads) sample_choice(Job job) {
+  __shared__ SampleChoice::Shared s_choice;
   wait_for_previous();
-  if (job.num_rows == 1) apply_bias_and_penalties(job);
+  const ops::SampleRow how = job.rows[blockIdx.x];
+  const RowBuckets& buckets = job.buckets[blockIdx.x];
+  const int32_t top = buckets.top;
+  if (top < 0 || how.params.temperature == 0) return;
+  SampleChoice choice(job.row_of(how, top, how.params.min_p), how, buckets.counts, buckets.masses, s_choice);
+  const int32_t token = choice.token();
+  if (threadIdx.x == 0) job.tokens[blockIdx.x] = token;
+}
+
+__global__ void __launch_bounds__(SampleChoice::kThreads) sample_sorted(Job job) {
+  __shared__ int32_t s_count;
+  wait_for_previous();
+  Candidate* candidates = job.candidates + blockIdx.x * static_cast<int64_t>(job.num_padded);
   for (int64_t i = blockIdx.x; i < job.num_rows; i += gridDim.x) {
+    if (job.tokens[i] != kUndecided) continue;
     const ops::SampleRow how = job.rows[i];
-    const float* logits = job.logits + how.logit_row * static_cast<int64_t>(job.vocab);
-    const uint32_t* mask = ops::mask_of(job.masks, how, job.vocab);
-    const int32_t top = largest(logits, mask, job.vocab);
-    int32_t token = top;
-    if (top >= 0 && how.params.temperature != 0) {
-      const Row row{logits, job.vocab, top, how.params.temperature, mask};
-      token = draw(row, how, job.workspace + blockIdx.x * static_cast<int64_t>(job.num_padded));
-    }
-    if (threadIdx.x == 0) job.tokens[i] = token;
+    const SampledRow row = job.row_of(how, job.buckets[i].top, 0);
     __syncthreads();
+    if (threadIdx.x == 0) s_count = 0;
+    __syncthreads();
+    for (int32_t id = static_cast<int32_t>(threadIdx.x); id < job.vocab; id += SampleChoice::kThreads) {
+      const double p = row.probability(id);
+      if (p > 0) candidates[atomicAdd(&s_count, 1)] = {p, id};
+    }
+    __syncthreads();
+    const int32_t count = s_count;
+    sort_candidates(candidates, count, job.vocab);
+    if (threadIdx.x == 0) job.tokens[i] = ops::draw_candidate(candidates, count, how.params, how.position);
   }
 }
 
@@ -251,26 +213,45 @@ int64_t num_padded(const ops::Sample::Desc& desc) {
   return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(desc.vocab)));
 }
 
+// Parts of a row; the most that any number of rows has where that is 0.
+int64_t parts_of(const ops::Sample::Desc& desc, int64_t num_rows) {
+  const int64_t useful = std::min(kMostParts, ceil_div(desc.vocab, kLeastPart));
+  const int64_t wanted =
+      num_rows == 0 ? useful : std::min<int64_t>(useful, ceil_div<int64_t>(2 * multiprocessors(), num_rows));
+  return std::max(wanted, ceil_div(desc.vocab, kLargestPart));
+}
+
+// Bytes; fills the job where `base` is not null.
+int64_t lay_out(const ops::Sample::Desc& desc, int64_t num_rows, int64_t num_parts, void* base, Job& job) {
+  Workspace workspace(base);
+  job.buckets = workspace.take<RowBuckets>(num_rows);
+  job.bests = workspace.take<Best>(num_rows * num_parts);
+  job.candidates = workspace.take<Candidate>(std::min(num_rows, kSorters) * num_padded(desc));
+  return workspace.used();
+}
+
 }  // namespace
 
 int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_rows) {
-  return std::min(max_rows, kMostBlocks) * num_padded(desc) * static_cast<int64_t>(sizeof(Candidate));
+  Job unused{};
+  return lay_out(desc, max_rows, parts_of(desc, 0), nullptr, unused);
 }
 
 void sample(const ops::Sample::Desc& desc, const ops::Sample::Args& args, device::Queue& queue) {
-  const Job job{args.logits,
-                args.rows,
-                args.counts,
-                args.bias_ids,
-                args.bias_values,
-                args.masks,
-                args.num_rows,
-                args.num_bias,
-                args.tokens,
-                static_cast<Candidate*>(args.workspace),
-                static_cast<int32_t>(desc.vocab),
-                static_cast<int32_t>(num_padded(desc))};
-  launch("sample", queue, sample_kernel, grid_for(std::min(args.num_rows, kMostBlocks), 1), kBlock, 0, job);
+  const int64_t num_parts = parts_of(desc, std::max<int64_t>(args.num_rows, 1));
+  Job job{};
+  job.logits = args.logits, job.rows = args.rows, job.masks = args.masks, job.tokens = args.tokens;
+  job.counts = args.counts, job.bias_ids = args.bias_ids, job.bias_values = args.bias_values;
+  job.num_rows = args.num_rows, job.num_bias = args.num_bias;
+  job.vocab = static_cast<int32_t>(desc.vocab), job.num_padded = static_cast<int32_t>(num_padded(desc));
+  job.num_parts = static_cast<int32_t>(num_parts), job.part = static_cast<int32_t>(ceil_div(desc.vocab, num_parts));
+  lay_out(desc, args.num_rows, num_parts, args.workspace, job);
+  const auto rows = static_cast<unsigned>(args.num_rows), parts = static_cast<unsigned>(num_parts);
+  launch("sample_largest", queue, sample_largest, dim3(rows, parts), kBlock, 0, job);
+  launch("sample_masses", queue, sample_masses, dim3(rows, parts), kBlock, 0, job);
+  launch("sample_choice", queue, sample_choice, dim3(rows), SampleChoice::kThreads, 0, job);
+  launch("sample_sorted", queue, sample_sorted, grid_for(std::min(args.num_rows, kSorters), 1), SampleChoice::kThreads,
+         0, job);
 }
 
 }  // namespace tessera::backends::cuda
