@@ -32,7 +32,7 @@ function(mend_xgrammar name old new)
 endfunction()
 
 # The stamp's number grows with what is mended.
-if(NOT EXISTS ${xgrammar_root}/mended-5)
+if(NOT EXISTS ${xgrammar_root}/mended-6)
   file(ARCHIVE_EXTRACT INPUT ${xgrammar_package} DESTINATION ${PROJECT_BINARY_DIR}/_sources
        PATTERNS ${xgrammar_name}/cpp ${xgrammar_name}/include ${xgrammar_name}/3rdparty/picojson)
   # Strings of bounded length may have control characters there, which JSON does not allow.
@@ -71,7 +71,18 @@ if(NOT EXISTS ${xgrammar_root}/mended-5)
 " "      if (outgoing_count == 0) {
         if (union_find_set.Count(i)) continue;
 ")
-  file(WRITE ${xgrammar_root}/mended-5 "")
+  # Calls have one form: a line end before each parameter and behind the last, and two without parameters.
+  mend_xgrammar(json_schema_converter.cc "    return GetWhitespacePattern();
+  }
+  return JSONSchemaConverter::NextSeparator(is_end);"
+    "    return json_format_ == JSONFormat::kDeepSeekXML ? \"\\\"\\\\n\\\"\" : GetWhitespacePattern();
+  }
+  return JSONSchemaConverter::NextSeparator(is_end);")
+  mend_xgrammar(json_schema_converter.cc "int32_t empty_content = any_whitespace_"
+    "int32_t empty_content = !need_braces ? ByteString(\"\\n\\n\") : any_whitespace_")
+  mend_xgrammar(converter_ext/deepseek.cc "    if (!is_string) elements.push_back(WhitespaceExpression());
+" "")
+  file(WRITE ${xgrammar_root}/mended-6 "")
 endif()
 file(GLOB xgrammar_sources ${xgrammar_root}/cpp/*.cc ${xgrammar_root}/cpp/support/*.cc
      ${xgrammar_root}/cpp/converter_ext/*.cc)

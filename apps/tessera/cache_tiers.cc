@@ -7,7 +7,6 @@
 
 #include "base/strings.h"
 #include "console.h"
-#include "engine/disk_tier.h"
 #include "engine/host_tier.h"
 #include "program_identity.h"
 
@@ -29,7 +28,7 @@ std::string gpu_identity(const device::GpuDevice& gpu) {
 
 std::vector<const engine::PrefixTier*> CacheTiers::all() const {
   std::vector<const engine::PrefixTier*> out;
-  for (const engine::PrefixTier* tier : {host.get(), disk.get()}) {
+  for (const engine::PrefixTier* tier : {host.get(), static_cast<engine::PrefixTier*>(disk.get())}) {
     if (tier != nullptr) out.push_back(tier);
   }
   return out;
@@ -55,6 +54,7 @@ CacheTiers make_cache_tiers(const CacheTierFlags& flags, const model::ModelFacts
 
 void print_cache_tiers(const CacheTiers& tiers) {
   for (const engine::PrefixTier* tier : tiers.all()) {
+    if (tier == tiers.disk.get() && !tiers.disk->is_on()) continue;  // the log has why
     const engine::TierStats stats = tier->stats();
     print_note(fmt::format("prefix cache on the {}: {} of {}, {} snapshots", stats.name,
                            format_bytes(static_cast<uint64_t>(stats.bytes)),

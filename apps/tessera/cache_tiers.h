@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "device/machine.h"
+#include "engine/disk_tier.h"
 #include "engine/prefix_cache.h"
 
 namespace tessera::app {
@@ -19,7 +20,8 @@ struct CacheTierFlags {
 };
 
 struct CacheTiers {
-  std::unique_ptr<engine::PrefixTier> host, disk;  // null: none
+  std::unique_ptr<engine::PrefixTier> host;  // null: none
+  std::unique_ptr<engine::DiskTier> disk;    // null: none
   std::vector<const engine::PrefixTier*> all() const;
 };
 

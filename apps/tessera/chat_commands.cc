@@ -71,6 +71,7 @@ ChatStep think(const std::string& level, ChatSession& session, const ChatScreen&
 
 ChatStep save(const std::string& path, ChatSession& session, const ChatScreen& screen) {
   if (path.empty()) fail_usage("/save: expected a file");
+  if (session.num_messages() == 0) fail_usage("/save: expected a conversation, found no message yet");
   session.save(path);
   screen.note(fmt::format("[{} messages saved to {}]", session.num_messages(), printable(path)));
   return ChatStep::kGoOn;

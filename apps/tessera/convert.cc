@@ -78,7 +78,7 @@ Examples:
   c.add_option("--threads", threads_, "Threads [one per processor]; the output does not depend on it")
       ->check(CLI::Range(0, 4096));
   c.add_flag("--json", is_json_, "Print the report as JSON instead of text");
-  c.add_flag("--quiet", is_quiet_, "No summary and no progress");
+  c.add_flag("--quiet", is_quiet_, "No report, unless --json asks for it, no summary and no progress");
 }
 
 convert::Options Convert::options() const {
@@ -123,7 +123,9 @@ int Convert::run() {
     return kExitCancelled;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  print_result(is_json_ ? convert::report_json(result.families) : convert::report_text(result.families));
+  if (is_json_ || !is_quiet_) {
+    print_result(is_json_ ? convert::report_json(result.families) : convert::report_text(result.families));
+  }
   if (!is_quiet_) print_summary(result, seconds);
   return kExitOk;
 }

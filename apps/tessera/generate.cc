@@ -89,7 +89,7 @@ Examples:
   tessera generate "Compute 257-7."
   echo "Spell mire." | tessera generate - --temperature 0.7 --seed 1 --json
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 5 device or a lost rank,
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory or disk, 5 device or a lost rank,
 7 not finite or bypassed, 130 stopped.)");
   c.add_option("PROMPT", flags_.prompt,
                "The question, one user turn of a chat; - reads it from stdin, less a last newline");
@@ -111,9 +111,10 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 
       ->group("Form");
   c.add_flag("--json", flags_.is_json, "Print {text, ids, finish_reason, usage, seed} instead of streaming")
       ->group("Output");
-  c.add_option("--logits", flags_.logits_path,
-               "Write FILE.safetensors: ids [n] and FP32 logits [n, vocab]; row i comes from ids 0..i; the last token "
-               "made has none")
+  c.add_option(
+       "--logits", flags_.logits_path,
+       "Write FILE, of safetensors: ids [n] and FP32 logits [n, vocab]; row i comes from ids 0..i; the last token "
+       "made has none")
       ->type_name("FILE")
       ->check(not_empty("a file"))
       ->group("Output");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tessera: one program, one file per verb.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
@@ -42,7 +44,7 @@ int exit_code_of(ErrorCode code) {
 }
 
 constexpr const char* kFooter = R"(
-Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory, 5 device or driver,
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory or disk, 5 device or driver,
             7 a check failed or a part of the model was bypassed, 130 stopped by Ctrl-C.
 
 Examples:
@@ -94,9 +96,18 @@ void check_stack() {
                    limit.rlim_cur >> 10));
 }
 
+// A file that is opened takes the lowest number that is free: without this one of ours would be taken for stdout or
+// stderr where those are closed, and results would land in it. Reading and writing them fails as before.
+void hold_standard_files() {
+  for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(file, F_GETFD) < 0) open("/dev/null", file == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
+
 int run(int argc, char** argv) {
   // Writing past a file size limit is then an error with a message; by default it ends the program.
   std::signal(SIGXFSZ, SIG_IGN);
+  hold_standard_files();
   check_stack();
   CLI::App app{"Tessera: DeepSeek-V4 in NVFP4, on any machine.", "tessera"};
   app.require_subcommand(0, 1);

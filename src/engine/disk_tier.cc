@@ -59,7 +59,7 @@ bool is_ours(std::string_view name) {
   fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", printable(folder), what));
 }
 
-// The folder, made where it is not there. Others must not be able to put files into it.
+// The folder, made where it is not there. Others must not be able to put files into it, and are kept from looking.
 void check_folder(const std::string& folder) {
   if (folder.empty()) fail_folder(folder, "expected the name of a folder, found an empty one");
   std::error_code error;
@@ -77,6 +77,9 @@ void check_folder(const std::string& folder) {
     fail_folder(folder, fmt::format("expected a folder that this user owns and nobody else may write to, found owner "
                                     "{} and mode {:o}",
                                     info.st_uid, info.st_mode & 0777));
+  }
+  if ((info.st_mode & 077) != 0 && ::chmod(folder.c_str(), 0700) != 0) {
+    fail_folder(folder, fmt::format("cannot keep others from reading it: {}", std::strerror(errno)));
   }
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     fail_folder(folder, fmt::format("cannot write to it: {}", std::strerror(errno)));

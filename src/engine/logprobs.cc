@@ -23,7 +23,8 @@ Logprobs logprobs_of(std::span<const float> row, int32_t id, int num_likeliest) 
   std::partial_sort(ids.begin(), end, ids.end(), is_likelier);
   for (auto it = ids.begin(); it != end; ++it) {
     const double logit = static_cast<double>(row[static_cast<size_t>(*it)]);
-    result.likeliest.push_back({*it, static_cast<float>(logit - normaliser)});
+    // The token's own is the same number in both places, whatever the subtraction rounds.
+    result.likeliest.push_back({*it, *it == id ? result.token : static_cast<float>(logit - normaliser)});
   }
   return result;
 }

@@ -120,7 +120,9 @@ int64_t parse_rope_dim(const JsonCursor& root, int64_t head_dim) {
   if (const auto field = root.find("qk_rope_head_dim")) {
     rope_dim = field->integer(2, head_dim);
   } else {
-    const double factor = root.at("partial_rotary_factor").number(0, 1);
+    const auto share = root.find("partial_rotary_factor");
+    if (!share) fail_data(root.file(), "field qk_rope_head_dim", "it, or partial_rotary_factor", "neither");
+    const double factor = share->number(0, 1);
     rope_dim = static_cast<int64_t>(std::lround(factor * static_cast<double>(head_dim)));
   }
   if (rope_dim < 2 || rope_dim % 2 != 0) {

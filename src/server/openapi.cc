@@ -33,12 +33,16 @@ JsonObject error_answer(std::string_view about) {
 // Answers that every route with a key may give, or every route that generates.
 void add_errors(JsonObject& responses, bool takes_body) {
   responses.add("401", error_answer("No API key, or another one."));
+  responses.add("403", error_answer("A page of another site asks (see Origin)."));
   if (!takes_body) return;
   responses.add("400", error_answer("The body is not what the schema says; the error names the field."));
   responses.add("404", error_answer("The model is not served."));
   responses.add("413", error_answer("The body is too large."));
+  responses.add("415", error_answer("The body is compressed."));
   responses.add("429", error_answer("No room; Retry-After says when to come again."));
+  responses.add("501", error_answer("A transfer coding that is not chunked alone."));
   responses.add("503", error_answer("Loading or draining."));
+  responses.add("504", error_answer("The answer took longer than the server allows."));
 }
 
 JsonObject post(std::string_view about, const Schema& schema, const JsonObject& answer, bool streams) {

@@ -67,8 +67,13 @@ std::string key_of(const std::string& owner, const std::string& id) {
   return owner + '\0' + id;
 }
 
-// The calls' part of the sampled text: what stands behind reasoning and content. Nothing where the text is not just
-// these three (and the end token).
+// What a block of calls ends with behind its last call.
+std::string block_end() {
+  return fmt::format(">\n{}", text::kEndToolCallsTag);
+}
+
+// The calls' part of the sampled text: what stands behind reasoning and content. Its end is added where the one call
+// that is allowed ended the answer. Nothing where the text is not just these three (and the end token).
 std::string calls_text(bool starts_in_reasoning, const FinishedAnswer& answer) {
   std::string front = answer.reasoning;
   if (starts_in_reasoning) front += text::kEndThinkToken;
@@ -77,7 +82,10 @@ std::string calls_text(bool starts_in_reasoning, const FinishedAnswer& answer) {
   if (!text.starts_with(front)) return "";
   text.remove_prefix(front.size());
   if (text.ends_with(text::kEosToken)) text.remove_suffix(text::kEosToken.size());
-  return std::string(text.ends_with(text::kEndToolCallsTag) ? text : "");
+  const size_t last = text.rfind(text::kEndInvokeTag);
+  if (last == std::string_view::npos) return "";
+  const size_t end = last + text::kEndInvokeTag.size();
+  return block_end().starts_with(text.substr(end)) ? std::string(text.substr(0, end)) + block_end() : "";
 }
 
 }  // namespace

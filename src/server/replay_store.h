@@ -24,7 +24,8 @@ class ReplayStore {
 
   // Remembers a finished answer with calls. `owner` separates clients (an API key's hash, the cache salt): ids of one
   // mean nothing for another. Answers that the encoder could not give back byte for byte are not kept: those with a
-  // fault, those that were cut off, and those that only a stop ended.
+  // fault, those that were cut off, and those that only a stop ended. An answer that ended with the one call that is
+  // allowed is: the block's end is added.
   void remember(const std::string& owner, bool starts_in_reasoning, const FinishedAnswer& answer);
 
   // Fills in sampled_calls of assistant messages whose calls are exactly those of one remembered answer: the same ids

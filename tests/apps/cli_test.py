@@ -390,6 +390,20 @@ class Cli(ProgramTest):
                 self.assertNotEqual(result.returncode, 0)
                 self.assertIn(b'stdout: cannot write all of the result: No space left', result.stderr)
 
+    def test_closed_standard_files_are_not_taken_for_others(self):
+        question = self.folder / 'question.jsonl'
+        question.write_text('{"prompt_ids": [0, 3, 24, 4, 6], "expected": "19", "task": "a"}\n')
+        for closed in (1, 2):
+            answers = self.folder / f'answers{closed}.jsonl'
+            result = subprocess.run([PROGRAM, 'eval', str(question), '--answers', str(answers)], capture_output=True, timeout=120,
+                                    preexec_fn=lambda: os.close(closed))
+            self.assertEqual(result.returncode, 1 if closed == 1 else 0, result.stderr)
+            if closed == 1:
+                self.assertIn(b'stdout: cannot write all of the result', result.stderr)
+            lines = answers.read_text().splitlines()
+            self.assertEqual(len(lines), 1, lines)
+            json.loads(lines[0])
+
     def test_bad_models(self):
         self.check_error(run('generate', 'a', '--model', str(self.folder / 'none')), 3, 'none')
         self.check_error(run('generate', 'a', '--model', str(self.folder)), 3, 'config.json')

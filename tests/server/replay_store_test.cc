@@ -2,6 +2,7 @@
 // Past calls come back as they were sampled, byte for byte, where the client did not change them.
 #include "server/replay_store.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "answers.h"
@@ -70,7 +71,8 @@ FinishedAnswer answer_with(const std::string& id, const std::string& arguments, 
   answer.reason = FinishReason::kToolCalls;
   answer.content = "c";
   answer.calls = {{id, "f", arguments, true}};
-  answer.sampled_text = "c\n\n" + std::string(padding, 'x') + std::string(text::kEndToolCallsTag);
+  answer.sampled_text =
+      fmt::format("c\n\n{}{}>\n{}", std::string(padding, 'x'), text::kEndInvokeTag, text::kEndToolCallsTag);
   return answer;
 }
 
@@ -115,6 +117,23 @@ TEST(ReplayStore, KeepsOnlyWhatRendersBack) {
   store.remember("me", false, answer);
   EXPECT_EQ(store.stats().num_answers, 0u);
   EXPECT_EQ(store.stats().num_bytes, 0u);
+}
+
+// Where one call is allowed, its end ends the answer, wherever in the block's end the token ends that has it.
+TEST(ReplayStore, ABlockThatEndedWithItsOneCallIsClosed) {
+  const std::string full = answer_with("call_1", "{}").sampled_text;
+  const size_t end = full.rfind(text::kEndInvokeTag) + text::kEndInvokeTag.size();
+  for (size_t size = end - 1; size <= full.size(); ++size) {
+    ReplayStore store(1 << 20);
+    FinishedAnswer answer = answer_with("call_1", "{}");
+    answer.sampled_text.resize(size);
+    store.remember("me", false, answer);
+    std::vector<text::Message> messages(1);
+    messages[0].role = text::Role::kAssistant;
+    messages[0].tool_calls = {{"call_1", "f", "{}"}};
+    store.restore("me", messages);
+    EXPECT_EQ(messages[0].sampled_calls, size < end ? "" : full.substr(1)) << size;
+  }
 }
 
 TEST(ReplayStore, ForgetsTheOldestWithinItsBytes) {

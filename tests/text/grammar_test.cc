@@ -182,6 +182,20 @@ TEST(Grammar, CallsAreInTheFormatThatTheParserTakes) {
   in_block.is_in_block = true;
   EXPECT_EQ(taken(in_block, rest), rest + "$");
   EXPECT_EQ(taken(calls(), "Hello"), "");
+  // The markup has no other form.
+  const std::string none =
+      "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"now\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
+  EXPECT_EQ(taken(calls(), none), none + "$");
+  for (const auto& [written, other] : {std::pair{"name=\"add\">\n", "name=\"add\">"},
+                                       {"name=\"add\">\n", "name=\"add\">\n\n"},
+                                       {"parameter>\n<", "parameter> <"},
+                                       {"parameter>\n</", "parameter> </"},
+                                       {">2<", "> 2<"},
+                                       {">2<", ">2 <"}}) {
+    std::string changed = block;
+    changed.replace(block.find(written), std::string_view(written).size(), other);
+    EXPECT_NE(taken(calls(), changed), changed + "$") << changed;
+  }
   EXPECT_THAT(taken(calls(), "\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"sub\">\n"), HasSubstr("name=\""));
 }
 
@@ -215,6 +229,7 @@ TEST(Grammar, CallsThatAreDrawnHaveArgumentsOfTheirTools) {
     parser.push(*text);
     parser.finish(Ending::kEndToken);
     ASSERT_EQ(parser.answer().calls.size(), 1u) << *text;
+    EXPECT_EQ(parser.answer().fault, "") << *text;
     const ParsedCall& call = parser.answer().calls[0];
     EXPECT_TRUE(call.is_complete);
     const Json arguments = Json::parse(call.arguments, "arguments");

@@ -353,6 +353,12 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
         co_return false;
       }
       if (parser.is_done()) break;
+      // A chunk's head or the fields behind the last do not fit: no more is read, and the parser wants more.
+      if (count == 0 && inbox_.size() >= kInboxBytes) {
+        const ApiError refusal = header_too_large(kInboxBytes);
+        co_await refuse(head, refusal, false);
+        co_return false;
+      }
     }
     const double used = std::chrono::duration<double>(Clock::now() - began).count();
     set_deadline(options.header_seconds + static_cast<double>(num_bytes) / options.body_bytes_per_second - used);
@@ -364,12 +370,15 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
   co_return true;
 }
 
-// Pages of other sites reach a server on this machine through their readers' browsers, which send an Origin then.
+// Pages of other sites reach a server on this machine through their readers' browsers, which send an Origin then. A
+// site whose name leads to this machine (DNS rebinding) has its own name as Host too: without keys, a server that only
+// this machine reaches goes by this machine's names.
 bool Connection::is_foreign(const RequestHead& head) const {
   const std::string& allowed = shared_.options.cors_origin;
   if (head.origin.empty() || allowed == "*" || head.origin == allowed) return false;
   const size_t authority = head.origin.find("://");
-  return authority == std::string::npos || head.origin.substr(authority + 3) != head.host;
+  if (authority == std::string::npos || head.origin.substr(authority + 3) != head.host) return true;
+  return shared_.options.api_keys.empty() && is_this_machine(shared_.options.host) && !is_this_machine(head.host);
 }
 
 // What is wrong with a request before its body is looked at. Faults that leave the connection usable keep it.
@@ -574,12 +583,13 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
   co_return is_written&& keeps_alive;
 }
 
+// Client libraries send fields of their own (x-stainless-os, ...): the one site that is allowed may send what it asks
+// for.
 asio::awaitable<bool> Connection::preflight(const RequestHead& head) {
   const std::string out = fmt::format(
-      "HTTP/1.1 204 No Content\r\n{}Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: "
-      "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version, Anthropic-Beta\r\n"
+      "HTTP/1.1 204 No Content\r\n{}Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: {}\r\n"
       "Access-Control-Max-Age: 600\r\n\r\n",
-      common_fields(head, head.keeps_alive && !head.has_body));
+      common_fields(head, head.keeps_alive && !head.has_body), allowed_fields(head.wanted_fields));
   const bool is_written = co_await write(out);
   co_return is_written&& head.keeps_alive && !head.has_body;
 }

@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/asio/ip/address_v4.hpp>
 #include <boost/beast/core/string.hpp>
+#include <cctype>
 #include <ctime>
 #include <utility>
 
@@ -76,6 +78,7 @@ RequestHead read_request_head(const field_of::request<PieceBody>& message) {
   }
   head.path += percent_decoded(target.substr(0, target.find_first_of("?#")));
   head.origin = get(field_of::field::origin);
+  head.wanted_fields = get(field_of::field::access_control_request_headers);
   head.authorization = get(field_of::field::authorization);
   head.x_api_key = get("x-api-key");
   head.request_id = get("x-request-id");
@@ -100,6 +103,24 @@ std::optional<ApiError> find_framing_fault(const field_of::request<PieceBody>& m
   return std::nullopt;
 }
 
+bool is_this_machine(std::string_view host) {
+  if (host.starts_with("[::1]") || host == "::1") return true;
+  host = host.substr(0, host.find(':'));
+  boost::system::error_code error;
+  const auto address = boost::asio::ip::make_address_v4(host, error);
+  return error ? host == "localhost" || host.ends_with(".localhost") : address.is_loopback();
+}
+
+std::string allowed_fields(std::string_view wanted) {
+  constexpr std::string_view kOurs =
+      "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version, Anthropic-Beta";
+  const auto is_of_list = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == ',' || c == ' ';
+  };
+  const bool is_list = !wanted.empty() && std::all_of(wanted.begin(), wanted.end(), is_of_list);
+  return std::string(is_list ? wanted : kOurs);
+}
+
 std::string date_field() {
   return fmt::format("Date: {:%a, %d %b %Y %H:%M:%S} GMT\r\n", fmt::gmtime(std::time(nullptr)));
 }
@@ -107,6 +128,7 @@ std::string date_field() {
 ApiError http_error(int status, std::string_view code, std::string message) {
   ApiError error;
   error.status = status;
+  if (status >= 500) error.type = "server_error";
   error.code = code;
   error.message = std::move(message);
   return error;

@@ -14,10 +14,14 @@ namespace tessera::server::openai {
 namespace {
 
 Schema make_tokenize_schema() {
-  std::vector<Field> fields = {
-      optional("model", string(kMaxNameLength, 1).or_null()), optional("prompt", string(kMaxTextLength).or_null()),
-      optional("messages", messages_schema().or_null()),      optional("tools", tools_schema().or_null()),
-      optional("add_special_tokens", boolean().or_null()),    optional("return_token_strs", boolean().or_null())};
+  std::vector<Field> fields = {optional("model", string(kMaxNameLength, 1).or_null()),
+                               optional("prompt", string(kMaxTextLength).or_null()),
+                               optional("messages", messages_schema().or_null()),
+                               optional("tools", tools_schema().or_null()),
+                               optional("add_special_tokens", boolean().or_null()),
+                               optional("return_token_strs", boolean().or_null()),
+                               only_boolean("add_generation_prompt", true),
+                               only_boolean("continue_final_message", false)};
   append(fields, thinking_fields());
   return object(std::move(fields));
 }

@@ -15,13 +15,14 @@ std::string constant(std::string_view text) {
   return fmt::format(R"({{"type": "const_string", "value": {}}})", json_quoted(text));
 }
 
-// One space at most where JSON may have blanks: models write values as they are written in the prompt.
+// The markup has one form, with a line end before each parameter and behind the last (cmake/tessera_xgrammar.cmake):
+// the one that past calls have in prompts, and that the parser takes. Where JSON may have blanks there is one at most.
 std::string invoke_tag(const CallableTool& tool) {
   const std::string_view any = R"({"type": "object", "additionalProperties": true})";
   return fmt::format(
       R"({{"type": "tag", "begin": {}, "content": {{"type": "json_schema", "style": "deepseek_xml", )"
       R"("max_whitespace_cnt": 1, "json_schema": {}}}, "end": {}}})",
-      json_quoted(fmt::format("{} name=\"{}\">\n", kInvokeTag, tool.name)),
+      json_quoted(fmt::format("{} name=\"{}\">", kInvokeTag, tool.name)),
       tool.parameters.empty() ? std::string(any) : schema_for_compiler(tool.parameters, PatternUse::kArgument),
       json_quoted(fmt::format("{}>\n", kEndInvokeTag)));
 }

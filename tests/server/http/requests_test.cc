@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests that are answered at once: routes, keys, limits, and bytes that are no HTTP.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,8 +87,8 @@ TEST(HttpRequests, TargetsComeInEveryForm) {
     EXPECT_EQ(ask(server.port(), get(target)).status, 404) << target;
   }
   // A page's own server, whichever way the host is named.
-  EXPECT_EQ(ask(server.port(), get("http://y/v1/models", "Origin: http://y\r\n")).status, 200);
-  EXPECT_EQ(ask(server.port(), get("http://y/v1/models", "Origin: http://x\r\n")).status, 403);
+  EXPECT_EQ(ask(server.port(), get("http://y.localhost/v1/models", "Origin: http://y.localhost\r\n")).status, 200);
+  EXPECT_EQ(ask(server.port(), get("http://y.localhost/v1/models", "Origin: http://x\r\n")).status, 403);
 }
 
 TEST(HttpRequests, EmptyLinesBeforeARequestArePassedOver) {
@@ -123,9 +124,20 @@ TEST(HttpRequests, PagesOfOtherSitesAreRefusedUnlessAllowed) {
   LiveServer closed;
   EXPECT_EQ(ask(closed.port(), get("/v1/models", "Origin: https://evil.example\r\n")).status, 403);
   EXPECT_EQ(ask(closed.port(), get("/v1/models", "Origin: null\r\n")).status, 403);
-  const Answer own = ask(closed.port(), get("/v1/models", "Origin: http://x\r\n"));
-  EXPECT_EQ(own.status, 200);
-  EXPECT_EQ(own.head.find("Access-Control"), std::string::npos);
+  const auto own_page = [](const LiveServer& server, const std::string& host) {
+    return ask(server.port(), fmt::format("GET /v1/models HTTP/1.1\r\nHost: {0}\r\nOrigin: http://{0}\r\nx-api-key: "
+                                          "key\r\nConnection: close\r\n\r\n",
+                                          host));
+  };
+  for (const char* host : {"localhost:8000", "127.0.0.1:8000", "127.8.9.1", "[::1]:8000", "me.localhost"}) {
+    const Answer own = own_page(closed, host);
+    EXPECT_EQ(own.status, 200) << host;
+    EXPECT_EQ(own.head.find("Access-Control"), std::string::npos);
+  }
+  // Names that somebody made lead to this machine.
+  for (const char* host : {"evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example"}) {
+    EXPECT_EQ(own_page(closed, host).status, 403) << host;
+  }
   LiveServer::Setup setup;
   setup.http.cors_origin = "https://chat.example";
   setup.http.api_keys = {"key"};
@@ -135,6 +147,17 @@ TEST(HttpRequests, PagesOfOtherSitesAreRefusedUnlessAllowed) {
           "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://chat.example\r\nConnection: close\r\n\r\n");
   EXPECT_EQ(preflight.status, 204);
   EXPECT_NE(preflight.head.find("Access-Control-Allow-Origin: https://chat.example"), std::string::npos);
+  EXPECT_NE(preflight.head.find("Access-Control-Allow-Headers: Authorization, "), std::string::npos);
+  EXPECT_EQ(own_page(open, "chat.mine.example").status, 200);  // who has the key may come by any name
+  // What client libraries send of their own.
+  for (const auto& [wanted, allowed] :
+       {std::pair{"authorization,x-stainless-os", "authorization,x-stainless-os"}, {"a: b", "Authorization, "}}) {
+    const Answer asked = ask(open.port(), fmt::format("OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: "
+                                                      "https://chat.example\r\nAccess-Control-Request-Headers: {}\r\n"
+                                                      "Connection: close\r\n\r\n",
+                                                      wanted));
+    EXPECT_NE(asked.head.find(fmt::format("Access-Control-Allow-Headers: {}", allowed)), std::string::npos) << wanted;
+  }
   EXPECT_EQ(ask(open.port(), get("/v1/models", "Origin: https://evil.example\r\nx-api-key: key\r\n")).status, 403);
   EXPECT_EQ(ask(open.port(), get("/v1/models", "Origin: https://chat.example\r\nx-api-key: key\r\n")).status, 200);
 }
@@ -146,6 +169,19 @@ TEST(HttpRequests, IdsComeBackAndNothingElseIsReflected) {
   const Answer odd = ask(server.port(), get("/health/live", "X-Request-Id: a b<c>\r\n"));
   EXPECT_EQ(odd.head.find("a b<c>"), std::string::npos);
   EXPECT_NE(odd.head.find("X-Request-Id: req_"), std::string::npos);
+}
+
+TEST(HttpRequests, WhatStandsBetweenChunksIsBounded) {
+  LiveServer server;
+  const std::string head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const std::string body = R"({"prompt": "a"})", chunk = fmt::format("{:x}\r\n{}\r\n", body.size(), body);
+  for (const std::string& long_one : {head + "1;" + std::string(300 << 10, 'e') + "\r\n",
+                                      head + chunk + "0\r\nTrailer: " + std::string(300 << 10, 't') + "\r\n\r\n"}) {
+    const RawClient client(server.port());
+    client.send(long_one);
+    EXPECT_THAT(client.receive_all(), ::testing::StartsWith("HTTP/1.1 431 "));
+  }
+  EXPECT_EQ(ask(server.port(), head + chunk + "0\r\nConnection: close\r\n\r\n").status, 200);
 }
 
 TEST(HttpRequests, LargeBodiesAreRefusedBeforeTheyAreRead) {
