@@ -25,7 +25,8 @@ SHAPES = {
                 moe_intermediate_size=3072, routed_scaling_factor=2.5),
 }
 RATIOS = [0, 4, 128]
-POOL = 1 << 20  # values of each kind that tensors begin somewhere in
+# Values of each kind, which tensors repeat from somewhere on. A prime number: rows that repeat would have equal outputs.
+POOL = 1000003
 
 
 def config_of(shape, num_layers, vocab_size, num_hash_layers):
@@ -126,12 +127,12 @@ def pools(rng, c):
     """Bytes from which tensors are filled, by kind."""
     def bf16(value):
         return struct.pack('<f', value)[2:]
-    normal = [rng.gauss(0, 1) for _ in range(POOL // 16)]
+    normal = [rng.gauss(0, 1) for _ in range(POOL)]
     spread = 1 / math.sqrt(c['hidden_size'])
     return {
         'codes': rng.randbytes(POOL),
         # 0.5 to 2: exponents 6 to 8 of E4M3, any mantissa.
-        'scales': bytes(rng.randrange(6 << 3, 8 << 3) for _ in range(POOL // 16)),
+        'scales': bytes(rng.randrange(6 << 3, 8 << 3) for _ in range(POOL)),
         'bf16': b''.join(bf16(value * spread) for value in normal),
         'small': b''.join(struct.pack('<f', value * 0.1 * spread) for value in normal),
     }

@@ -102,14 +102,23 @@ class SampleChoice {
             one.running - one.mass};
   }
 
+  // Logits that can't belong to keys in [first, end) are told apart in FP32; NaN, of infinite logits or temperatures,
+  // excludes none.
+  struct Logits {
+    float least, most;
+    __device__ bool may_have(float logit) const { return !(logit < least) && !(logit > most); }
+  };
+  __device__ Logits logits_of(uint64_t first, uint64_t end) const {
+    const double top = row_.logits[row_.top], temperature = row_.temperature;
+    const double margin = 1e-6 * (fabs(top) + 100 * temperature);
+    return {static_cast<float>(top + temperature * log(probability_of(end - 1)) - margin),
+            static_cast<float>(top + temperature * log(probability_of(first)) + margin)};
+  }
+
   // Every candidate whose key is in [first, end): visit(id, probability, key).
   template <class Visit>
   __device__ void each(uint64_t first, uint64_t end, const Visit& visit) const {
-    // Logits that can't be among them are told apart in FP32; NaN, of infinite logits or temperatures, excludes none.
-    const double top = row_.logits[row_.top], temperature = row_.temperature;
-    const double margin = 1e-6 * (fabs(top) + 100 * temperature);
-    const auto most = static_cast<float>(top + temperature * log(probability_of(first)) + margin);
-    const auto least = static_cast<float>(top + temperature * log(probability_of(end - 1)) - margin);
+    const Logits logits = logits_of(first, end);
     constexpr int kAtOnce = 16;  // loads on their way together
     for (int32_t begin = thread(); begin < row_.vocab; begin += kAtOnce * kThreads) {
       float loaded[kAtOnce];
@@ -121,7 +130,7 @@ class SampleChoice {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int32_t id = begin + n * kThreads;
-        if (id >= row_.vocab || loaded[n] < least || loaded[n] > most) continue;
+        if (id >= row_.vocab || !logits.may_have(loaded[n])) continue;
         const double p = row_.probability(id);
         if (!(p > 0)) continue;
         const uint64_t key = key_of(p);
@@ -131,11 +140,15 @@ class SampleChoice {
     __syncthreads();
   }
 
+  // Of what a range is cut into.
+  __device__ static int shift_below(int shift) {
+    return max(shift - kCutBits, 0);
+  }
   // Cuts a range into smaller ones; what this thread's holds.
   __device__ Bucket cut(const Range& range) {
     __syncthreads();
     s_.cuts.clear();
-    const int shift = range.shift - kCutBits;
+    const int shift = shift_below(range.shift);
     each(range.first, range.first + (uint64_t{1} << range.shift), [&](int32_t, double p, uint64_t key) {
       s_.cuts.add(static_cast<int>((key - range.first) >> shift), mass_of(p, range.bucket));
     });
@@ -173,11 +186,11 @@ class SampleChoice {
     if (found < 0 || found == kLastBucket) return kUndecided;
     Range range = range_of(first_, 0, kFirstShift, found, found);
     while (range.count > kMostSorted) {
-      if (range.shift < kCutBits) return kUndecided;
+      if (range.shift == 0) return among_equals(range, bound);
       const Bucket own = cut(range);
       found = the_one(is_here(own));
       if (found < 0) return kUndecided;
-      range = range_of(own, range.first, range.shift - kCutBits, range.bucket, found);
+      range = range_of(own, range.first, shift_below(range.shift), range.bucket, found);
     }
     if (!gather(range.first, range.first + (uint64_t{1} << range.shift), range.count)) return kUndecided;
     const bool is_there = thread() < range.count;
@@ -193,6 +206,34 @@ class SampleChoice {
     return s_.candidates[found].id;
   }
 
+  // The same among candidates of one probability, too many to sort: their order is that of their ids.
+  __device__ int32_t among_equals(const Range& range, double bound) {
+    const double p = probability_of(range.first);
+    const double number = floor((bound - range.before) / p);  // of those before it
+    if (!(number >= 0 && number < range.count)) return kUndecided;
+    const double before = range.before + number * p;
+    const bool is_first = range.count_before == 0 && number == 0;
+    if (!crosses(before, before + p, is_first, bound)) return kUndecided;
+    const Logits logits = logits_of(range.first, range.first + 1);
+    const int32_t part = (row_.vocab + kThreads - 1) / kThreads, begin = min(thread() * part, row_.vocab);
+    const int32_t end = min(begin + part, row_.vocab);
+    const auto is_one = [&](int32_t id) {
+      if (!logits.may_have(row_.logits[id])) return false;
+      const double found = row_.probability(id);
+      return found > 0 && key_of(found) == range.first;
+    };
+    int32_t count = 0;
+    for (int32_t id = begin; id < end; ++id) count += is_one(id) ? 1 : 0;
+    int32_t left = static_cast<int32_t>(number) - cuda_common::sum_before(count).before;
+    if (thread() == 0) s_.token = kUndecided;
+    __syncthreads();
+    for (int32_t id = begin; left >= 0 && left < count && id < end; ++id) {
+      if (is_one(id) && left-- == 0) s_.token = id, s_.reached = before + p;
+    }
+    __syncthreads();
+    return s_.token;
+  }
+
   // The draw from the `count` likeliest.
   __device__ int32_t among_first(int32_t count) {
     const auto is_here = [&](const Bucket& own) {
@@ -202,11 +243,11 @@ class SampleChoice {
     if (found < 0 || found == kLastBucket) return kUndecided;
     Range range = range_of(first_, 0, kFirstShift, found, found);
     while (range.count_before + range.count > kMostSorted) {
-      if (range.shift < kCutBits) return kUndecided;
+      if (range.shift == 0) return kUndecided;
       const Bucket own = cut(range);
       found = the_one(is_here(own));
       if (found < 0) return kUndecided;
-      range = range_of(own, range.first, range.shift - kCutBits, range.bucket, found);
+      range = range_of(own, range.first, shift_below(range.shift), range.bucket, found);
     }
     const int32_t num_first = range.count_before + range.count;
     if (!gather(0, range.first + (uint64_t{1} << range.shift), num_first)) return kUndecided;
