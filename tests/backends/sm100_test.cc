@@ -297,6 +297,7 @@ TEST_F(SlowBlackwellTest, ExpertsOfFlash) {
 
 TEST_F(SlowBlackwellTest, ExpertsOfPro) {
   check_widths(7168, 3072, 8, Routing::kNoneOfSome);
+  check_widths(7168, 3072, 30, Routing::kOneExpert);
 }
 
 // A row of x that holds a NaN, or an infinity, makes its own outputs NaN and no others.

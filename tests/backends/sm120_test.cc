@@ -287,7 +287,9 @@ class BlockScaledOpsTest : public BlockScaledTest {
   using Edit = void (*)(testing::RandomWeight&, device::Tensor&);
   // Every `row_step`-th row of all groups' is held against plain loops.
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens, Edit edit = nullptr, int64_t row_step = 1);
-  void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, Routing routing);
+  // A GPU's exp is another: `gpu_bound` is how far it may be from plain loops.
+  void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, Routing routing,
+                     double gpu_bound = 0.03);
 };
 
 void BlockScaledOpsTest::check_linear(const ops::Linear::Desc& desc, int64_t num_tokens, Edit edit, int64_t row_step) {
@@ -423,7 +425,7 @@ TEST_F(BlockScaledOpsTest, NothingIsReadBehindAnArray) {
 }
 
 void BlockScaledOpsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
-                                       Routing kind) {
+                                       Routing kind, double gpu_bound) {
   SCOPED_TRACE(desc.to_string() + ", " + std::to_string(num_tokens) + " tokens");
   const testing::ScaledExpertsCase experts(rng_, desc, num_tokens, num_experts, kind);
   const std::vector<float> expected = experts.expected(plain_sum);
@@ -435,7 +437,7 @@ void BlockScaledOpsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_
     if (testing::is_emulated(variant)) {
       EXPECT_TRUE(testing::same_bits_or_nan(found, expected));
     } else {
-      EXPECT_TRUE(testing::is_close(found, expected, 0.03));  // a GPU's exp is another
+      EXPECT_TRUE(testing::is_close(found, expected, gpu_bound));
     }
   });
   EXPECT_EQ(is_found, testing::has_backend("sm120"));
@@ -462,6 +464,22 @@ TEST_F(BlockScaledOpsTest, ExpertsHaveTheBitsOfPlainLoops) {
   check_experts(desc(144, 160, 0, 3), 150 + below(20), 3, Routing::kOneExpert);
   check_experts(desc(64, 64, 2, 2), 70, 6, Routing::kNoneOfSome);
   check_experts(desc(32, 32, 8, 4), 5, 8, Routing::kAny);  // no slot is here
+}
+
+// Few tokens to an expert, and many.
+TEST_F(SlowBlockScaledTest, ExpertsOfFlashAndPro) {
+  for (const auto& [hidden, inner] : {std::pair<int64_t, int64_t>{4096, 2048}, {7168, 3072}}) {
+    for (const auto& [num_tokens, kind] : {std::pair{8, Routing::kNoneOfSome}, {60, Routing::kOneExpert}}) {
+      check_experts({.hidden = hidden,
+                     .inner = inner,
+                     .num_local = 3,
+                     .top_k = 2,
+                     .format = WeightFormat::kNvfp4,
+                     .input = InputMode::kA4,
+                     .swiglu_limit = 10},
+                    num_tokens, 3, kind, testing::kBf16Bound);
+    }
+  }
 }
 
 }  // namespace
