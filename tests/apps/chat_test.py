@@ -151,10 +151,15 @@ class Chat(ProgramTest):
         self.assertEqual((result.returncode, answers(result)), (1, ['250']))
         errors = [line for line in result.stderr.decode().splitlines() if line.startswith('tessera: ')]
         self.assertEqual(len(errors), len(lines), errors)
-        for error, part in zip(errors, ('/nothing', '/temp', '/temp', '/max', '/think', '/save', 'folder', 'none.json', 'messages[0].role', 'tools', 'no question', '/clear',
+        for error, part in zip(errors, ('/nothing', '/temp', '/temp', '/max', '/think', '/save', 'no message yet', 'none.json', 'messages[0].role', 'tools', 'no question', '/clear',
                                         '4096')):
             self.assertIn(part, error)
         self.assertEqual(run('chat', stdin=b'a\xff\nCompute 257-7.\n').stdout, b'250\n')
+
+    def test_a_conversation_that_cannot_be_saved_goes_on(self):
+        result = chat('Compute 257-7.', '/save /no/such/folder/x', 'Compute 257-7.')
+        self.assertEqual(answers(result), ['250', '250'])
+        self.assertIn('tessera: /no/such/folder', result.stderr.decode())
 
     def test_usage(self):
         for arguments, part in ((['--max-tokens', '0'], '--max-tokens'), (['--context', '0'], '--context'), (['--context', '4097'], '--context'), (['--effort', 'x'], '--effort'),
