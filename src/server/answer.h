@@ -75,6 +75,7 @@ struct FinishedAnswer {
 struct AnswerOptions {
   bool is_chat = true;  // else the text is content as it comes (/v1/completions)
   bool starts_in_reasoning = false;
+  bool must_call = false;  // a grammar holds the answer to calls
   bool allows_parallel_calls = true;
   bool keeps_logprobs = false;
   std::vector<std::string> stops;

@@ -165,10 +165,10 @@ AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reas
                                  const text::Tokenizer& tokenizer, const std::vector<int32_t>& eos_ids,
                                  Compiling compiling) {
   const ToolPolicy& policy = request.tools;
-  const bool must_call = policy.choice == ToolChoice::kRequired || policy.choice == ToolChoice::kNamed;
   const bool has_strict =
       std::any_of(policy.tools.begin(), policy.tools.end(), [](const Tool& tool) { return tool.is_strict; });
   const bool has_format = request.format.kind != OutputFormat::Kind::kText;
+  const bool must_call = policy.must_call();
   const bool may_call_freely = policy.may_call() && !must_call && !has_format;
   if (!must_call && !has_format && !(may_call_freely && has_strict)) return {};
 

@@ -121,6 +121,7 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   // A grammar without calls keeps their markup out by itself.
   if (!request.tools.may_call() && constraint.whole == nullptr) out.requests.front().allowed = without_markup_;
   out.num_choices = request.options.num_choices;
+  out.options.must_call = request.tools.must_call();
   out.options.allows_parallel_calls = request.tools.allows_parallel;
   out.options.stops = request.options.stops;
   out.has_logprobs = out.options.keeps_logprobs = request.options.num_logprobs >= 0;

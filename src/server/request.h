@@ -80,6 +80,7 @@ struct ToolPolicy {
   bool allows_parallel = true;                                // else the answer ends after its first call
   std::string_view parameters_field = "function.parameters";  // of a tool, as the API names it
   bool may_call() const { return !tools.empty() && choice != ToolChoice::kNone; }
+  bool must_call() const { return choice == ToolChoice::kRequired || choice == ToolChoice::kNamed; }
 };
 
 // What the content must look like.

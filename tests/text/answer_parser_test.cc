@@ -235,6 +235,16 @@ TEST(AnswerParser, ABlockThatIsCutOffIsNotContent) {
     EXPECT_EQ(parser.answer().content, has_markup ? "Yes." : "Yes." + replace_invalid_utf8(block.substr(0, length)));
     EXPECT_EQ(parser.answer().fault.empty(), !has_markup) << length;
   }
+  // Where calls must come, not even its first character is.
+  for (size_t length = 1; length <= block.size(); ++length) {
+    if (replace_invalid_utf8(block.substr(0, length)) != block.substr(0, length)) continue;  // within a character
+    AnswerParser parser(true, true);
+    parser.push("Hm.</think>" + block.substr(0, length));
+    parser.finish(Ending::kCutOff);
+    EXPECT_EQ(parser.answer().content, "") << length;
+    EXPECT_EQ(parser.answer().reasoning, "Hm.");
+    EXPECT_NE(parser.answer().fault, "");
+  }
   AnswerParser ended(false);  // by the model: its text, such as it is
   ended.push("Yes." + block);
   ended.finish(Ending::kEndToken);

@@ -133,6 +133,7 @@ std::vector<AnswerEvent> AnswerParser::finish(Ending ending) {
 // call that was cut off is nobody's content.
 bool AnswerParser::is_block_begun(std::string_view rest) const {
   if (is_in_block()) return answer_.calls.empty() && !is_block_faulty_;
+  if (must_call_ && state_ == State::kContent && answer_.content.empty()) return !rest.empty();
   const bool is_text = state_ == State::kReasoning || state_ == State::kContent;
   return is_text && rest.find(kDsmlToken) != std::string_view::npos;  // held back: a marker as far as it goes
 }

@@ -47,8 +47,10 @@ enum class Ending { kEndToken, kCutOff };
 
 class AnswerParser {
  public:
-  // As Prompt::starts_in_reasoning says.
-  explicit AnswerParser(bool starts_in_reasoning) : state_(starts_in_reasoning ? State::kReasoning : State::kContent) {}
+  // As Prompt::starts_in_reasoning says. `must_call`: what follows the reasoning is held to be a block of calls, so the
+  // beginning of one that was cut off is no content, however little of it there is.
+  explicit AnswerParser(bool starts_in_reasoning, bool must_call = false)
+      : state_(starts_in_reasoning ? State::kReasoning : State::kContent), must_call_(must_call) {}
 
   // `text` is part of the answer with its special tokens in it (Detokenizer::Special::kKeep), cut anywhere, even inside
   // a character. Work is linear in the text.
@@ -97,6 +99,7 @@ class AnswerParser {
   bool is_streaming() const;
 
   State state_;
+  bool must_call_;
   Answer answer_;
   std::vector<AnswerEvent> events_;
   Utf8Joiner joiner_;

@@ -131,6 +131,19 @@ TEST(HttpGrammar, RequiredAndNamedToolsAreCalledAsTheirSchemasSay) {
   EXPECT_NE(stream.body.find("\"finish_reason\":\"tool_calls\""), std::string::npos);
 }
 
+// Whatever of a call's markup max_tokens leaves, none of it is content.
+TEST(HttpGrammar, ARequiredCallThatIsCutOffHasNoContent) {
+  LiveServer server;
+  for (int max_tokens = 1; max_tokens <= 40; ++max_tokens) {
+    const Answer answer = ask_at(server, "/v1/chat/completions",
+                                 chat(tools(R"("required")") + fmt::format("\"max_tokens\":{},", max_tokens)));
+    ASSERT_EQ(answer.status, 200) << answer.body;
+    const Json body = Json::parse(answer.body, "chat");
+    const Json& content = at(body, {"choices", "0", "message", "content"});
+    EXPECT_TRUE(content.kind() != Json::Kind::kString || content.string().empty()) << answer.body;
+  }
+}
+
 TEST(HttpGrammar, WhatCannotBeHeldIsRefusedNamingItsField) {
   LiveServer server;
   const auto refused = [&](const std::string& fields, std::string_view param, std::string_view words) {
