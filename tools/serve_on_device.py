@@ -86,7 +86,7 @@ class Server:
             self.process.kill()
         check(url, 'the server did not start:', self.said())
         self.port = int(url.rsplit(':', 1)[1])
-        self.url, self.seconds_to_start = url, time.monotonic() - begin
+        self.url, self.seconds_to_start, self.mib = url, time.monotonic() - begin, device_mib()
 
     def said(self):
         self.process.poll()
@@ -145,6 +145,13 @@ class Server:
             time.sleep(0.01)
         check(now['tessera_requests_running'] == 0, 'requests run after their clients have gone')
         check(now['tessera_cache_bytes'] == 0, 'caches of running answers hold bytes at rest')
+
+
+def device_mib():
+    """What all programs have of the device's memory; None where there is no nvidia-smi."""
+    text = said_by('nvidia-smi', '--query-gpu=memory.used', '--format=csv,noheader,nounits',
+                   f'--id={ARGUMENTS.device.rsplit(":", 1)[-1]}')
+    return int(text) if text.isdigit() else None
 
 
 def chat(question, **more):
@@ -333,7 +340,7 @@ def grammars(server):
 
 
 def load(server):
-    """tessera bench serve, a load at a time; and what of the steps' time was not in the model."""
+    """tessera bench serve, a load at a time; what of the steps' time was not in the model; and the device's memory."""
     rows = []
     streams = [int(one) for one in ARGUMENTS.streams.split(',')]
     # The first steps at each size are recorded or compiled: a short load beforehand.
@@ -363,6 +370,8 @@ def load(server):
             row['steps'] = took['steps']
             row['seconds_per_step'] = took['step_seconds'] / took['steps']
             row['engine_share_of_a_step'] = 1 - took['model_seconds'] / took['step_seconds']
+        if server.mib is not None:
+            row['device_mib'], row['device_mib_when_ready'] = device_mib(), server.mib
         rows.append(row)
         say(f'  {count} streams: {row["output_tokens_per_second"]:.0f} tokens/s, engine\'s share of a step '
             f'{row.get("engine_share_of_a_step", float("nan")):.1%}')

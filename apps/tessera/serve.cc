@@ -353,7 +353,8 @@ int Serve::follow(Ranks& ranks) {
   ranks.join("serve", folder, flags_.model, load);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
-  agreed_memory(folder, load, ranks);
+  const CacheMemory memory = agreed_memory(folder, load, ranks);
+  loaded.runner->reserve(memory.running + memory.prefixes);
   ranks.follow(*loaded.runner);
   return kExitOk;
 }
@@ -401,6 +402,9 @@ int Serve::answer(Ranks& ranks) {
                      format_bytes(static_cast<uint64_t>(memory.running))));
   }
   const model::ModelFacts& facts = runner.facts();
+  // A server that is ready takes no more of a GPU's memory: what grows with the longest sequence grows now.
+  runner.new_sequence(flags_.max_model_len);
+  loaded.runner->reserve(memory.running + memory.prefixes);
   const engine::ReservedBudget budget(spec, memory.running);
   ServeLog log(flags_.logs_requests);
   CacheTiers tiers;

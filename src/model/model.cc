@@ -154,6 +154,12 @@ void Model::check_capacity(int64_t capacity) const {
   }
 }
 
+void Model::reserve(int64_t bytes) {
+  // Pages come by slabs, the last of which need not be full.
+  const int64_t page_bytes = pool_->pages().page_bytes(), slab = PagePool::pages_per_slab(page_bytes) * page_bytes;
+  executor_->memory().reserve(static_cast<size_t>(bytes + slab));
+}
+
 std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {
   check_capacity(capacity);
   const device::InterleavedMemory interleaved = executor_->interleave();

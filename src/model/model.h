@@ -28,6 +28,7 @@ class Model final : public Runner {
   // Bytes that a model takes for steps of `max_step_tokens`, besides weights and the ops' own workspace.
   static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens);
 
+  void reserve(int64_t bytes) override;
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
   std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) override;

@@ -116,6 +116,10 @@ class Runner {
   // Most tokens that one step takes over all its slices, and so the chunk length of a prefill.
   virtual int64_t max_step_tokens() const = 0;
 
+  // Sequences and snapshots of `bytes` together take no more memory of a device from now on. Throws kResourceExhausted
+  // where it has not so much. On a CPU memory is taken as it is used.
+  virtual void reserve(int64_t /*bytes*/) {}
+
   // An empty sequence that may grow to `capacity` tokens; entries of its caches take memory as it grows. Throws
   // kInvalidArgument above max_positions, std::bad_alloc (a GPU's: kResourceExhausted) where memory ends.
   virtual std::unique_ptr<SequenceState> new_sequence(int64_t capacity) = 0;

@@ -33,16 +33,7 @@ class GpuMemory final : public MemorySpace {
   // holds at each launch. All are mistakes there.
   void* allocate(size_t bytes) override {
     queue_.refuse_while_recording("an allocation of GPU memory");
-    void* data = nullptr;
-    const cudaError_t code = cudaMallocAsync(&data, bytes, queue_.handle());
-    if (code == cudaErrorMemoryAllocation) {
-      cudaGetLastError();
-      size_t free = 0, total = 0;
-      TESSERA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-      fail(ErrorCode::kResourceExhausted, fmt::format("the GPU has {} of {} left, {} are needed", format_bytes(free),
-                                                      format_bytes(total), format_bytes(bytes)));
-    }
-    TESSERA_CUDA_CHECK(code);
+    void* const data = take(bytes);
     try {
       TESSERA_CUDA_CHECK(cudaMemsetAsync(data, 0, bytes, queue_.handle()));
     } catch (...) {
@@ -54,6 +45,13 @@ class GpuMemory final : public MemorySpace {
   void release(void* data, size_t) noexcept override {
     // Memory that a recording can't free is lost with it.
     if (!queue_.note_while_recording("giving GPU memory back")) cudaFreeAsync(data, queue_.handle());
+  }
+  // The pool keeps what comes back.
+  void reserve(size_t bytes) override {
+    if (bytes == 0) return;
+    queue_.refuse_while_recording("an allocation of GPU memory");
+    TESSERA_CUDA_CHECK(cudaFreeAsync(take(bytes), queue_.handle()));
+    queue_.synchronize();
   }
   void upload(void* target, const void* host, size_t bytes) override {
     queue_.refuse_while_recording("a copy from the host");
@@ -71,6 +69,19 @@ class GpuMemory final : public MemorySpace {
   bool is_host() const override { return false; }
 
  private:
+  void* take(size_t bytes) {
+    void* data = nullptr;
+    const cudaError_t code = cudaMallocAsync(&data, bytes, queue_.handle());
+    if (code == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      size_t free = 0, total = 0;
+      TESSERA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+      fail(ErrorCode::kResourceExhausted, fmt::format("the GPU has {} of {} left, {} are needed", format_bytes(free),
+                                                      format_bytes(total), format_bytes(bytes)));
+    }
+    TESSERA_CUDA_CHECK(code);
+    return data;
+  }
   void move(void* target, const void* source, size_t bytes) {
     if (bytes > 0) {
       TESSERA_CUDA_CHECK(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDefault, queue_.handle()));

@@ -77,6 +77,35 @@ TEST_F(CudaLayerTest, MemoryThatDoesNotFitIsAnErrorAndNothingMore) {
   queue.synchronize();
 }
 
+TEST_F(CudaLayerTest, WhatIsReservedIsThereForLater) {
+  constexpr size_t kPieces = 16, kPieceBytes = size_t{4} << 20;
+  std::string why_not;
+  const std::unique_ptr<Executor> executor = make_gpu_executor(find_gpu(0, why_not).value());
+  const auto bytes_held = [] {
+    cudaMemPool_t pool = nullptr;
+    uint64_t bytes = 0;
+    TESSERA_CUDA_CHECK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    TESSERA_CUDA_CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &bytes));
+    return bytes;
+  };
+  executor->memory().reserve(kPieces * kPieceBytes);
+  const uint64_t reserved = bytes_held();
+  EXPECT_GE(reserved, kPieces * kPieceBytes);
+  std::vector<Buffer> pieces;
+  for (size_t i = 0; i < kPieces; ++i) pieces.emplace_back(kPieceBytes, executor->memory());
+  executor->synchronize();
+  EXPECT_EQ(bytes_held(), reserved);
+  pieces.clear();
+  executor->synchronize();
+  EXPECT_EQ(bytes_held(), reserved);
+  try {
+    executor->memory().reserve(size_t{1} << 50);
+    FAIL() << "a petabyte";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+  }
+}
+
 TEST_F(CudaLayerTest, EventsOrderQueues) {
   const StreamQueue first, second;
   constexpr size_t kBytes = size_t{256} << 20;

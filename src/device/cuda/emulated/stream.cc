@@ -37,7 +37,7 @@ struct Gpu {
   bool is_lost = false;            // a kernel broke a rule: every later call fails, as on a GPU
   std::map<void*, size_t> memory;  // of the GPU: begins and sizes
   std::map<void*, size_t> locked;  // of the host, page-locked
-  size_t used = 0;
+  size_t used = 0, most_used = 0;
   std::set<cudaStream_t> streams;
   std::map<const void*, size_t> shared_limits;  // by kernel
 };
@@ -253,6 +253,7 @@ cudaError_t allocate(void** data, size_t bytes) {
   std::memset(*data, kFreshByte, bytes);
   gpu().memory.emplace(*data, bytes);
   gpu().used += bytes;
+  gpu().most_used = std::max(gpu().most_used, gpu().used);
   return result(cudaSuccess);
 }
 
@@ -360,6 +361,13 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
 
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
   if (const cudaError_t fault = planned("cudaMemPoolSetAttribute"); fault != cudaSuccess) return fault;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void* value) {
+  const std::scoped_lock lock(gpu().mutex);
+  if (attribute != cudaMemPoolAttrReservedMemCurrent) return result(cudaErrorInvalidValue);
+  *static_cast<uint64_t*>(value) = gpu().most_used;
   return cudaSuccess;
 }
 

@@ -64,11 +64,13 @@ cudaError_t cudaGetDevice(int* ordinal);
 cudaError_t cudaSetDevice(int ordinal);
 
 enum cudaMemcpyKind { cudaMemcpyDefault };
-enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold };
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold, cudaMemPoolAttrReservedMemCurrent };
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int ordinal);
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
+// What the pool has, used or not: it gives nothing back here, so all that was ever in use at once.
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value);
 cudaError_t cudaMalloc(void** data, size_t bytes);
 template <class T>
 cudaError_t cudaMalloc(T** data, size_t bytes) {
