@@ -131,6 +131,7 @@ class Bench final : public Verb {
                      "Random NVFP4 weights, made in memory, in the shape of flash or pro (small: a few megabytes)")
         ->check(CLI::IsMember({"flash", "pro", "small"}))
         ->excludes(directory);
+    add_dense_flag(*model_, dense_, "nvfp4")->needs("--synthetic");
     model_
         ->add_option("--layers", model_options_.num_layers, "Layers of a synthetic model [as many as fit into memory]")
         ->needs("--synthetic");
@@ -198,6 +199,7 @@ class Bench final : public Verb {
       layer_->run(model_options_.load, is_json_);
       return kExitOk;
     }
+    model_options_.dense = dense_format(dense_, model_options_.dense);
     if (model_->count("--layers") > 0) {
       const int64_t all = bench::published_config(model_options_.synthetic).num_layers;
       check("--layers", model_options_.num_layers, 1, all);
@@ -267,6 +269,7 @@ class Bench final : public Verb {
     steps.options = {.shape = model_options_.synthetic,
                      .num_layers = model_options_.num_layers,
                      .seed = model_options_.seed,
+                     .dense = model_options_.dense,
                      .contexts = contexts_,
                      .steps = model_options_.decode_tokens,
                      .repeats = model_options_.repeats,
@@ -314,7 +317,10 @@ class Bench final : public Verb {
                                   {"threads", threads},
                                   {"mode", mode_},
                                   {"variants", report.variants}};
-    if (is_synthetic) out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
+    if (is_synthetic) {
+      out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
+      out["synthetic"]["dense"] = to_string(model_options_.dense);
+    }
     if (!is_synthetic) out["load"] = {{"bytes", report.load.bytes}, {"seconds", report.load.seconds}};
     out["rows"] = nlohmann::ordered_json::array();
     for (const bench::ModelRow& row : report.rows) {
@@ -350,7 +356,7 @@ class Bench final : public Verb {
   bench::Options options_;
   bench::ModelOptions model_options_;
   RankFlags ranks_;
-  std::string mode_ = "a16", plot_, record_;
+  std::string mode_ = "a16", dense_, plot_, record_;
   std::vector<int64_t> contexts_, batches_;
   int64_t step_tokens_ = 0;
   int num_threads_ = 0;

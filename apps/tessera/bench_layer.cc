@@ -27,6 +27,7 @@ nlohmann::ordered_json json_of(const bench::LayerReport& report, const bench::La
                                 {"device", report.device},
                                 {"threads", report.num_threads},
                                 {"mode", to_string(options.load.precision.input)},
+                                {"dense", ops::to_string(options.dense)},
                                 {"context", report.context},
                                 {"read_gbs", report.ceilings.read_gbs.best},
                                 {"copy_gbs", report.ceilings.copy_gbs.best},
@@ -72,11 +73,12 @@ BenchLayer::BenchLayer(CLI::App& bench)
   command_->add_option("--seconds", options_.seconds, "At least so long per row")
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
+  add_dense_flag(*command_, dense_, "nvfp4");
   add_device_flag(*command_, options_.device);
 }
 
 void BenchLayer::run(const model::LoadOptions& load, bool is_json) {
-  options_.load = load;
+  options_.load = load, options_.dense = dense_format(dense_, options_.dense);
   bool has_head = false;
   const auto print_kind = [&](const bench::LayerReport& report, const bench::KindRows& kind) {
     if (is_json) return;

@@ -22,6 +22,7 @@ class BenchLayer {
  private:
   CLI::App* command_;
   bench::LayerOptions options_;
+  std::string dense_;
 };
 
 }  // namespace tessera::app

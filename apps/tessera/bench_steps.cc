@@ -61,6 +61,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, i
                       {"split", world == 1 ? "" : bench.ranks.split},
                       {"mode", bench.model.mode},
                       {"shape", bench.options.shape},
+                      {"dense", ops::to_string(bench.options.dense)},
                       {"layers", report.num_layers},
                       {"all_layers", report.all_layers},
                       {"step_tokens", bench.options.load.max_step_tokens},

@@ -27,6 +27,20 @@ void add_device_flag(CLI::App& command, std::string& device) {
       ->group("Model");
 }
 
+CLI::Option* add_dense_flag(CLI::App& command, std::string& dense, const std::string& otherwise) {
+  return command
+      .add_option("--dense", dense,
+                  fmt::format("Maps of attention and of the shared expert are stored so [{}]", otherwise))
+      ->type_name("fp8|nvfp4");
+}
+
+ops::WeightFormat dense_format(const std::string& dense, ops::WeightFormat otherwise) {
+  if (dense.empty()) return otherwise;
+  if (dense == "fp8") return ops::WeightFormat::kFp8Block;
+  if (dense == "nvfp4") return ops::WeightFormat::kNvfp4;
+  fail_usage(fmt::format("--dense: expected fp8 or nvfp4, found \"{}\"", printable(dense, 60)));
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--model", flags.model,

@@ -9,7 +9,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace tessera::app {
 
@@ -48,5 +49,10 @@ void warn_of_backends(const device::Machine& machine);
 
 // Adds --device to a command.
 void add_device_flag(CLI::App& command, std::string& device);
+
+// Adds --dense, the format of attention's maps and of the shared expert: fp8 or nvfp4; `otherwise` says what holds
+// without it. dense_format throws kInvalidArgument, naming the flag, for another word.
+CLI::Option* add_dense_flag(CLI::App& command, std::string& dense, const std::string& otherwise);
+ops::WeightFormat dense_format(const std::string& dense, ops::WeightFormat otherwise);
 
 }  // namespace tessera::app

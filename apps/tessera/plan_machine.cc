@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "console.h"
 #include "model/weight_source.h"
+#include "model_flags.h"
 #include "usage.h"
 #include "verb.h"
 
@@ -41,9 +42,7 @@ PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
   c.add_option("--model", model_, "flash, pro, or a model's folder [flash]")->type_name("flash|pro|DIR");
   c.add_option("--context", context_, "Tokens of each sequence, as in 128k [8k]")->transform(size)->type_name("N");
   c.add_option("--batch", load_.sequences, "Sequences at once [1]")->type_name("N");
-  c.add_option("--dense", dense_,
-               "Maps of attention and of the shared expert are stored so [fp8; a folder's weights as they are]")
-      ->type_name("fp8|nvfp4");
+  add_dense_flag(c, dense_, "fp8; a folder's weights as they are");
   c.add_option("--step-tokens", load_.step_tokens, "Most tokens of a step [4k]")->transform(size)->type_name("N");
   c.add_option("--json", json_file_, "Every figure of every plan, into this file")->type_name("FILE");
 }
@@ -54,10 +53,7 @@ bool PlanMachine::is_asked() const {
 }
 
 model::StoredModel PlanMachine::stored_model() const {
-  if (!dense_.empty() && dense_ != "fp8" && dense_ != "nvfp4") {
-    fail_usage(fmt::format("--dense: expected fp8 or nvfp4, found \"{}\"", printable(dense_, 60)));
-  }
-  const WeightFormat dense = dense_ == "nvfp4" ? WeightFormat::kNvfp4 : WeightFormat::kFp8Block;
+  const WeightFormat dense = dense_format(dense_, WeightFormat::kFp8Block);
   const bool is_published = model_ == "flash" || model_ == "pro";
   const model::Config config = is_published ? bench::published_config(model_) : model::load_config(model_);
   model::StoredModel stored = model::published_model(config, dense);

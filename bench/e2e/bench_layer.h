@@ -28,7 +28,8 @@ struct LayerOptions {
   uint64_t seed = 1;
   double seconds = 0.5;  // per row, at least
   std::string device = "cpu";
-  model::LoadOptions load;  // max_step_tokens and bypass are not read
+  ops::WeightFormat dense = ops::WeightFormat::kNvfp4;  // SyntheticWeights
+  model::LoadOptions load;                              // max_step_tokens and bypass are not read
 };
 
 struct KindRows {

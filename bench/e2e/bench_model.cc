@@ -133,7 +133,7 @@ ModelReport run_synthetic(const ModelOptions& options, const ModelObserver& obse
           : layers_that_fit(options,
                             (machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes) / 10 * 9);
   const model::Config config = with_layers(all, made.num_layers);
-  SyntheticWeights weights(config, options.seed, options.load.num_threads);
+  SyntheticWeights weights(config, options.seed, options.load.num_threads, {}, options.dense);
   made.weight_bytes = weights.total_bytes();
   uint64_t state = 0, work = 0;
   needed_bytes(options, config, made.weight_bytes, state, work);
@@ -168,7 +168,9 @@ int64_t layers_that_fit(const ModelOptions& options, uint64_t available) {
   for (int64_t layers = 2; layers <= all.num_layers; ++layers) {
     const model::Config config = with_layers(all, layers);
     uint64_t state = 0, work = 0;
-    if (needed_bytes(options, config, SyntheticWeights(config, 0, 1).total_bytes(), state, work) > available) break;
+    if (needed_bytes(options, config, SyntheticWeights(config, 0, 1, {}, options.dense).total_bytes(), state, work) >
+        available)
+      break;
     fitting = layers;
   }
   return fitting;

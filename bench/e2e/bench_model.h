@@ -17,6 +17,7 @@ struct ModelOptions {
   std::string synthetic;   // "flash", "pro", "small"; empty: the real model
   int64_t num_layers = 0;  // of a synthetic model; 0: as many as fit into nine tenths of the memory that is available
   uint64_t seed = 1;       // of synthetic weights
+  ops::WeightFormat dense = ops::WeightFormat::kNvfp4;  // SyntheticWeights
   model::LoadOptions load;
   std::string device = "cpu";     // device::machine_of
   std::vector<int64_t> contexts;  // empty (not with `synthetic`): 512 and 4,096, or as many as the model takes

@@ -76,7 +76,7 @@ class StepBench {
     const model::LoadOptions& load = options_.load;
     report_.device = machine_.gpu ? printable(machine_.gpu->name) : "cpu";
     report_.num_layers = config_.num_layers, report_.all_layers = published_config(options_.shape).num_layers;
-    SyntheticWeights weights(config_, options_.seed, load.num_threads, load.shard);
+    SyntheticWeights weights(config_, options_.seed, load.num_threads, load.shard, options_.dense);
     report_.weight_bytes = weights.total_bytes();
     const int64_t slots = config_.sliding_window + load.max_step_tokens - 1;
     // Beside the sequences of a batch there is the one that they are copies of.

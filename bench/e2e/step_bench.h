@@ -12,9 +12,10 @@
 namespace tessera::bench {
 
 struct StepOptions {
-  std::string shape = "flash";  // published_config
-  int64_t num_layers = 0;       // 0: all
-  uint64_t seed = 1;            // of weights and tokens
+  std::string shape = "flash";                          // published_config
+  int64_t num_layers = 0;                               // 0: all
+  uint64_t seed = 1;                                    // of weights and tokens
+  ops::WeightFormat dense = ops::WeightFormat::kNvfp4;  // SyntheticWeights
   std::vector<int64_t> contexts = {8192};
   std::vector<int64_t> batches = {1, 32, 128};  // sequences of a decode step
   int64_t steps = 32;                           // decode steps measured of each batch

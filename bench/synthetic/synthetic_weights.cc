@@ -20,32 +20,30 @@ using ops::WeightFormat;
 
 using FillKind = ops::RandomFill::Kind;
 
-// All that published checkpoints have in FP8 is NVFP4 here.
-WeightFormat format_of(const model::WeightRow& row) {
-  return model::published_format(row, WeightFormat::kNvfp4);
-}
+// Roots of the mean squares of what random codes stand for.
+constexpr double kCodeTimesScale = 4.97, kE4m3Code = 0.598;
 
 bool is_matrix(const model::WeightRow& row) {
   return row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain;
 }
 
-int64_t bytes_of(const model::WeightRow& row, const Shape& shape) {
+int64_t bytes_of(const model::WeightRow& row, WeightFormat format, const Shape& shape) {
   if (!is_matrix(row)) return shape.num_elements() * 4;
-  const ops::WeightView view{format_of(row), shape[0], shape[1]};
+  const ops::WeightView view{format, shape[0], shape[1]};
   return view.data_bytes() + view.scale_bytes();
 }
 
 }  // namespace
 
 SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads,
-                                   const model::Shard& shard)
+                                   const model::Shard& shard, WeightFormat dense)
     : config_(config), seed_(seed), shard_(shard), queue_(num_threads) {
   for (model::WeightRow& row : model::make_weight_spec(config, 0)) {
     const model::WeightSlice slice = model::slice_of(row, config_, shard_);
     const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
-    Part part{row, row.shape.rank() == 1 ? Shape{rows} : Shape{rows, cols}, false};
+    Part part{row, model::published_format(row, dense), row.shape.rank() == 1 ? Shape{rows} : Shape{rows, cols}, false};
     part.is_cut = part.shape != row.shape;
-    total_bytes_ += static_cast<uint64_t>(bytes_of(part.row, part.shape));
+    total_bytes_ += static_cast<uint64_t>(bytes_of(part.row, part.format, part.shape));
     parts_.emplace(row.name, std::move(part));
   }
 }
@@ -53,9 +51,13 @@ SyntheticWeights::SyntheticWeights(const model::Config& config, uint64_t seed, i
 void SyntheticWeights::make_in(device::Executor& executor, const device::Machine& machine) {
   if (executor.memory().is_host()) return;
   ops::Planner planner(backends::all_backends(), machine);
-  maker_.emplace(Maker{executor, planner.bind<ops::RandomFill>("codes", {FillKind::kCodes, DType::kU8}),
-                       planner.bind<ops::RandomFill>("scales", {FillKind::kScales, DType::kU8}),
-                       planner.bind<ops::RandomFill>("values", {FillKind::kNormal, DType::kBF16})});
+  const auto fill = [&](const char* what, FillKind kind, DType dtype) {
+    return planner.bind<ops::RandomFill>(what, {kind, dtype});
+  };
+  maker_.emplace(Maker{executor, fill("codes", FillKind::kCodes, DType::kU8),
+                       fill("scales", FillKind::kScales, DType::kU8), fill("E4M3 codes", FillKind::kE4m3, DType::kU8),
+                       fill("values", FillKind::kNormal, DType::kBF16),
+                       fill("factors", FillKind::kNormal, DType::kF32)});
 }
 
 const SyntheticWeights::Part& SyntheticWeights::part(const std::string& name) const {
@@ -72,7 +74,7 @@ uint64_t SyntheticWeights::seed_of(const std::string& name) const {
 }
 
 WeightFormat SyntheticWeights::format(const std::string& name) const {
-  return format_of(part(name).row);
+  return part(name).format;
 }
 
 Shape SyntheticWeights::local_shape(const std::string& name) const {
@@ -83,9 +85,9 @@ int64_t SyntheticWeights::layer_bytes(int64_t layer, double num_experts) const {
   const std::string prefix = fmt::format("layers.{}.", layer);
   int64_t dense = 0, experts = 0;
   for (auto at = parts_.lower_bound(prefix); at != parts_.end() && at->first.starts_with(prefix); ++at) {
-    const auto& [row, shape, is_cut] = at->second;
+    const auto& [row, format, shape, is_cut] = at->second;
     // Of the routing table a token reads one row: nothing.
-    if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row, shape);
+    if (row.kind != WeightKind::kTable) (row.expert >= 0 ? experts : dense) += bytes_of(row, format, shape);
   }
   return dense + static_cast<int64_t>(static_cast<double>(experts / config_.num_experts) * num_experts);
 }
@@ -94,7 +96,7 @@ model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::
   const Part& weight = part(name);
   model::Matrix matrix;
   ops::WeightView& view = matrix.view;
-  view.format = format_of(weight.row);
+  view.format = weight.format;
   view.rows = weight.shape[0], view.cols = weight.shape[1];
   const Maker* maker = layout == nullptr && maker_ ? &*maker_ : nullptr;  // packing is the host's work
   device::MemorySpace& memory = maker == nullptr ? device::host_memory() : maker->executor.memory();
@@ -105,22 +107,30 @@ model::Matrix SyntheticWeights::load_matrix(const std::string& name, const ops::
   const uint64_t seed = seed_of(name);
   // The embedding's rows have unit values, other maps rows of about unit length, over all ranks.
   const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(weight.row.shape[1]));
-  const auto fill = [&](FillKind kind, DType dtype, const device::Buffer& out, int64_t count, uint64_t of) {
-    const ops::RandomFill::Args args{
-        .out = out.data(), .count = count, .seed = of, .spread = static_cast<float>(factor)};
-    if (maker == nullptr) return ops::random_fill_reference({kind, dtype}, args, queue_);
-    const ops::Bound<ops::RandomFill>& op = kind == FillKind::kCodes    ? maker->codes
-                                            : kind == FillKind::kScales ? maker->scales
-                                                                        : maker->values;
-    op.run(args, maker->executor.queue());
+  const auto fill = [&](ops::Bound<ops::RandomFill> Maker::*op, ops::RandomFill::Desc desc,
+                        const ops::RandomFill::Args& args) {
+    if (maker == nullptr) return ops::random_fill_reference(desc, args, queue_);
+    (maker->*op).run(args, maker->executor.queue());
   };
-  if (view.format == WeightFormat::kBf16) {
-    fill(FillKind::kNormal, DType::kBF16, matrix.data, view.rows * view.cols, seed);
-  } else {
-    fill(FillKind::kCodes, DType::kU8, matrix.data, view.data_bytes(), seed);
-    fill(FillKind::kScales, DType::kU8, matrix.scales, view.scale_bytes(), ~seed);
-    constexpr double kCodeTimesScale = 4.97;  // root of the mean square
-    view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);
+  void *const data = matrix.data.data(), *const scales = matrix.scales.data();
+  const int64_t count = view.rows * view.cols;
+  switch (view.format) {
+    case WeightFormat::kBf16:
+      fill(&Maker::values, {FillKind::kNormal, DType::kBF16},
+           {.out = data, .count = count, .seed = seed, .spread = static_cast<float>(factor)});
+      break;
+    case WeightFormat::kFp8Block: {
+      fill(&Maker::e4m3, {FillKind::kE4m3, DType::kU8}, {.out = data, .count = count, .seed = seed});
+      const auto center = static_cast<float>(factor / kE4m3Code);
+      fill(&Maker::factors, {FillKind::kNormal, DType::kF32},
+           {.out = scales, .count = view.scale_bytes() / 4, .seed = ~seed, .center = center, .spread = center / 50});
+      break;
+    }
+    default:
+      fill(&Maker::codes, {FillKind::kCodes, DType::kU8}, {.out = data, .count = view.data_bytes(), .seed = seed});
+      fill(&Maker::scales, {FillKind::kScales, DType::kU8},
+           {.out = scales, .count = view.scale_bytes(), .seed = ~seed});
+      view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);
   }
   if (layout == nullptr) return matrix;
   const double start = seconds_now();

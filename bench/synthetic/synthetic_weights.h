@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Weights made in memory, a function of (seed, name) alone: NVFP4 for every linear map but the head, the compressors
-// and the indexer's weights (BF16, as convert keeps them), random codes and block scales over four binary orders of
+// Weights made in memory, a function of (seed, name, format) alone. Formats are those of published checkpoints: NVFP4
+// for routed experts, NVFP4 or FP8 in blocks (`dense`) for the shared expert and attention's maps, BF16 for the head,
+// the compressors and the indexer's weights. Codes are random, and NVFP4's scales lie over four binary orders of
 // magnitude. Rows have about unit length, so that activations keep their size through layers, router logits spread and
 // every kind of layer does its usual work. A rank's whole matrices are those of one rank; of what is cut it makes its
 // part alone, which is no part of another number of ranks' matrix but has its size.
@@ -18,7 +19,8 @@ namespace tessera::bench {
 class SyntheticWeights final : public model::ModelWeights {
  public:
   // Throws kUnsupported where the shape can't be cut so.
-  SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads, const model::Shard& shard = {});
+  SyntheticWeights(const model::Config& config, uint64_t seed, int num_threads, const model::Shard& shard = {},
+                   ops::WeightFormat dense = ops::WeightFormat::kNvfp4);
 
   // From now on matrices in the checkpoint's layout are made in the memory of `executor`, by its device, and have the
   // same bytes there; on the host's nothing changes. The executor must live while weights are loaded.
@@ -46,11 +48,12 @@ class SyntheticWeights final : public model::ModelWeights {
  private:
   struct Maker {
     device::Executor& executor;
-    ops::Bound<ops::RandomFill> codes, scales, values;
+    ops::Bound<ops::RandomFill> codes, scales, e4m3, values, factors;
   };
   // A tensor, and what of it this rank has.
   struct Part {
     model::WeightRow row;
+    ops::WeightFormat format;  // of matrices
     Shape shape;
     bool is_cut = false;
   };

@@ -17,7 +17,7 @@ namespace tessera::bench {
 
 namespace {
 
-constexpr double kMeanLayerUs = 56, kBatchRead = 0.75, kPrefillTflops = 0.65 * 800;
+constexpr double kBatchRead = 0.75, kPrefillTflops = 0.65 * 800;
 
 struct Sizes {
   const char* shape;
@@ -25,10 +25,20 @@ struct Sizes {
   std::vector<int64_t> batches;
 };
 
+// How attention's maps and the shared expert are stored, and the time wanted of a token's mean layer.
+struct Storage {
+  ops::WeightFormat dense;
+  const char* suffix;
+  double mean_us;
+};
+constexpr Storage kStorages[] = {{ops::WeightFormat::kNvfp4, "", 56},
+                                 {ops::WeightFormat::kFp8Block, ", FP8 dense", 74}};
+
 // A layer of random weights where it computes.
 struct LayerModel {
-  LayerModel(const TargetOptions& options, const device::Machine& machine, const model::Config& layer, int64_t tokens)
-      : config(layer), weights(config, 1, 0), planner(backends::all_backends(), machine, options.forced) {
+  LayerModel(const TargetOptions& options, const device::Machine& machine, const model::Config& layer, int64_t tokens,
+             ops::WeightFormat dense)
+      : config(layer), weights(config, 1, 0, {}, dense), planner(backends::all_backends(), machine, options.forced) {
     std::unique_ptr<device::Executor> executor = device::make_executor(machine, 0);
     weights.make_in(*executor, machine);
     model.emplace(config, planner, weights, ops::Precision{}, 0, tokens, std::move(executor), model::Bypass{});
@@ -77,16 +87,14 @@ struct Mean {
   double time = 0, read = 0, layers = 0;
 };
 
-}  // namespace
-
-void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) {
+void add_layers(const TargetOptions& options, const Storage& storage, const TakeTargetRow& take) {
   const Sizes sizes = options.is_small ? Sizes{"small", 256, 128, {1, 2}} : Sizes{"flash", 8192, 4096, {1, 32, 128}};
   const model::Config all = published_config(sizes.shape);
   const device::Machine machine = device::machine_of(options.device);
   std::vector<Mean> means(sizes.batches.size());
   bool has_all = true;
   for (const LayerKind& kind : kLayerKinds) {
-    const std::string name = fmt::format("{} layer {}", sizes.shape, kind.name);
+    const std::string name = fmt::format("{} layer {}{}", sizes.shape, kind.name, storage.suffix);
     if (name.find(options.only) == std::string::npos) {
       has_all = false;
       continue;
@@ -95,7 +103,7 @@ void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) 
     const auto layers =
         static_cast<double>(std::count(all.compress_ratios.begin(), all.compress_ratios.end(), kind.ratio));
     {
-      LayerModel layer(options, machine, config, sizes.batches.back());
+      LayerModel layer(options, machine, config, sizes.batches.back(), storage.dense);
       std::vector<std::unique_ptr<model::SequenceState>> states;
       std::vector<model::SequenceState*> batch;
       for (size_t i = 0; i < sizes.batches.size(); ++i) {
@@ -112,7 +120,7 @@ void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) 
         take(std::move(row));
       }
     }
-    LayerModel layer(options, machine, config, sizes.chunk);
+    LayerModel layer(options, machine, config, sizes.chunk, storage.dense);
     for (const int64_t position : {int64_t{0}, sizes.chunk}) {
       const auto state = layer.sequence(position, 2 * sizes.chunk);
       TargetRow row = row_of("layer, prefill", fmt::format("{} behind {}", name, position),
@@ -125,7 +133,7 @@ void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) 
   if (!has_all) return;
   for (size_t i = 0; i < means.size(); ++i) {
     TargetRow row{"layer, decode",
-                  fmt::format("{} mean of all layers", sizes.shape),
+                  fmt::format("{} mean of all layers{}", sizes.shape, storage.suffix),
                   "",
                   sizes.batches[i],
                   0,
@@ -137,11 +145,17 @@ void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) 
                   {}};
     row.time.seconds = {means[i].time / means[i].layers}, row.read_time.seconds = {means[i].read / means[i].layers};
     if (!options.is_small) {
-      if (i == 0) row.target.us = kMeanLayerUs;
+      if (i == 0) row.target.us = storage.mean_us;
       if (i > 0) row.target.share_of_read = kBatchRead;
     }
     take(std::move(row));
   }
+}
+
+}  // namespace
+
+void add_layer_targets(const TargetOptions& options, const TakeTargetRow& take) {
+  for (const Storage& storage : kStorages) add_layers(options, storage, take);
 }
 
 }  // namespace tessera::bench

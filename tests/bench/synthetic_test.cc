@@ -58,9 +58,14 @@ TEST(PublishedShapes, HaveTheirLayers) {
   EXPECT_THROW(published_config("flush"), Error);
 }
 
-TEST_F(SyntheticTest, WeightsAreValidAndDoNotDependOnThreads) {
+class DenseFormatTest : public SyntheticTest, public ::testing::WithParamInterface<ops::WeightFormat> {};
+
+TEST_P(DenseFormatTest, WeightsAreValidAndDoNotDependOnThreads) {
   const model::Config config = published_config("small");
-  SyntheticWeights one(config, seed_, 1), three(config, seed_, 3), other(config, seed_ + 1, 1);
+  SyntheticWeights one(config, seed_, 1, {}, GetParam()), three(config, seed_, 3, {}, GetParam()),
+      other(config, seed_ + 1, 1, {}, GetParam());
+  EXPECT_EQ(one.format("layers.0.attn.wq_b"), GetParam());
+  EXPECT_EQ(one.format("layers.0.ffn.experts.0.w1"), ops::WeightFormat::kNvfp4);
   uint64_t total = 0;
   for (const model::WeightRow& row : model::make_weight_spec(config, 0)) {
     SCOPED_TRACE(row.name);
@@ -100,10 +105,10 @@ TEST_F(SyntheticTest, WeightsAreValidAndDoNotDependOnThreads) {
 }
 
 // Where a device makes them, they lie in its memory and have the bytes that the host makes.
-TEST_F(SyntheticTest, WeightsMadeByADeviceHaveTheSameBytes) {
+TEST_P(DenseFormatTest, WeightsMadeByADeviceHaveTheSameBytes) {
   const model::Config config = published_config("small");
   const auto check = [&](device::Executor& executor, const device::Machine& machine) {
-    SyntheticWeights host(config, seed_, 2), made(config, seed_, 2);
+    SyntheticWeights host(config, seed_, 2, {}, GetParam()), made(config, seed_, 2, {}, GetParam());
     made.make_in(executor, machine);
     int64_t num_matrices = 0;
     for (const model::WeightRow& row : model::make_weight_spec(config, 0)) {
@@ -132,6 +137,10 @@ TEST_F(SyntheticTest, WeightsMadeByADeviceHaveTheSameBytes) {
   machine.gpu = testing::find_test_gpu(why_not);
   if (machine.gpu) check(testing::gpu_stage_memory().executor(), machine);
 }
+
+INSTANTIATE_TEST_SUITE_P(Dense, DenseFormatTest,
+                         ::testing::Values(ops::WeightFormat::kNvfp4, ops::WeightFormat::kFp8Block),
+                         [](const auto& info) { return info.param == ops::WeightFormat::kNvfp4 ? "Nvfp4" : "Fp8"; });
 
 // Of ranks: whole matrices are those of one rank, of the others each rank has its share.
 TEST_F(SyntheticTest, RanksHaveSharesOfTheWeights) {

@@ -47,6 +47,7 @@ TEST(Targets, EveryPartHasRows) {
                                           "layer, decode", "layer, prefill"}));
   for (const char* name : {"small layer swa", "small layer csa", "small layer hca", "small mean of all layers"}) {
     EXPECT_TRUE(names.contains(name)) << name;
+    EXPECT_TRUE(names.contains(std::string(name) + ", FP8 dense")) << name;
   }
   EXPECT_GT(report.ceilings.read_gbs.best, 0);
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -42,6 +43,11 @@ TEST_F(MakingTest, ScalesAndNormalValuesAreWhatTheySay) {
                              queue);
   EXPECT_EQ(*std::min_element(scales.begin(), scales.end()), 0x28);
   EXPECT_EQ(*std::max_element(scales.begin(), scales.end()), 0x47);
+  std::vector<uint8_t> codes(kCount);
+  ops::random_fill_reference({Kind::kE4m3, DType::kU8}, {.out = codes.data(), .count = kCount, .seed = seed_}, queue);
+  std::array<int, 256> counts{};
+  for (const uint8_t code : codes) ++counts[code];
+  for (int code = 0; code < 256; ++code) EXPECT_EQ(counts[static_cast<size_t>(code)] > 0, (code & 0x40) == 0) << code;
   ops::random_fill_reference({Kind::kNormal, DType::kF32},
                              {.out = values.data(), .count = kCount, .seed = seed_, .center = 2, .spread = 0.5f},
                              queue);
@@ -55,6 +61,7 @@ TEST_F(MakingTest, ScalesAndNormalValuesAreWhatTheySay) {
 TEST_F(MakingTest, VariantsFillWithTheReferencesBytes) {
   for (const RandomFill::Desc& desc : {RandomFill::Desc{Kind::kCodes, DType::kU8},
                                        {Kind::kScales, DType::kU8},
+                                       {Kind::kE4m3, DType::kU8},
                                        {Kind::kNormal, DType::kF32},
                                        {Kind::kNormal, DType::kBF16}}) {
     for (const int64_t count : {0, 1, 7, 8, 9, 255, 4099}) {

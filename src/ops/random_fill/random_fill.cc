@@ -18,7 +18,17 @@ using Kind = RandomFill::Kind;
 constexpr int64_t kGrain = 1 << 14;  // worth a thread
 
 const char* name_of(Kind kind) {
-  return kind == Kind::kCodes ? "codes" : kind == Kind::kScales ? "scales" : "normal";
+  switch (kind) {
+    case Kind::kCodes:
+      return "codes";
+    case Kind::kScales:
+      return "scales";
+    case Kind::kE4m3:
+      return "e4m3";
+    case Kind::kNormal:
+      return "normal";
+  }
+  return "?";
 }
 
 }  // namespace

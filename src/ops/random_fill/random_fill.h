@@ -5,6 +5,7 @@
 //   bits     word i is the i-th output of SplitMix64 from `seed`; a byte array has the words' bytes, lowest first
 //   kCodes   those bytes: two random E2M1 codes each
 //   kScales  of each byte the five low bits, plus 0x28: E4M3 0.25 to 3.75
+//   kE4m3    those bytes without bit 6: E4M3 -1.875 to 1.875
 //   kNormal  value i = center + spread * sqrt(3) * (sum of word i's four 16-bit parts / 2^16 - 2), in FP32, rounded to
 //            `dtype`: near enough to normal, at most 3.5 spreads off
 // Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014 (SplitMix64).
@@ -19,7 +20,7 @@ namespace tessera::ops {
 
 struct RandomFill {
   static constexpr const char* kName = "random_fill";
-  enum class Kind : uint8_t { kCodes, kScales, kNormal };
+  enum class Kind : uint8_t { kCodes, kScales, kE4m3, kNormal };
   struct Desc {
     Kind kind = Kind::kCodes;
     DType dtype = DType::kU8;  // F32 or BF16 with kNormal, else U8
@@ -41,9 +42,10 @@ TESSERA_HOST_DEVICE constexpr uint64_t random_word(uint64_t seed, int64_t index)
   return z ^ (z >> 31);
 }
 
-// Eight bytes of kCodes or kScales.
+// Eight bytes of kCodes, kScales or kE4m3.
 TESSERA_HOST_DEVICE constexpr uint64_t random_bytes(RandomFill::Kind kind, uint64_t seed, int64_t index) {
   const uint64_t word = random_word(seed, index);
+  if (kind == RandomFill::Kind::kE4m3) return word & 0xBFBFBFBFBFBFBFBF;
   return kind == RandomFill::Kind::kCodes ? word : (word & 0x1F1F1F1F1F1F1F1F) + 0x2828282828282828;
 }
 
