@@ -8,7 +8,10 @@
 #include <limits>
 
 #include "backends/sm90/sum_plans.h"
+#include "base/error.h"
 #include "ops/grouped_linear/grouped_linear.h"
+#include "ops/packed_layout.h"
+#include "ops/reference_rows.h"
 #include "testing/op_harness.h"
 
 namespace tessera {
@@ -254,6 +257,84 @@ TEST_F(GroupedLinearTest, NansStayWhereTheyAre) {
       check(desc, is_masked ? counts : offsets_of(counts), is_masked ? 27 : 15, hint, true);
     }
   }
+}
+
+// Sizes are read where the kernels run: a recording that is launched again takes those that lie there by then.
+TEST_F(GroupedLinearTest, ARecordedCallTakesOtherSizes) {
+  constexpr int64_t kRows = 40;
+  const Desc desc{.in = 512, .out = 48, .num_groups = 3, .input = kModes[rng_.below(std::size(kModes))]};
+  const Sizes some_sizes[] = {offsets_of({7, 0, 20}, 3), offsets_of({0, 40, 0}), {-5, 9, 2, kMax}, {0, 0, 0, 0}};
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, kRows, desc.in), DType::kBF16, {kRows, desc.in});
+  std::vector<testing::RandomWeight> weights;
+  for (int64_t e = 0; e < desc.num_groups; ++e) {
+    weights.push_back(testing::random_weight(rng_, desc.format, desc.out, desc.in));
+  }
+  testing::for_each_variant<GroupedLinear>(desc, [&](const ops::Variant<GroupedLinear>& variant, bool) {
+    if (!testing::is_on_gpu(variant)) return;
+    const ops::Variant<GroupedLinear>& original = *testing::staged_variant<GroupedLinear>();
+    device::Executor& executor = testing::gpu_stage_memory().executor();
+    if (!executor.can_record()) return;
+    device::MemorySpace& memory = executor.memory();
+    const auto placed = [&](const void* host, int64_t bytes) {
+      device::Buffer buffer(static_cast<size_t>(bytes), memory);
+      memory.upload(buffer.data(), host, buffer.size());
+      return buffer;
+    };
+    const ops::PackedLayout* layout = verify::layout_for(variant, desc);
+    std::vector<testing::VariantWeight> packed;
+    std::vector<ops::WeightView> views, placed_views;
+    std::vector<device::Buffer> buffers;
+    for (const testing::RandomWeight& weight : weights) {
+      const ops::WeightView& view =
+          views.emplace_back(packed.emplace_back(testing::weight_for(variant, desc, weight.view)).view);
+      ops::WeightView& there = placed_views.emplace_back(view);
+      buffers.push_back(placed(view.data, layout == nullptr ? view.data_bytes() : layout->data_bytes(view)));
+      there.data = buffers.back().data();
+      const int64_t scale_bytes = layout == nullptr ? view.scale_bytes() : layout->scale_bytes(view);
+      if (scale_bytes > 0) buffers.push_back(placed(view.block_scales, scale_bytes));
+      there.block_scales = scale_bytes > 0 ? buffers.back().data() : nullptr;
+    }
+    const device::Buffer all = placed(placed_views.data(), std::ssize(placed_views) * sizeof(ops::WeightView));
+    const device::Buffer inputs = placed(x.view().data, x.view().num_bytes());
+    const device::Buffer sizes(some_sizes[0].size() * sizeof(int32_t), memory);
+    const testing::PoisonedTensor out(desc.output, {kRows, desc.out});
+    const device::Buffer outputs(static_cast<size_t>(out.view().num_bytes()), memory);
+    const device::Buffer workspace(static_cast<size_t>(original.workspace_bytes(desc, kRows)), memory);
+    const GroupedLinear::Args args{.x = {inputs.data(), DType::kBF16, {kRows, desc.in}},
+                                   .sizes = sizes.as<int32_t>(),
+                                   .weights = all.as<ops::WeightView>(),
+                                   .out = {outputs.data(), desc.output, {kRows, desc.out}},
+                                   .num_rows = kRows,
+                                   .workspace = workspace.data()};
+    const auto recording = executor.record([&] { original.run(desc, args, executor.queue()); });
+    const std::vector<uint8_t> poison(outputs.size(), 0xFF);
+    for (const Sizes& those : some_sizes) {
+      memory.upload(sizes.data(), those.data(), sizes.size());
+      memory.upload(outputs.data(), poison.data(), poison.size());
+      recording->launch();
+      device::Tensor found(desc.output, {kRows, desc.out});
+      memory.download(found.view().data, outputs.data(), outputs.size());
+      executor.synchronize();
+      std::vector<float> values(static_cast<size_t>(kRows * desc.out));
+      ops::load_floats(found.view(), 0, std::ssize(values), values.data());
+      EXPECT_TRUE(testing::same_bits(
+          values, run_grouped(variant, desc,
+                              {.x = x.view(), .sizes = those.data(), .weights = views.data(), .num_rows = kRows})));
+    }
+  });
+}
+
+TEST_F(GroupedLinearTest, RefusesWhatTheHostKnowsToBeWrong) {
+  const Desc masked{.in = 512, .out = 16, .num_groups = 3, .layout = RowLayout::kMasked};
+  EXPECT_NO_THROW(ops::check_num_rows(masked, 0));
+  EXPECT_NO_THROW(ops::check_num_rows(masked, 6));
+  EXPECT_THROW(ops::check_num_rows(masked, 7), Error);
+  EXPECT_THROW(ops::check_num_rows(masked, int64_t{3} << 30), Error);
+  const Desc contiguous{.in = 512, .out = 16, .num_groups = 3};
+  EXPECT_NO_THROW(ops::check_num_rows(contiguous, 7));
+  EXPECT_NO_THROW(ops::check_num_rows(contiguous, kMax - 24));
+  EXPECT_THROW(ops::check_num_rows(contiguous, kMax - 23), Error);
 }
 
 TEST_F(GroupedLinearTest, DeclinesWhatIsNoSuchMap) {

@@ -154,6 +154,7 @@ void take_row_groups(const ops::GroupedLinear::Desc& desc, int64_t num_rows, int
 
 void group_rows(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, int32_t tile_rows,
                 const RowGroups& groups, const device::Queue& queue) {
+  ops::check_num_rows(desc, args.num_rows);
   launch("list_rows", queue, list_rows, grid_for(desc.num_groups, kBlockWarps), kThreads, 0,
          job_of(desc, args, tile_rows), groups);
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.h"
 #include "ops/linear/linear.h"
@@ -42,10 +43,16 @@ std::string GroupedLinear::Desc::to_string() const {
   return fmt::format("{} {} of {}", num_groups, ops::to_string(layout), linear_of(*this).to_string());
 }
 
+void check_num_rows(const GroupedLinear::Desc& desc, int64_t num_rows) {
+  TESSERA_CHECK(desc.layout != RowLayout::kMasked || num_rows % desc.num_groups == 0,
+                "groups of a masked layout have room for as many rows each");
+  TESSERA_CHECK(num_rows + 8 * desc.num_groups <= std::numeric_limits<int32_t>::max(), "more rows than 32 bits count");
+}
+
 void row_ranges(const GroupedLinear::Desc& desc, const GroupedLinear::Args& args, RowRange* ranges) {
+  check_num_rows(desc, args.num_rows);
   if (desc.layout == RowLayout::kMasked) {
     const int64_t max_rows = args.num_rows / desc.num_groups;
-    TESSERA_CHECK(max_rows * desc.num_groups == args.num_rows, "rows of a masked layout are as many in each group");
     for (int64_t e = 0; e < desc.num_groups; ++e) {
       ranges[e] = {e * max_rows, std::clamp<int64_t>(args.sizes[e], 0, max_rows)};
     }

@@ -11,6 +11,8 @@
 //   offsets  below 0 as 0, above num_rows as num_rows, below one before it as that one (so a group that would begin
 //            again where another has rows has those that are left, or none)
 //   counts   below 0 as 0, above max_rows as max_rows
+// Errors, of what the host knows: num_rows that is no multiple of num_groups in the masked layout, or too large.
+// A call that was recorded may be launched again with other sizes.
 // Rounding: that of `linear` with one group (ops/linear/linear.h). Out's bits are those that the backend's `linear` of
 // that name ("packed" and "wgmma" of a GPU: also "rounded") gives for the row, whatever the groups' sizes.
 // Cost: each group's matrix once where it has rows, all rows of x and out once.
@@ -46,7 +48,7 @@ struct GroupedLinear {
     const int32_t* sizes = nullptr;       // offsets [num_groups + 1], or counts [num_groups]
     const WeightView* weights = nullptr;  // [num_groups] of [out, in]
     TensorView out;                       // as x, of width out
-    int64_t num_rows = 0;                 // of x; masked: num_groups * max_rows. With 8 * num_groups below 2^31
+    int64_t num_rows = 0;                 // of x; masked: num_groups * max_rows. With 8 * num_groups up to 2^31 - 1
     int64_t expected_rows = 0;            // a hint that changes no bit: of a group; 0: all there is room for
     void* workspace = nullptr;
   };
@@ -56,12 +58,15 @@ int64_t grouped_linear_reference_workspace(const GroupedLinear::Desc& desc, int6
 bool grouped_linear_reference_supports(const GroupedLinear::Desc& desc, std::string& why_not);
 void grouped_linear_reference(const GroupedLinear::Desc& desc, const GroupedLinear::Args& args, device::Queue& queue);
 
-// What CPU backends share ------------------------------------------------------------------------------------------
+// What backends share ----------------------------------------------------------------------------------------------
+
+// Throws where the host's figures are none.
+void check_num_rows(const GroupedLinear::Desc& desc, int64_t num_rows);
 
 struct RowRange {
   int64_t begin, count;
 };
-// Each group's rows, by the rules above. `ranges` [num_groups].
+// Each group's rows, by the rules above, of sizes in host memory. `ranges` [num_groups].
 void row_ranges(const GroupedLinear::Desc& desc, const GroupedLinear::Args& args, RowRange* ranges);
 
 }  // namespace tessera::ops
