@@ -128,6 +128,9 @@ using TokenCounts = std::vector<int64_t>;
 void linear_rows(OpBench& bench, const MapShape& map, const TokenCounts& tokens);
 void expert_rows(OpBench& bench, const std::string& name, const model::Config& config, bool is_skewed,
                  const TokenCounts& tokens);
+// The experts' w1 and w2 as maps of rows that are sorted by expert already: those of so many tokens.
+void grouped_rows(OpBench& bench, const std::string& name, const model::Config& config, ops::RowLayout layout,
+                  const TokenCounts& tokens);
 // A full window and `entries` selected entries.
 void attention_rows(OpBench& bench, const std::string& name, const model::Config& config, int64_t entries,
                     const TokenCounts& tokens);

@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <numeric>
+#include <utility>
 
+#include "base/integer_math.h"
 #include "bench/ops/op_bench.h"
 
 namespace tessera::bench {
@@ -49,6 +53,67 @@ struct ExpertOperands {
   Placed<ops::WeightView> w1, w3, w2;
 };
 
+struct GroupedOperands {
+  device::Tensor x, out;
+  std::vector<Placed<int32_t>> sizes;  // different ones in every run
+  Placed<ops::WeightView> weights;
+  device::Buffer workspace;
+  int64_t num_rows = 0;
+};
+
+constexpr int64_t kChoices = 16;
+
+// One matrix of every expert, [out, in].
+void grouped_map_rows(OpBench& bench, const std::string& name, const model::Config& c,
+                      const ops::GroupedLinear::Desc& desc, const TokenCounts& token_counts) {
+  const int64_t groups = desc.num_groups, top_k = c.experts_per_token;
+  const bool is_masked = desc.layout == ops::RowLayout::kMasked;
+  // Inputs, as they are arranged too, and outputs; masked: room for some rows more in every group.
+  const int64_t row_bytes = 2 * desc.in * 2 + desc.out * 2;
+  const OpBench::Footprint footprint{.fixed = groups * 16 * row_bytes,
+                                     .per_token = top_k * row_bytes * (is_masked ? 2 : 1)};
+  bench.rows<ops::GroupedLinear>(
+      name, desc, footprint, token_counts, [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
+        std::vector<std::vector<int32_t>> counts;
+        int64_t distinct = 0, most = 0;
+        for (int64_t i = 0; i < kChoices; ++i) {
+          std::vector<int32_t>& of_run = counts.emplace_back(static_cast<size_t>(groups));
+          for (const int32_t e : choose(bench.rng(), groups, top_k, tokens, false, distinct)) {
+            most = std::max<int64_t>(most, ++of_run[static_cast<size_t>(e)]);
+          }
+        }
+        const auto o = std::make_shared<GroupedOperands>();
+        o->num_rows = is_masked ? groups * most : tokens * top_k;
+        for (std::vector<int32_t>& sizes : counts) {
+          if (!is_masked) {
+            sizes.insert(sizes.begin(), 0);
+            std::partial_sum(sizes.begin(), sizes.end(), sizes.begin());
+          }
+          o->sizes.push_back(bench.place(sizes));
+        }
+        o->x = bench.activations(o->num_rows, desc.in);
+        o->out = bench.zeros(DType::kBF16, {o->num_rows, desc.out});
+        o->workspace = device::Buffer(static_cast<size_t>(op.workspace_bytes(o->num_rows)), bench.memory());
+        std::vector<ops::WeightView> weights;
+        for (int64_t e = 0; e < groups; ++e) weights.push_back(bench.pool().weight(kNvfp4, desc.out, desc.in, e));
+        o->weights = bench.place(weights);
+        return {{.tokens = tokens,
+                 .bytes = (weights[0].data_bytes() + weights[0].scale_bytes()) * distinct / kChoices,
+                 .flops = 2 * tokens * top_k * desc.in * desc.out,
+                 .residence = Residence::kMemory},
+                [=, &bench](int64_t run) {
+                  op.run({.x = o->x,
+                          .sizes = o->sizes[static_cast<size_t>(run / 2 % kChoices)].data(),
+                          .weights = o->weights.data(),
+                          .out = o->out,
+                          .num_rows = o->num_rows,
+                          .expected_rows = ceil_div(tokens * top_k, groups),
+                          .workspace = o->workspace.data()},
+                         bench.queue());
+                }};
+      });
+}
+
 }  // namespace
 
 void linear_rows(OpBench& bench, const MapShape& map, const TokenCounts& token_counts) {
@@ -83,7 +148,6 @@ void linear_rows(OpBench& bench, const MapShape& map, const TokenCounts& token_c
 
 void expert_rows(OpBench& bench, const std::string& name, const model::Config& c, bool is_skewed,
                  const TokenCounts& token_counts) {
-  constexpr int64_t kChoices = 16;
   const int64_t top_k = c.experts_per_token, hidden = c.hidden_size, inner = c.expert_inner;
   const ops::MoeExperts::Desc desc{.hidden = hidden,
                                    .inner = inner,
@@ -131,6 +195,18 @@ void expert_rows(OpBench& bench, const std::string& name, const model::Config& c
       });
 }
 
+void grouped_rows(OpBench& bench, const std::string& name, const model::Config& c, ops::RowLayout layout,
+                  const TokenCounts& token_counts) {
+  ops::GroupedLinear::Desc desc{.in = c.hidden_size,
+                                .out = c.expert_inner,
+                                .num_groups = c.num_experts,
+                                .layout = layout,
+                                .input = bench.options().mode};
+  grouped_map_rows(bench, name + " w1", c, desc, token_counts);
+  std::swap(desc.in, desc.out);
+  grouped_map_rows(bench, name + " w2", c, desc, token_counts);
+}
+
 void bench_weights(OpBench& bench, const std::string& name, const model::Config& c) {
   const int64_t d = c.hidden_size, low = c.o_groups * c.o_lora_rank;
   const auto map = [&](const char* what, WeightFormat format, int64_t out, int64_t in, DType output = DType::kBF16,
@@ -154,6 +230,9 @@ void bench_weights(OpBench& bench, const std::string& name, const model::Config&
   map("head/4", kBf16, c.vocab_size / 4, d, DType::kF32);
   expert_rows(bench, name, c, false, bench.options().tokens);
   expert_rows(bench, name, c, true, bench.options().tokens);
+  for (const ops::RowLayout layout : {ops::RowLayout::kContiguous, ops::RowLayout::kMasked}) {
+    grouped_rows(bench, name, c, layout, bench.options().tokens);
+  }
 }
 
 }  // namespace tessera::bench

@@ -11,6 +11,7 @@
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
 #include "ops/finite_check/finite_check.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/hadamard/hadamard.h"
 #include "ops/indexer/indexer.h"
 #include "ops/linear/linear.h"
@@ -39,11 +40,12 @@ struct VariantLists {
   std::tuple<std::span<const Variant<Ops>>...> lists;
 };
 
-// Every op: the model's, the two that make weights, and the fused ones. A new op adds its type here.
+// Every op: the model's, the two that make weights, the fused ones, and one for other programs. A new op adds its type
+// here.
 using AllVariants =
     VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
                  CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample,
-                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup>;
+                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, GroupedLinear>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -33,8 +33,9 @@ enum class Form : uint8_t {
   // with it, and is exact: a scale or a code in another's place shows. Of experts also every h, by gates so far from
   // zero that silu(gate) is the gate or next to nothing, whatever exp is.
   kPicking,
-  kOneExpert,   // experts: all tokens go to the same ones, others have none
-  kNoneOfSome,  // experts: half of them have no token
+  kOneExpert,   // experts and groups: all tokens go to the same ones, others have none
+  kNoneOfSome,  // experts and groups: half of them have no token
+  kBadSizes,    // groups: some sizes are negative, too large or descend
 };
 
 // What to make a call of.

@@ -226,4 +226,12 @@ inline void add_arrays(Stage& stage, const ops::LinearGroup::Desc& desc, ops::Li
   }
 }
 
+inline void add_arrays(Stage& stage, const ops::GroupedLinear::Desc& desc, ops::GroupedLinear::Args& args) {
+  const int64_t num_sizes = desc.num_groups + (desc.layout == ops::RowLayout::kContiguous ? 1 : 0);
+  stage.add(args.x, Access::kInput);
+  stage.add(args.sizes, num_sizes * 4, Access::kInput);
+  stage.add(args.weights, desc.num_groups);
+  stage.add(args.out, Access::kOutput);
+}
+
 }  // namespace tessera::verify

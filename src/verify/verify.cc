@@ -44,6 +44,8 @@ const char* name_of(Form form) {
       return ", all to the same experts";
     case Form::kNoneOfSome:
       return ", experts without a token";
+    case Form::kBadSizes:
+      return ", sizes out of range";
   }
   return "?";
 }
@@ -64,7 +66,7 @@ class PackedWeights {
       packed_.push_back(weight_for(variant, desc, args.weight));
       args.weight = packed_.back().view;
     }
-    if constexpr (requires { args.weights[0].tensor_scale; }) {
+    if constexpr (requires { desc.maps; }) {
       for (size_t i = 0; i < desc.maps.size(); ++i) {
         packed_.push_back(weight_for(variant, desc, args.weights[i]));
         args.weights[i] = packed_.back().view;
@@ -72,17 +74,24 @@ class PackedWeights {
     }
     if constexpr (requires { args.w1; }) {
       for (const ops::WeightView** weights : {&args.w1, &args.w3, &args.w2}) {
-        std::vector<ops::WeightView>& views = views_.emplace_back();
-        for (int64_t e = 0; e < desc.num_local; ++e) {
-          packed_.push_back(weight_for(variant, desc, (*weights)[e]));
-          views.push_back(packed_.back().view);
-        }
-        *weights = views.data();
+        pack(variant, desc, *weights, desc.num_local);
       }
     }
+    if constexpr (requires { desc.num_groups; }) pack(variant, desc, args.weights, desc.num_groups);
   }
 
  private:
+  // A matrix of each expert.
+  void pack(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const ops::WeightView*& weights,
+            int64_t count) {
+    std::vector<ops::WeightView>& views = views_.emplace_back();
+    for (int64_t e = 0; e < count; ++e) {
+      packed_.push_back(weight_for(variant, desc, weights[e]));
+      views.push_back(packed_.back().view);
+    }
+    weights = views.data();
+  }
+
   std::deque<VariantWeight> packed_;
   std::deque<std::vector<ops::WeightView>> views_;
 };

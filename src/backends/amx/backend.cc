@@ -34,12 +34,14 @@ static_assert(kTileKernels.job_rows % (2 * cpu_common::kTileBlock) == 0);
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kTileKernels>("tiles")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kTileKernels>("tiles")};
+constexpr Variant<GroupedLinear> kGroupedLinear[] = {cpu_common::grouped_linear_variant<kTileKernels>("tiles")};
 constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<amx::attention>("tiles")};
 constexpr Variant<IndexScores> kIndexScores[] = {cpu_common::index_scores_variant<amx::index_scores>("tiles")};
 
 }  // namespace
 
-extern constinit const Backend amx_backend = {"amx", available, Verification::kRunOnHardware,
-                                              make_variants(kLinear, kMoeExperts, kAttention, kIndexScores)};
+extern constinit const Backend amx_backend = {
+    "amx", available, Verification::kRunOnHardware,
+    make_variants(kLinear, kGroupedLinear, kMoeExperts, kAttention, kIndexScores)};
 
 }  // namespace tessera::backends

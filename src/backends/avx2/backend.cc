@@ -25,13 +25,14 @@ constexpr cpu_common::PanelKernels kFmaKernels = {
 
 constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kFmaKernels>("fma")};
+constexpr Variant<GroupedLinear> kGroupedLinear[] = {cpu_common::grouped_linear_variant<kFmaKernels>("fma")};
 constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx2::attention_fma>("fma")};
 constexpr Variant<IndexScores> kIndexScores[] = {cpu_common::index_scores_variant<avx2::index_scores_fma>("fma")};
 
 }  // namespace
 
-extern constinit const Backend avx2_backend = {
-    "avx2", available, Verification::kRunOnHardware,
-    cpu_common::with_row_variants<avx2::rows>(make_variants(kLinear, kMoeExperts, kAttention, kIndexScores))};
+extern constinit const Backend avx2_backend = {"avx2", available, Verification::kRunOnHardware,
+                                               cpu_common::with_row_variants<avx2::rows>(make_variants(
+                                                   kLinear, kGroupedLinear, kMoeExperts, kAttention, kIndexScores))};
 
 }  // namespace tessera::backends

@@ -39,6 +39,8 @@ constexpr Variant<Linear> kLinear[] = {cpu_common::linear_variant<kBf16Kernels>(
                                        cpu_common::linear_variant<kFmaKernels>("fma")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {cpu_common::moe_variant<kBf16Kernels>("bf16", has_bf16),
                                                cpu_common::moe_variant<kFmaKernels>("fma")};
+constexpr Variant<GroupedLinear> kGroupedLinear[] = {cpu_common::grouped_linear_variant<kBf16Kernels>("bf16", has_bf16),
+                                                     cpu_common::grouped_linear_variant<kFmaKernels>("fma")};
 constexpr Variant<Attention> kAttention[] = {cpu_common::attention_variant<avx512::attention_bf16>("bf16", has_bf16),
                                              cpu_common::attention_variant<avx512::attention_fma>("fma")};
 constexpr Variant<IndexScores> kIndexScores[] = {
@@ -47,8 +49,8 @@ constexpr Variant<IndexScores> kIndexScores[] = {
 
 }  // namespace
 
-extern constinit const Backend avx512_backend = {
-    "avx512", available, Verification::kRunOnHardware,
-    cpu_common::with_row_variants<avx512::rows>(make_variants(kLinear, kMoeExperts, kAttention, kIndexScores))};
+extern constinit const Backend avx512_backend = {"avx512", available, Verification::kRunOnHardware,
+                                                 cpu_common::with_row_variants<avx512::rows>(make_variants(
+                                                     kLinear, kGroupedLinear, kMoeExperts, kAttention, kIndexScores))};
 
 }  // namespace tessera::backends

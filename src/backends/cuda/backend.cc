@@ -83,6 +83,11 @@ constexpr Variant<MhcPostPre> kMhcPostPre[] = {
     simple<MhcPostPre>(cuda::mhc_post_pre, cuda::mhc_post_pre_supports, cuda::mhc_post_pre_workspace)};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"packed", cuda::linear_group_packed_supports, packed_layout_of_group, nullptr, cuda::linear_group_packed}};
+constexpr Variant<GroupedLinear> kGroupedLinear[] = {
+    {"packed", cuda::grouped_linear_packed_supports, packed_layout<GroupedLinear::Desc>, cuda::grouped_linear_workspace,
+     cuda::grouped_linear_packed},
+    {"mma", cuda::grouped_linear_mma_supports, nullptr, cuda::grouped_linear_workspace, cuda::grouped_linear_mma},
+    simple<GroupedLinear>(cuda::grouped_linear, grouped_linear_reference_supports, cuda::grouped_linear_workspace)};
 
 }  // namespace
 
@@ -90,10 +95,10 @@ extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,     kMhcPost,     kMhcHead,  kLinear,
-                  kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,     kCacheWrite,  kHadamard, kCompressorPool,
-                  kIndexScores,   kTopK,     kAttention,  kStreamAdd,  kFiniteCheck, kSample,   kRandomFill,
-                  kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup}},
+    .variants = {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,      kMhcHead,  kLinear,
+                  kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,   kHadamard, kCompressorPool,
+                  kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck,  kSample,   kRandomFill,
+                  kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kGroupedLinear}},
     .is_on_gpu = true,
 };
 

@@ -29,6 +29,14 @@ bool moe_experts_mma_supports(const ops::MoeExperts::Desc& desc, std::string& wh
 void moe_experts_mma(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
 bool moe_experts_packed_supports(const ops::MoeExperts::Desc& desc, std::string& why_not);
 void moe_experts_packed(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+int64_t grouped_linear_workspace(const ops::GroupedLinear::Desc& desc, int64_t max_rows);
+void grouped_linear(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, device::Queue& queue);
+bool grouped_linear_mma_supports(const ops::GroupedLinear::Desc& desc, std::string& why_not);
+void grouped_linear_mma(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args,
+                        device::Queue& queue);
+bool grouped_linear_packed_supports(const ops::GroupedLinear::Desc& desc, std::string& why_not);
+void grouped_linear_packed(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args,
+                           device::Queue& queue);
 void swiglu(const ops::SwiGlu::Desc& desc, const ops::SwiGlu::Args& args, device::Queue& queue);
 void moe_combine(const ops::MoeCombine::Desc& desc, const ops::MoeCombine::Args& args, device::Queue& queue);
 void router(const ops::Router::Desc& desc, const ops::Router::Args& args, device::Queue& queue);

@@ -36,6 +36,9 @@ constexpr Variant<Linear> kWgmmaLinear = {"wgmma", sm90::linear_supports, packed
 constexpr Variant<Linear> kLinear[] = {kWgmmaLinear, cuda_common::RoundedLinear<kWgmmaLinear>::variant("rounded")};
 constexpr Variant<MoeExperts> kMoeExperts[] = {{"wgmma", sm90::moe_experts_supports, packed_layout<MoeExperts::Desc>,
                                                 sm90::moe_experts_workspace, sm90::moe_experts}};
+constexpr Variant<GroupedLinear> kGroupedLinear[] = {{"wgmma", sm90::grouped_linear_supports,
+                                                      packed_layout<GroupedLinear::Desc>,
+                                                      sm90::grouped_linear_workspace, sm90::grouped_linear}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"wgmma", sm90::linear_group_supports, packed_layout_of_group, sm90::linear_group_workspace, sm90::linear_group}};
 constexpr Variant<Attention> kAttention[] = {
@@ -47,7 +50,7 @@ extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = make_variants(kLinear, kMoeExperts, kLinearGroup, kAttention),
+    .variants = make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAttention),
     .is_on_gpu = true,
     .extends = &cuda_backend,
 };

@@ -14,6 +14,9 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
 bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_not);
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens);
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+bool grouped_linear_supports(const ops::GroupedLinear::Desc& desc, std::string& why_not);
+int64_t grouped_linear_workspace(const ops::GroupedLinear::Desc& desc, int64_t max_rows);
+void grouped_linear(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, device::Queue& queue);
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not);
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens);
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);

@@ -10,6 +10,7 @@
 
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_limit.h"
+#include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
 
@@ -188,6 +189,23 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
   const int64_t tiles =
       num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
   const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
+  return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
+}
+
+// Whether a group's matrix is whole units: what few_sums.cuh and wide_sums.cuh take of grouped_linear.
+inline bool has_wide_tiles(const ops::GroupedLinear::Desc& desc) {
+  return desc.in % cuda_common::PackedNvfp4::kColumns == 0 && desc.out % cuda_common::PackedNvfp4::kRows == 0;
+}
+
+// By the rows that are expected, of at most num_rows; limits are those of the experts.
+inline ExpertKernels grouped_kernels(const ops::GroupedLinear::Desc& desc, int64_t num_rows, int64_t expected_rows,
+                                     int64_t multiprocessors) {
+  constexpr int64_t kManyRows = 6, kFewestTeams = 2;  // of a group; tiles to a team
+  if (!has_wide_tiles(desc)) return ExpertKernels::kPortable;
+  const int64_t rows = expected_rows > 0 ? std::min(num_rows, expected_rows * desc.num_groups) : num_rows;
+  if (rows >= kManyRows * desc.num_groups) return ExpertKernels::kWide;
+  const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
+  const int64_t tiles = rows * ceil_div<int64_t>(desc.out, FewPlan::kTileRows);
   return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
 }
 
