@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(Plan::kThreads, Plan::kWarps == 8 ? 2 : 1)
   const Phase& phase = job.phases[p];
   if (threadIdx.x < Plan::kConsumers) {
     wait_for_previous();
+    job.note_begin(layer, p);
     do_phase<Plan, Sync::kKernels, true>(s, job, layer, p, 0);
     return;
   }
@@ -40,11 +41,12 @@ __global__ void __launch_bounds__(Plan::kThreads, Plan::kWarps == 8 ? 2 : 1)
   if (!phase.chooses) wait_for_previous();
 }
 
-// The same without weights, so that a kernel with some finds a place beside it.
+// The same without weights, and with so few registers that a kernel with weights finds a place beside it.
 template <class Plan>
-__global__ void __launch_bounds__(Plan::kConsumers) light_kernel(const __grid_constant__ Job job, int layer, int p) {
+__global__ void __launch_bounds__(Plan::kConsumers, 4) light_kernel(const __grid_constant__ Job job, int layer, int p) {
   __shared__ float s_squares[kStreamValues / 4 / kPieceValues / 32];
   wait_for_previous();
+  job.note_begin(layer, p);
   const Phase& phase = job.phases[p];
   if (phase.kind == PhaseKind::kAttend) {
     attend_phase<Plan, Sync::kKernels>(phase, job.input_of(layer, p), job.output(layer, p));
@@ -53,16 +55,8 @@ __global__ void __launch_bounds__(Plan::kConsumers) light_kernel(const __grid_co
   }
 }
 
-__device__ inline void add_arrival(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-}
-__device__ inline int load_arrivals(const void* at) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-  return value;
-}
-__device__ inline void await_number(const void* at, int number) {
-  for (unsigned polls = 0; load_arrivals(at) < number; ++polls) {
+__device__ inline void await_number(int* at, int number) {
+  for (unsigned polls = 0; __nv_atomic_load_n(at, __NV_ATOMIC_ACQUIRE, __NV_THREAD_SCOPE_DEVICE) < number; ++polls) {
     if (polls == kMostPolls) __trap();
   }
 }
@@ -74,12 +68,12 @@ __device__ void pass_barrier(const Job& job, int epoch) {
   meet<Plan>();
   if constexpr (kSync == Sync::kCounter) {
     if (thread == 0) {
-      add_arrival(job.arrived);
+      __nv_atomic_fetch_add(job.arrived, 1, __NV_ATOMIC_RELEASE, __NV_THREAD_SCOPE_DEVICE);
       await_number(job.arrived, blocks * epoch - 1);
     }
   } else if (thread < kWarp) {
     if (thread == 0) {
-      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(job.flags + blockIdx.x), "r"(epoch) : "memory");
+      __nv_atomic_store_n(job.flags + blockIdx.x, epoch, __NV_ATOMIC_RELEASE, __NV_THREAD_SCOPE_DEVICE);
     }
     for (int i = thread; i < blocks; i += kWarp) await_number(job.flags + i, epoch);
     __syncwarp();
@@ -134,6 +128,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
       const Phase& phase = job.phases[p];
       if (kHasBarrier && (p > 0 || layer > first_layer)) pass_barrier<Plan, kSync>(job, ++epoch);
       if (kHasBarrier && phase.chooses && threadIdx.x == 0) s.routed.arrive();
+      job.note_begin(layer, p);
       do_phase<Plan, kSync, kMultiplies>(s, job, layer, p, before);
       if (kSync == Sync::kWords && p == job.router_phase) clear_set<Plan>(job, layer);
       if (phase.kind == PhaseKind::kMap) before += static_cast<unsigned>(BlockTiles(phase).num_units(phase));

@@ -13,6 +13,7 @@
 //   map     y = W x; of the experts' gate and up rows g and g + 8 of a tile become one value
 // Values between phases are BF16, never 0xFFFF: that is what has not been written yet.
 #include <cstdint>
+#include <cuda/ptx>
 
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
@@ -47,15 +48,19 @@ constexpr int kMostUnits = 112, kInputPieces = 1024;  // of a block in a phase
 struct Job {
   const char* weights;  // [layers][own units, then experts' units]
   const uint16_t* input;
-  uint16_t* sets;     // [kSets][set_values]
-  unsigned* arrived;  // -1 at first, as all of the next
-  int* flags;         // [blocks]
+  uint16_t* sets;   // [kSets][set_values]
+  int* arrived;     // -1 at first, as all of the next
+  int* flags;       // [blocks]
+  uint64_t* begun;  // [layers][kMostPhases]: when phases of the first block had what they waited for, in ns
   int64_t layer_units, set_values;
   int own_units, expert_units, num_experts, num_phases, router_phase;
   Phase phases[kMostPhases];
 
   __device__ uint16_t* output(int layer, int phase) const {
     return sets + layer % kSets * set_values + phases[phase].out_at;
+  }
+  __device__ void note_begin(int layer, int phase) const {
+    if (blockIdx.x == 0 && threadIdx.x == 0) begun[layer * kMostPhases + phase] = cuda::ptx::get_sreg_globaltimer();
   }
   __device__ const uint16_t* input_of(int layer, int phase) const {
     return phase > 0 ? output(layer, phase - 1) : layer > 0 ? output(layer - 1, num_phases - 1) : input;
@@ -80,18 +85,9 @@ struct Plan {
 // Between the consumers' warps alone.
 template <class Plan>
 __device__ void meet() {
-  asm volatile("bar.sync 1, %0;" ::"n"(Plan::kConsumers) : "memory");
+  __barrier_sync_count(1, Plan::kConsumers);
 }
 
-// Sixteen bytes from L2, where other blocks have written them.
-__device__ inline uint4 load_shared_values(const uint4* at) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
-}
 __device__ inline bool is_unwritten(const uint4& v) {
   return (__vcmpeq2(v.x, ~0u) | __vcmpeq2(v.y, ~0u) | __vcmpeq2(v.z, ~0u) | __vcmpeq2(v.w, ~0u)) != 0;
 }
@@ -101,7 +97,7 @@ __device__ void await_values(uint4& v, const uint4* at) {
   if constexpr (kSync == Sync::kWords) {
     for (unsigned polls = 0; is_unwritten(v); ++polls) {
       if (polls == kMostPolls) __trap();
-      v = load_shared_values(at);
+      v = __ldcg(at);
     }
   }
 }
@@ -148,7 +144,7 @@ struct BlockTiles {
 template <Sync kSync>
 __device__ int first_chosen(const Job& job, int layer) {
   const uint4* at = reinterpret_cast<const uint4*>(job.output(layer, job.router_phase));
-  uint4 v = load_shared_values(at);
+  uint4 v = __ldcg(at);
   await_values<kSync>(v, at);
   return static_cast<int>((v.x ^ v.y ^ v.z ^ v.w) >> 3 & 0xFFFF) % job.num_experts;
 }
@@ -200,7 +196,7 @@ __device__ void mix_streams(float* s_squares, const uint4* in, int num_in, const
       const int piece = i % 4 * kPieces + column + i / 4 * kAll;
       at[i] = in + (i < 4 ? piece % num_pieces : piece);
       if (i < 4 || piece < num_pieces)
-        loaded[i] = load_shared_values(at[i]);
+        loaded[i] = __ldcg(at[i]);
       else
         loaded[i] = {0, 0, 0, 0};
     }

@@ -29,7 +29,7 @@ __device__ void load_inputs(typename Plan::Shared& s, const Phase& phase, const 
     const int i = thread + n * Plan::kConsumers, place = i >> log2_pieces;
     const int input = place < own ? tiles.first_input(phase) + place : tiles.first_routed_input(phase) + place - own;
     at[n] = in + (input << log2_pieces) + (i & ((1 << log2_pieces) - 1));
-    if (i < count) loaded[n] = load_shared_values(at[n]);
+    if (i < count) loaded[n] = __ldcg(at[n]);
   }
 #pragma unroll
   for (int n = 0; n < kAtOnce; ++n) {
@@ -125,7 +125,7 @@ __device__ void attend_phase(const Phase& phase, const uint16_t* in, uint16_t* o
     for (int n = 0; n < 4; ++n) {
       at %= static_cast<uint32_t>(phase.num_in);
       const uint4* piece = reinterpret_cast<const uint4*>(in) + at / kPieceValues;
-      uint4 v = load_shared_values(piece);
+      uint4 v = __ldcg(piece);
       await_values<kSync>(v, piece);
       const uint32_t word = at % 2 == 0 ? v.x : v.w;
       sum += __uint_as_float(word << 16);

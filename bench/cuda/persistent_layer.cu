@@ -4,6 +4,7 @@
 // kernel of blocks that wait for each other, both recorded as a graph of kLayers layers. The programs run in turn; all
 // must give the same bits. Prints JSON. docs/performance/hopper.md, "A layer in one kernel".
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -111,6 +112,7 @@ struct Program {
   std::function<void(StreamQueue&)> queue_layers;
   std::unique_ptr<Graph> graph = nullptr;
   std::vector<float> us = {};  // a layer
+  std::array<double, kMostPhases> phase_us = {};
 };
 
 template <class... Parameters, class... Arguments>
@@ -140,11 +142,13 @@ class Comparison {
         Memory(Memory::Kind::kDevice, static_cast<size_t>(kLayers * plain_.job.layer_units) * PackedNvfp4::kBytes);
     input_ = Memory(Memory::Kind::kDevice, kStreamValues * sizeof(uint16_t));
     found_ = Memory(Memory::Kind::kDevice, 128);
+    begun_ = Memory(Memory::Kind::kDevice, kLayers * kMostPhases * sizeof(uint64_t));
     for (Shape* shape : {&plain_, &folded_}) {
       Job& job = shape->job;
       job.weights = weights_.as<char>(), job.input = input_.as<uint16_t>(), job.sets = state_.as<uint16_t>();
-      job.arrived = reinterpret_cast<unsigned*>(state_.as<char>() + flags_at_);
-      job.flags = reinterpret_cast<int*>(job.arrived) + 64;
+      job.arrived = reinterpret_cast<int*>(state_.as<char>() + flags_at_);
+      job.flags = job.arrived + 64;
+      job.begun = begun_.as<uint64_t>();
       job.set_values = set_values_;
     }
     launch("fill_units", queue_, fill_units, dim3(1024), 256, 0, weights_.as<char>(), kLayers * plain_.job.layer_units,
@@ -164,7 +168,9 @@ class Comparison {
     for (int replay = 0; replay < kReplays + 5; ++replay) {
       for (Program& program : programs_) {
         const float us = replay_us(program);
-        if (replay >= 5) program.us.push_back(us);
+        if (replay < 5) continue;
+        program.us.push_back(us);
+        add_phases(program);
       }
     }
     std::printf(" \"programs\": [\n");
@@ -174,8 +180,13 @@ class Comparison {
       const double tb_s = layer_bytes() / at(0.5) * 1e-6;
       std::printf(
           "  {\"name\": \"%s\", \"median_us\": %.2f, \"p10_us\": %.2f, \"p90_us\": %.2f, \"tb_s\": %.3f, "
-          "\"share_of_4.56_tb_s\": %.3f}%s\n",
-          program.name.c_str(), at(0.5), at(0.1), at(0.9), tb_s, tb_s / 4.56, &program == &programs_.back() ? "" : ",");
+          "\"share_of_4.56_tb_s\": %.3f,\n   \"phases_us\": [",
+          program.name.c_str(), at(0.5), at(0.1), at(0.9), tb_s, tb_s / 4.56);
+      for (size_t p = 0; p < program.shape->names.size(); ++p) {
+        std::printf("%s[\"%s\", %.2f]", p == 0 ? "" : ", ", program.shape->names[p].c_str(),
+                    program.phase_us[p] / kReplays);
+      }
+      std::printf("]}%s\n", &program == &programs_.back() ? "" : ",");
     }
     std::printf(" ]}\n");
   }
@@ -269,6 +280,22 @@ class Comparison {
     return Event::milliseconds_between(begin, end) * 1e3f / kLayers;
   }
 
+  // From a phase's begin to the next one's, in the first block: the mean over layers.
+  void add_phases(Program& program) {
+    std::array<uint64_t, kLayers * kMostPhases> begun;
+    copy(queue_, begun.data(), begun_.data(), sizeof begun);
+    queue_.synchronize();
+    const int num_phases = program.shape->job.num_phases;
+    for (int layer = 0; layer + 1 < kLayers; ++layer) {
+      for (int p = 0; p < num_phases; ++p) {
+        const int at = layer * kMostPhases + p, next = p + 1 < num_phases ? at + 1 : (layer + 1) * kMostPhases;
+        program.phase_us[static_cast<size_t>(p)] +=
+            static_cast<double>(begun[static_cast<size_t>(next)] - begun[static_cast<size_t>(at)]) * 1e-3 /
+            (kLayers - 1);
+      }
+    }
+  }
+
   // The last two layers' outputs of all maps against the first program's, and maps of one input by another loop.
   void check(const Program& program) {
     const Job& job = program.shape->job;
@@ -325,7 +352,7 @@ class Comparison {
   int processors_ = multiprocessors();
   int64_t set_values_ = 0;
   size_t flags_at_ = 0;
-  Memory state_, weights_, input_, found_;
+  Memory state_, weights_, input_, found_, begun_;
   std::vector<Program> programs_;
   std::vector<uint16_t> expected_;
 };
