@@ -22,8 +22,7 @@ __device__ typename Plan::Shared& begin_block() {
 // (a) A phase. Weights that do not depend on what has just been chosen are copied before the wait; the chosen experts'
 // second map may, since the router had ended before this kernel's predecessor let it begin.
 template <class Plan>
-__global__ void __launch_bounds__(Plan::kThreads, Plan::kWarps == 8 ? 2 : 1)
-    phase_kernel(const __grid_constant__ Job job, int layer, int p) {
+__global__ void __maxnreg__(80) phase_kernel(const __grid_constant__ Job job, int layer, int p) {
   auto& s = begin_block<Plan>();
   const Phase& phase = job.phases[p];
   if (threadIdx.x < Plan::kConsumers) {
@@ -41,9 +40,9 @@ __global__ void __launch_bounds__(Plan::kThreads, Plan::kWarps == 8 ? 2 : 1)
   if (!phase.chooses) wait_for_previous();
 }
 
-// The same without weights, and with so few registers that a kernel with weights finds a place beside it.
+// The same without weights. Registers are so few that a kernel with weights finds a place beside it.
 template <class Plan>
-__global__ void __launch_bounds__(Plan::kConsumers, 4) light_kernel(const __grid_constant__ Job job, int layer, int p) {
+__global__ void __maxnreg__(40) light_kernel(const __grid_constant__ Job job, int layer, int p) {
   __shared__ float s_squares[kStreamValues / 4 / kPieceValues / 32];
   wait_for_previous();
   job.note_begin(layer, p);

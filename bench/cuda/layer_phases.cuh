@@ -92,12 +92,19 @@ __device__ inline bool is_unwritten(const uint4& v) {
   return (__vcmpeq2(v.x, ~0u) | __vcmpeq2(v.y, ~0u) | __vcmpeq2(v.z, ~0u) | __vcmpeq2(v.w, ~0u)) != 0;
 }
 constexpr unsigned kMostPolls = 1u << 21;  // more than a second: somebody is missing
-template <Sync kSync>
-__device__ void await_values(uint4& v, const uint4* at) {
-  if constexpr (kSync == Sync::kWords) {
-    for (unsigned polls = 0; is_unwritten(v); ++polls) {
-      if (polls == kMostPolls) __trap();
-      v = __ldcg(at);
+// Until all of them have been written; those that have not are on their way again together.
+template <Sync kSync, int kCount>
+__device__ void await_values(uint4 (&v)[kCount], const uint4* const (&at)[kCount]) {
+  if constexpr (kSync != Sync::kWords) return;
+  bool is_waiting = true;
+  for (unsigned polls = 0; is_waiting; ++polls) {
+    if (polls == kMostPolls) __trap();
+    is_waiting = false;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!is_unwritten(v[i])) continue;
+      v[i] = __ldcg(at[i]);
+      is_waiting = true;
     }
   }
 }
@@ -143,10 +150,10 @@ struct BlockTiles {
 // The first of the chosen experts, which follow each other, by what the router gave.
 template <Sync kSync>
 __device__ int first_chosen(const Job& job, int layer) {
-  const uint4* at = reinterpret_cast<const uint4*>(job.output(layer, job.router_phase));
-  uint4 v = __ldcg(at);
+  const uint4* const at[1] = {reinterpret_cast<const uint4*>(job.output(layer, job.router_phase))};
+  uint4 v[1] = {__ldcg(at[0])};
   await_values<kSync>(v, at);
-  return static_cast<int>((v.x ^ v.y ^ v.z ^ v.w) >> 3 & 0xFFFF) % job.num_experts;
+  return static_cast<int>((v[0].x ^ v[0].y ^ v[0].z ^ v[0].w) >> 3 & 0xFFFF) % job.num_experts;
 }
 
 // Units [begin, end) of a block's part of a phase; by the copying warp, of which kCopyLanes issue copies. `before`:
@@ -203,10 +210,9 @@ __device__ void mix_streams(float* s_squares, const uint4* in, int num_in, const
     float square = 0;
 #pragma unroll
     for (int k = 0; k < kPieceValues; ++k) sums[turn][k] = 0;
+    await_values<kSync>(loaded, at);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      await_values<kSync>(loaded[i], at[i]);
-      await_values<kSync>(loaded[i + 4], at[i + 4]);
       const uint32_t words[2][4] = {{loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w},
                                     {loaded[i + 4].x, loaded[i + 4].y, loaded[i + 4].z, loaded[i + 4].w}};
 #pragma unroll

@@ -29,13 +29,13 @@ __device__ void load_inputs(typename Plan::Shared& s, const Phase& phase, const 
     const int i = thread + n * Plan::kConsumers, place = i >> log2_pieces;
     const int input = place < own ? tiles.first_input(phase) + place : tiles.first_routed_input(phase) + place - own;
     at[n] = in + (input << log2_pieces) + (i & ((1 << log2_pieces) - 1));
-    if (i < count) loaded[n] = __ldcg(at[n]);
+    loaded[n] = i < count ? __ldcg(at[n]) : uint4{0, 0, 0, 0};
   }
+  await_values<kSync>(loaded, at);
 #pragma unroll
   for (int n = 0; n < kAtOnce; ++n) {
     const int i = thread + n * Plan::kConsumers;
     if (i >= count) continue;
-    await_values<kSync>(loaded[n], at[n]);
     s.x[arranged_piece(i)] = loaded[n];  // whole inputs are whole stretches of 512 columns
   }
 }
@@ -124,10 +124,10 @@ __device__ void attend_phase(const Phase& phase, const uint16_t* in, uint16_t* o
     float sum = 0;
     for (int n = 0; n < 4; ++n) {
       at %= static_cast<uint32_t>(phase.num_in);
-      const uint4* piece = reinterpret_cast<const uint4*>(in) + at / kPieceValues;
-      uint4 v = __ldcg(piece);
+      const uint4* const piece[1] = {reinterpret_cast<const uint4*>(in) + at / kPieceValues};
+      uint4 v[1] = {__ldcg(piece[0])};
       await_values<kSync>(v, piece);
-      const uint32_t word = at % 2 == 0 ? v.x : v.w;
+      const uint32_t word = at % 2 == 0 ? v[0].x : v[0].w;
       sum += __uint_as_float(word << 16);
       at = at * 5 + (word >> 4 & 0xFFF) + 1;
     }

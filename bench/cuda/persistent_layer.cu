@@ -233,17 +233,19 @@ class Comparison {
   void add_programs(bool with_words) {
     const auto all = static_cast<unsigned>(processors_);
     add_kernels<Whole>("a kernels, 1 block of 16 warps", plain_, all);
-    add_persistent<Sync::kCounter>("b persistent, counter", plain_, 1, false, all);
+    add_persistent<Sync::kCounter>("b persistent", plain_, 1, false, all);
     add_kernels<Half>("a kernels, 2 blocks of 8 warps", plain_, 2 * all);
-    add_persistent<Sync::kFlags>("b persistent, flags", plain_, 1, false, all);
+    add_persistent<Sync::kCounter>("b persistent, launches overlap", plain_, 1, true, all);
     add_kernels<Half>("a kernels, 1 block of 8 warps", plain_, all);
-    add_persistent<Sync::kFlags>("b persistent, flags, launches overlap", plain_, 1, true, all);
-    add_persistent<Sync::kFlags>("b persistent, flags, all layers", plain_, kLayers, false, all);
+    add_persistent<Sync::kCounter>("b persistent, all layers", plain_, kLayers, false, all);
     add_kernels<Whole>("a kernels, 1 block of 16 warps, norms folded", folded_, all);
-    add_persistent<Sync::kFlags>("b persistent, flags, norms folded", folded_, 1, false, all);
+    add_persistent<Sync::kCounter>("b persistent, norms folded", folded_, 1, false, all);
     add_kernels<Half>("a kernels, 2 blocks of 8 warps, norms folded", folded_, 2 * all);
+    add_persistent<Sync::kCounter>("b persistent, norms folded, all layers", folded_, kLayers, false, all);
+    add_persistent<Sync::kFlags>("b persistent, a flag for each block", plain_, 1, false, all);
     if (with_words) add_words();
     add_persistent<Sync::kNone>("nobody waits", plain_, kLayers, false, all);
+    add_persistent<Sync::kNone>("nobody waits, norms folded", folded_, kLayers, false, all);
     add_persistent<Sync::kNone, false>("nobody waits or multiplies", plain_, kLayers, false, all);
   }
 
