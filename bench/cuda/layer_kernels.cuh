@@ -3,6 +3,7 @@
 // A layer as kernels behind one another, and as one kernel whose blocks are all in place at once and wait for each
 // other between phases.
 #include "bench/cuda/layer_work.cuh"
+#include "device/cuda/stream_queue.h"
 #include "ops/random_fill/random_fill.h"
 
 namespace tessera::bench {
@@ -172,6 +173,21 @@ __global__ void fill_units(char* units, int64_t count, uint64_t seed) {
 __global__ void fill_input(uint16_t* values, uint64_t seed) {
   const auto i = static_cast<int>(item_index());
   values[i] = static_cast<uint16_t>(ptx::round_to_bf16x2(ops::random_normal(seed, i), 0) & 0xFFFF);
+}
+
+// All blocks at once, or refused.
+template <class... Parameters, class... Arguments>
+void launch_cooperative(const char* name, const device::cuda::StreamQueue& queue, void (*kernel)(Parameters...),
+                        unsigned blocks, unsigned threads, size_t shared_bytes, Arguments... arguments) {
+  TESSERA_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = shared_bytes;
+  config.stream = queue.handle(), config.attrs = &attribute, config.numAttrs = 1;
+  device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
 }
 
 }  // namespace tessera::bench

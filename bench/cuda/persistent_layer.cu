@@ -44,20 +44,6 @@ struct Program {
   std::array<double, kMostPhases> phase_us = {};
 };
 
-template <class... Parameters, class... Arguments>
-void launch_cooperative(const char* name, const StreamQueue& queue, void (*kernel)(Parameters...), unsigned blocks,
-                        unsigned threads, size_t shared_bytes, Arguments... arguments) {
-  TESSERA_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeCooperative;
-  attribute.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = shared_bytes;
-  config.stream = queue.handle(), config.attrs = &attribute, config.numAttrs = 1;
-  device::cuda::check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name, __FILE__, __LINE__);
-}
-
 class Comparison {
  public:
   // with_words: also (c), whose blocks wait for values themselves.
