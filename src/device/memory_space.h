@@ -17,8 +17,8 @@ class MemorySpace {
   // Throws std::bad_alloc where the host's memory ends, kResourceExhausted where a GPU's does.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* data, size_t bytes) noexcept = 0;
-  // So many bytes are the program's from now on: what is allocated later, up to as much at once, takes nothing more from
-  // the device. The host's memory is not reserved. Throws as allocate, and has reserved nothing then.
+  // So many bytes are the program's from now on: what is allocated later, up to as much at once, takes nothing more
+  // from the device. The host's memory is not reserved. Throws as allocate, and has reserved nothing then.
   virtual void reserve(size_t /*bytes*/) {}
 
   // Copies in the order of the queue's work. Host memory may be used again on return.

@@ -23,7 +23,10 @@ bool AnswerDelta::is_empty() const {
 }
 
 AnswerAssembler::AnswerAssembler(AnswerOptions options, IdSource& ids)
-    : options_(std::move(options)), ids_(&ids), parser_(options_.starts_in_reasoning, options_.must_call), stops_(options_.stops) {}
+    : options_(std::move(options)),
+      ids_(&ids),
+      parser_(options_.starts_in_reasoning, options_.must_call),
+      stops_(options_.stops) {}
 
 AnswerDelta AnswerAssembler::push(std::string_view bytes, const TokenLogprob* logprob) {
   AnswerDelta delta;
