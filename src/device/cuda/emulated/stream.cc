@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runtime interface of the emulated GPU. A stream runs what it is given when somebody waits for it and no sooner,
 // so that whoever takes memory back too early, or reads a result that nobody waited for, is found out.
+// Size: a function for each call of the interface, all of which read and write the one GPU's state.
 #include "device/cuda/emulated/stream.h"
 
 #include "device/cuda/emulated/capability.h"
