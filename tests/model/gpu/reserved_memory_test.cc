@@ -21,9 +21,10 @@ uint64_t bytes_held() {
   return bytes;
 }
 
-class ReservedMemory : public testing::RandomTest {};
-
-TEST_F(ReservedMemory, IsAllThatSequencesTake) {
+TEST(ReservedMemory, IsAllThatSequencesTake) {
+  const uint32_t seed = fresh_seed();
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
   constexpr int64_t kTokens = 40;
   constexpr size_t kSequences = 3;
   const testing::TemporaryFolder folder;
@@ -32,7 +33,7 @@ TEST_F(ReservedMemory, IsAllThatSequencesTake) {
   const model::LoadedModel loaded = testing::load(folder.path(), ops::InputMode::kA16, ops::CacheMode::kExact, 1, 16);
   model::Runner& runner = *loaded.runner;
   const model::CacheSpec& spec = runner.cache_spec();
-  const std::vector<int32_t> ids = testing::random_ids(rng_, kTokens, runner.facts().vocab_size);
+  const std::vector<int32_t> ids = testing::random_ids(rng, kTokens, runner.facts().vocab_size);
   const auto run = [&](size_t count) {
     std::vector<std::unique_ptr<model::SequenceState>> states;
     std::vector<std::unique_ptr<model::StateSnapshot>> snapshots;
