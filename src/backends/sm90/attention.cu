@@ -14,7 +14,6 @@
 //              bytes of a key become is stored by eights
 #include <algorithm>
 
-#include "backends/cuda/kernels.h"
 #include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/sm90/attention_keys.cuh"
 #include "backends/sm90/kernels.h"
@@ -357,9 +356,8 @@ bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not) 
   return false;
 }
 
-int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_tokens) {
-  return std::max(cuda_common::attention_parts_workspace(desc, kSlots),
-                  cuda::attention_mma_workspace(desc, most_tokens));
+int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t) {
+  return cuda_common::attention_parts_workspace(desc, kSlots);
 }
 
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
@@ -370,9 +368,8 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   const int64_t parts = !args.entry_cache.exists() ? window_parts
                         : args.selected == nullptr ? window_parts + kPartsOfEntries
                                                    : window_parts + ceil_div<int64_t>(args.selected_stride, kPart);
-  if (parts > 1 && args.num_tokens <= kFewTokens &&
-      args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts <= kFewBlocks) {
-    return cuda::attention_mma(desc, args, queue);
+  if (args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts <= kFewClusters) {
+    return attention_few(desc, args, parts, queue);
   }
   const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, kHeads);
   const int64_t multiprocessors = cuda_common::multiprocessors();

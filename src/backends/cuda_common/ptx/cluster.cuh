@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, arriving at each other's barriers, and
-// copying for each other.
+// Thread blocks of a cluster (sm_90 on): who one is, waiting for each other, writing to each other's shared memory,
+// arriving at each other's barriers, and copying for each other.
 // Source: PTX ISA, "%cluster_ctarank", "barrier.cluster", "mapa", "mbarrier.arrive", "mbarrier.try_wait", "fence",
 // "cp.async.bulk" (.multicast::cluster).
 #include <cstdint>
@@ -30,6 +30,20 @@ __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 #endif
+
+// The place of `shared`, of dynamic shared memory, in block `rank`, which has to be there: begun and not ended.
+template <class T>
+__device__ T* in_block(T* shared, int rank) {
+#ifdef TESSERA_CUDA_EMULATED
+  const char *own = static_cast<const char*>(device::emulated::dynamic_shared()),
+             *at = reinterpret_cast<const char*>(shared);
+  return reinterpret_cast<T*>(static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + (at - own));
+#else
+  uint64_t there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(shared), "r"(rank));
+  return reinterpret_cast<T*>(there);
+#endif
+}
 
 // One arrival at the barrier that block `rank` has at the place of `here`. Who waits for it there uses
 // wait_for_cluster. What this thread has seen or written in its own block's shared memory is passed on, and nothing
