@@ -26,12 +26,12 @@ struct UnitRing : RingPlan<kTokens> {
   float sums[2][UnitRing::kRoundUnits][kSums];  // written by turns, so that a round needs one barrier
   cuda_common::ptx::SharedBarrier full[UnitRing::kStages], free[UnitRing::kStages], summed;
 
-  // By all threads; the block's next barrier is the caller's.
+  // By all threads; the block's next barrier is the caller's. A thread of each warp: those of one would take turns.
   __device__ void init() {
-    for (int i = static_cast<int>(threadIdx.x); i < UnitRing::kStages; i += UnitRing::kThreads) {
-      full[i].init(1), free[i].init(1);
-    }
-    if (threadIdx.x == 0) summed.init(UnitRing::kWarps);
+    const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
+    if (threadIdx.x % cuda_common::kWarp != 0) return;
+    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + 1) full[i].init(1), free[i].init(1);
+    if (warp == 0) summed.init(UnitRing::kWarps);
   }
 };
 
@@ -117,23 +117,29 @@ __device__ void sum_unit(UnitRing<kTokens>& s, int unit, const uint4* x, float (
   s.full[stage].wait(parity);
   cuda_common::Chains chains = {};
   uint32_t carries[2] = {};
+  const UnitStage<1>& weights = s.stages[stage];
+  uint4 scales = weights.all_scales_of(0, lane);  // codes, of the next blocks first
   // Not unrolled: registers would not do for all blocks at once.
 #pragma unroll 1
   for (int first = 0; first < Layout::kBlocks; first += kAtOnce) {
     Share shares[kAtOnce];
 #pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) shares[n] = s.stages[stage].share_of(0, first + n, 0, lane);
+    for (int n = 0; n < kAtOnce; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) shares[n].pieces[half] = weights.codes_of(0, half, first + n, lane);
+    }
     if (first + kAtOnce == Layout::kBlocks) {
       __syncwarp();
       if (lane == 0) s.free[stage].arrive();
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      shares[n].prepare(shares[n].scales[0]);
+      shares[n].prepare(n == 0 ? scales.x : scales.y);
       carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
       cuda_common::add_block(shares[n], inputs[n], chains);
       if (first + kAtOnce < Layout::kBlocks) load_inputs(first + kAtOnce, n);
     }
+    scales = {scales.z, scales.w, 0, 0};
   }
   float sums[1][4];
   cuda_common::add_chains(chains, sums[0]);
