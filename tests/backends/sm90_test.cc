@@ -28,6 +28,7 @@ class HopperSumsTest : public testing::RandomTest {
  protected:
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens);
   void check_linear(const ops::Linear::Desc& desc, const testing::RandomWeight& weight, const std::vector<float>& x);
+  void check_linear_of_nans(WeightFormat format, int64_t num_tokens);
   void check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, bool has_nans = false);
 };
@@ -182,22 +183,27 @@ void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num
 }
 
 // Codes of NaN and infinities among weights and inputs come out as the portable backend's, row by row.
+void HopperSumsTest::check_linear_of_nans(WeightFormat format, int64_t num_tokens) {
+  constexpr int64_t kIn = 1024, kOut = 144;
+  const testing::RandomWeight weight = testing::random_weight(rng_, format, kOut, kIn);
+  for (int i = 0; i < 5; ++i) {
+    const auto at = static_cast<int64_t>(rng_.below(kOut * kIn));
+    auto* const bytes = weight.data.as<uint8_t>();
+    if (format == WeightFormat::kNvfp4) weight.scales.as<uint8_t>()[at / 16] = i % 2 == 0 ? 0x7F : 0xFF;
+    if (format == WeightFormat::kFp8Block) bytes[at] = i % 2 == 0 ? 0x7F : 0xFF;
+    if (format == WeightFormat::kBf16) weight.data.as<uint16_t>()[at] = i % 2 == 0 ? 0x7FC0 : 0xFF80;
+  }
+  std::vector<float> values = testing::adversarial(rng_, num_tokens, kIn);
+  values[static_cast<size_t>(num_tokens / 13 * kIn + 5)] = std::numeric_limits<float>::infinity();
+  values[static_cast<size_t>((num_tokens - 1) * kIn + 700)] =
+      num_tokens == 1 ? -1.0f : std::numeric_limits<float>::quiet_NaN();
+  check_linear({.in = kIn, .out = kOut, .format = format, .output = DType::kF32}, weight, values);
+}
+
 TEST_F(HopperSumsTest, LinearOfNans) {
-  constexpr int64_t kIn = 1024, kOut = 144, kTokens = 40;
-  for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block, WeightFormat::kBf16}) {
+  for (const WeightFormat format : kFormats) {
     SCOPED_TRACE("format " + std::to_string(static_cast<int>(format)));
-    const testing::RandomWeight weight = testing::random_weight(rng_, format, kOut, kIn);
-    for (int i = 0; i < 5; ++i) {
-      const auto at = static_cast<int64_t>(rng_.below(kOut * kIn));
-      auto* const bytes = weight.data.as<uint8_t>();
-      if (format == WeightFormat::kNvfp4) weight.scales.as<uint8_t>()[at / 16] = i % 2 == 0 ? 0x7F : 0xFF;
-      if (format == WeightFormat::kFp8Block) bytes[at] = i % 2 == 0 ? 0x7F : 0xFF;
-      if (format == WeightFormat::kBf16) weight.data.as<uint16_t>()[at] = i % 2 == 0 ? 0x7FC0 : 0xFF80;
-    }
-    std::vector<float> values = testing::adversarial(rng_, kTokens, kIn);
-    values[3 * kIn + 5] = std::numeric_limits<float>::infinity();
-    values[(kTokens - 1) * kIn + 700] = std::numeric_limits<float>::quiet_NaN();
-    check_linear({.in = kIn, .out = kOut, .format = format, .output = DType::kF32}, weight, values);
+    check_linear_of_nans(format, 40);
   }
 }
 
@@ -223,13 +229,16 @@ void HopperSumsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t nu
   }
   const device::Tensor x =
       testing::as_tensor(testing::adversarial(rng_, num_tokens, desc.hidden), DType::kBF16, {num_tokens, desc.hidden});
-  // Two of the experts, or of all but the second: that one has no token.
+  // The first of the experts and others, but for the second: that one has no token.
   std::vector<int32_t> ids;
   std::vector<float> routing;
   for (int64_t t = 0; t < num_tokens; ++t) {
-    const auto other = 2 + rng_.below(static_cast<uint64_t>(num_experts - 2));
-    ids.insert(ids.end(), {0, static_cast<int32_t>(other)});
-    routing.insert(routing.end(), {rng_.uniform(), rng_.uniform()});
+    std::set<int32_t> chosen{0};
+    while (std::ssize(chosen) < desc.top_k) {
+      chosen.insert(2 + static_cast<int32_t>(rng_.below(static_cast<uint64_t>(num_experts - 2))));
+    }
+    ids.insert(ids.end(), chosen.begin(), chosen.end());
+    for (int64_t k = 0; k < desc.top_k; ++k) routing.push_back(rng_.uniform());
   }
   Outputs outputs;
   testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
@@ -294,6 +303,113 @@ TEST_F(HopperSumsTest, Experts) {
   check_experts(desc(2048, 1024, 0, 64), 1500 + static_cast<int64_t>(rng_.below(600)), 64);
   check_experts(desc(4096, 2048, 0, 256), 4 + static_cast<int64_t>(rng_.below(100)), 256);
   check_experts(desc(4096, 2048, 8, 16), 700 + static_cast<int64_t>(rng_.below(300)), 40);
+}
+
+// One ring of units for a multiprocessor (unit_ring.cuh), for one token and for up to eight.
+class HopperRingTest : public HopperSumsTest {
+ protected:
+  HopperRingTest() { setenv("TESSERA_UNIT_RING", "8", 1); }
+  ~HopperRingTest() override { unsetenv("TESSERA_UNIT_RING"); }
+  int64_t some_tokens() { return 2 + static_cast<int64_t>(rng_.below(7)); }
+};
+
+TEST_F(HopperRingTest, Choice) {
+  using backends::sm90::uses_ring;
+  const auto map = [](int64_t in, int64_t out, WeightFormat format = WeightFormat::kNvfp4) {
+    return ops::Linear::Desc{.in = in, .out = out, .format = format};
+  };
+  EXPECT_TRUE(uses_ring(map(512, 16), 1, 1, 1));
+  EXPECT_FALSE(uses_ring(map(512, 16), 1, 1, 0));
+  EXPECT_FALSE(uses_ring(map(512, 16), 1, 2, 1));
+  EXPECT_FALSE(uses_ring(map(512, 16), 1, 9, 9));
+  EXPECT_FALSE(uses_ring(map(640, 16), 1, 1, 8));
+  EXPECT_FALSE(uses_ring(map(512, 24), 1, 1, 8));
+  EXPECT_FALSE(uses_ring(map(512, 16, WeightFormat::kFp8Block), 1, 1, 8));
+  // What a round has room for.
+  EXPECT_TRUE(uses_ring(map(65536, 16), 1, 1, 8));
+  EXPECT_FALSE(uses_ring(map(65536, 16), 2, 1, 8));
+  EXPECT_TRUE(uses_ring(map(16384, 16), 1, 2, 8));
+  EXPECT_FALSE(uses_ring(map(16384, 16), 2, 2, 8));
+  ops::MoeExperts::Desc experts{.hidden = 4096, .inner = 2048, .num_local = 64, .top_k = 6};
+  EXPECT_TRUE(uses_ring(experts, 5, 8));
+  EXPECT_FALSE(uses_ring(experts, 6, 8));
+  experts.inner = 1920;
+  EXPECT_FALSE(uses_ring(experts, 1, 8));
+}
+
+// Tiles that are fewer than multiprocessors, more than the ring has stages for and more than a round has sums for; none
+// of their numbers is the same for all blocks.
+TEST_F(HopperRingTest, Linear) {
+  constexpr int64_t kMany = (testing::kGpuIsEmulated ? 28 : 1198) * 16;
+  for (const DType output : {DType::kBF16, DType::kF32}) {
+    const auto check = [&](int64_t in, int64_t out, int64_t groups) {
+      const ops::Linear::Desc desc{
+          .in = in, .out = out, .groups = groups, .format = WeightFormat::kNvfp4, .output = output};
+      for (const int64_t tokens : {int64_t{1}, some_tokens()}) {
+        EXPECT_TRUE(backends::sm90::uses_ring(desc, 1, tokens, 8));
+        check_linear(desc, tokens);
+      }
+    };
+    check(512, 16, 1);
+    check(512, kMany, 1);
+    check(1536, 144, 3);
+    check(4096, 112, 2);
+    check(8192, output == DType::kBF16 ? kMany : 80, 1);
+  }
+  for (int64_t tokens = 1; tokens <= 8; ++tokens) {
+    check_linear({.in = 1024, .out = 272, .format = WeightFormat::kNvfp4, .output = DType::kF32}, tokens);
+  }
+  check_linear_of_nans(WeightFormat::kNvfp4, 1);
+  check_linear_of_nans(WeightFormat::kNvfp4, 8);
+}
+
+TEST_F(HopperRingTest, Group) {
+  const auto map = [](int64_t in, int64_t out, DType output) {
+    return ops::Linear::Desc{.in = in, .out = out, .format = WeightFormat::kNvfp4, .output = output};
+  };
+  for (const int64_t in : {512, 2048, 7168}) {
+    SCOPED_TRACE("in " + std::to_string(in));
+    const ops::LinearGroup::Desc maps{{map(in, 80, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
+    const ops::LinearGroup::Desc gated{{map(in, 80, DType::kBF16), map(in, 80, DType::kBF16)},
+                                       ops::SwiGlu::Desc{.inner = 80, .limit = 0.5f}};
+    for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
+      for (const int64_t tokens : {int64_t{1}, some_tokens()}) {
+        EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, 8));
+        check_group(desc, tokens);
+      }
+    }
+  }
+}
+
+// From one slot to as many as kernels list themselves; with experts of other ranks, without a token and of NaN scales.
+TEST_F(HopperRingTest, Experts) {
+  const auto check = [&](int64_t hidden, int64_t inner, int64_t first, int64_t local, int64_t top_k, int64_t tokens,
+                         int64_t num_experts, ops::InputMode mode = ops::InputMode::kA16, bool has_nans = false) {
+    const ops::MoeExperts::Desc desc{.hidden = hidden,
+                                     .inner = inner,
+                                     .first_expert = first,
+                                     .num_local = local,
+                                     .top_k = top_k,
+                                     .format = WeightFormat::kNvfp4,
+                                     .input = mode,
+                                     .swiglu_limit = 10};
+    EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, 8));
+    check_experts(desc, tokens, num_experts, has_nans);
+  };
+  check(512, 512, 0, 4, 1, 1, 4);
+  check(1024, 512, 0, 8, 6, 1, 8);
+  check(512, 1024, 2, 5, 6, 1, 12);  // ranks before and after
+  check(512, 512, 1, 3, 1, 1, 4);    // no slot of this rank
+  check(512, 1024, 0, 6, 4, 8, 6);
+  check(1024, 512, 3, 4, 4, some_tokens(), 12);
+  check(512, 512, 0, 4, 3, 1, 4, ops::InputMode::kA16, true);
+  check(512, 512, 0, 4, 3, 8, 4, ops::InputMode::kA16, true);
+  check(512, 512, 1, 4, 3, 1, 6, ops::InputMode::kA4);
+  check(512, 512, 0, 4, 2, some_tokens(), 4, ops::InputMode::kA8);
+  check(2048, 512, 0, 3, 2, 1, 3);  // several rounds
+  if (testing::kGpuIsEmulated) return;
+  for (const int64_t tokens : {1, 5}) check(4096, 2048, 0, 16, 6, tokens, 16);
+  for (const int64_t tokens : {1, 4}) check(7168, 3072, 4, 8, 8, tokens, 16);
 }
 
 // Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has three of four experts.

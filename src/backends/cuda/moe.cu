@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "backends/cuda/expert_plan.h"
+#include "backends/cuda/expert_tiles.cuh"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/block_scan.cuh"
-#include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/packed_ring.cuh"
-#include "backends/cuda_common/ptx/prefetch.cuh"
 #include "backends/cuda_common/weight_ring.cuh"
 
 namespace tessera::backends::cuda {
@@ -20,32 +18,10 @@ namespace tessera::backends::cuda {
 namespace {
 
 using namespace cuda_common;
+using namespace expert_tiles;
 
 constexpr int kRowsPerBlock = 8;
 constexpr int kGroupThreads = 256;
-
-// Up to kTokenTile slots of one expert.
-struct Tile {
-  int32_t expert, first, count;  // first: into Scratch::slots
-};
-
-// The same with all that kernels want to know of it at once.
-struct Work {
-  int32_t slots[kTokenTile];  // the last one again where there are fewer
-  const void *data[3], *scales[3];
-  float tensor_scales[3];  // of w1, w3, w2
-  int32_t count;
-};
-
-// The workspace. A slot is (token, rank of the expert in its list); slots are grouped by expert, tokens ascending.
-struct Scratch {
-  float *x, *x_factors;     // [tokens, hidden], [tokens]: inputs as the multiply sees them, where that differs
-  float *h, *h_factors;     // [slots, inner], [slots]. On tensor cores x and h are BF16, in the same memory
-  int32_t *slots, *begins;  // [slots]; [num_local + 1] each local expert's range in `slots`
-  int32_t* tile_begins;     // [num_local + 1] each local expert's range in `tiles`
-  Tile* tiles;              // [max_tiles]
-  Work* work;               // [max_tiles], where it is wanted
-};
 
 int64_t max_tiles(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
   return std::min(num_slots, num_slots / kTokenTile + desc.num_local);
@@ -69,41 +45,6 @@ int64_t layout_scratch(const ops::MoeExperts::Desc& desc, int64_t num_tokens, ch
   scratch.tiles = reinterpret_cast<Tile*>(take(max_tiles(desc, num_slots) * static_cast<int64_t>(sizeof(Tile))));
   scratch.work = reinterpret_cast<Work*>(take(max_tiles(desc, num_slots) * static_cast<int64_t>(sizeof(Work))));
   return used;
-}
-
-struct Job {
-  Scratch scratch;
-  const int32_t* experts;  // [slots] ascending in a token
-  const float* routing;    // [slots]
-  const ops::WeightView *w1, *w3, *w2;
-  Values x;                            // [tokens, hidden]
-  const float *x_factors, *h_factors;  // null: 1
-  Values out;                          // [slots, hidden]
-  int64_t hidden, inner, first_expert, num_local, top_k, num_slots;
-  float limit;
-  bool is_bf16, wants_work;
-  bool lists_itself;     // the kernels group the slots, each for itself
-  FastDivisor token_of;  // of a slot
-};
-
-// Slots of experts of other ranks are zero.
-__device__ void zero_if_foreign(const Job& job, int64_t slot) {
-  const int64_t expert = job.experts[slot] - job.first_expert;
-  if (expert >= 0 && expert < job.num_local) return;
-  for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
-}
-
-// An expert's matrices, w1, w3 and w2.
-struct Matrices {
-  ops::WeightView views[3];
-};
-
-__device__ void fill_matrices(const Matrices& matrices, Work& work) {
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const ops::WeightView& view = matrices.views[i];
-    work.data[i] = view.data, work.scales[i] = view.block_scales, work.tensor_scales[i] = view.tensor_scale;
-  }
 }
 
 // Slots [begin, min(begin + kTokenTile, end)) of Scratch::slots, of one expert.
@@ -219,158 +160,7 @@ __global__ void down(Job job) {
   }
 }
 
-// The same two on tensor cores: tiles of up to 8 slots by tiles of 16 rows, dealt out as weight_stream.cuh says.
-static_assert(kTokenTile == kTileTokens);
-
-// Where experts' matrices lie, into the L2 cache, by a few blocks: which experts' is not known yet.
-__device__ void prefetch_matrices(const Job& job) {
-  if (blockIdx.x >= 3) return;
-  const ops::WeightView* views = blockIdx.x == 0 ? job.w1 : blockIdx.x == 1 ? job.w3 : job.w2;
-  for (int64_t e = threadIdx.x; e < job.num_local; e += blockDim.x) ptx::prefetch(views + e);
-}
-
-// The entries that tiles are made of.
-struct WorkList {
-  const Work* entries;
-  int count;
-};
-struct alignas(16) OwnList {
-  Work entries[kFewExpertSlots];
-  int count;
-};
-
-// By the first warp, of at most kFewExpertSlots slots.
-__device__ void list_few_slots(const Job& job, OwnList& s_list) {
-  const int lane = static_cast<int>(threadIdx.x), num_slots = static_cast<int>(job.num_slots);
-  const int64_t expert = lane < num_slots ? job.experts[lane] - job.first_expert : -1;
-  const bool is_local = expert >= 0 && expert < job.num_local;
-  unsigned alike = 0;  // slots of the same expert
-  for (int slot = 0; slot < num_slots; ++slot) {
-    if (__shfl_sync(~0u, static_cast<int>(expert), slot) == static_cast<int>(expert)) alike |= 1u << slot;
-  }
-  const unsigned before = (1u << lane) - 1;
-  const int rank = __popc(alike & before);
-  const bool is_first = is_local && rank % kTokenTile == 0;
-  const unsigned firsts = __ballot_sync(~0u, is_first);
-  if (lane == 0) s_list.count = __popc(firsts);
-  if (!is_first) return;
-  Work& work = s_list.entries[__popc(firsts & before)];
-  fill_matrices({{job.w1[expert], job.w3[expert], job.w2[expert]}}, work);
-  work.count = min(__popc(alike & ~before), kTokenTile);
-  int last = lane, found = 0;
-  for (int slot = lane; found < work.count; ++slot) {
-    if ((alike >> slot & 1) != 0) work.slots[found++] = last = slot;
-  }
-  for (; found < kTokenTile; ++found) work.slots[found] = last;
-}
-
-// All threads of the block.
-__device__ WorkList work_of(const Job& job, OwnList& s_list) {
-  if (!job.lists_itself) return {job.scratch.work, job.scratch.tile_begins[job.num_local]};
-  if (threadIdx.x < kWarp) list_few_slots(job, s_list);
-  __syncthreads();
-  return {s_list.entries, s_list.count};
-}
-
-// What both have in common: a tile is up to 8 slots of an expert by 16 of its `rows` rows.
-class WorkTiles {
- public:
-  struct Place {
-    const Work* work;
-    int32_t first_row;
-  };
-  __device__ WorkTiles(const Job& job, const WorkList& list, int64_t rows, FastDivisor row_tiles)
-      : job_(job), list_(list), rows_(static_cast<int32_t>(rows)), row_tiles_(row_tiles) {}
-
-  __device__ int count() const { return list_.count * static_cast<int>(row_tiles_.divisor()); }
-  __device__ Place place(int tile) const {
-    const uint32_t at = static_cast<uint32_t>(tile), entry = row_tiles_.quotient(at);
-    return {list_.entries + entry, static_cast<int32_t>((at - entry * row_tiles_.divisor()) * kTileRows)};
-  }
-
- protected:
-  __device__ TileWeights weights_of(const Place& place, int matrix) const {
-    return {place.work->data[matrix], place.work->scales[matrix], place.first_row, rows_};
-  }
-  __device__ static int32_t slot_of_lane(const Place& place) {
-    return place.work->slots[static_cast<int>(threadIdx.x) % kWarp / 4];
-  }
-  __device__ bool is_there(const Place& place, int at) const {
-    return place.first_row + streamed_row(at) < rows_ && streamed_token(at) < place.work->count;
-  }
-
-  const Job& job_;
-
- private:
-  const WorkList list_;
-  const int32_t rows_;
-  const FastDivisor row_tiles_;
-};
-
-template <class Share>
-class GateAndUpTiles final : public WorkTiles {
- public:
-  static constexpr int kPasses = 2;
-  static constexpr bool kIsFirst = true;
-  __device__ GateAndUpTiles(const Job& job, const WorkList& list, FastDivisor row_tiles)
-      : WorkTiles(job, list, job.inner, row_tiles) {}
-
-  __device__ TileWeights weights(const Place& place, int pass) const { return weights_of(place, pass); }
-  __device__ const uint16_t* inputs(const Place& place) const {
-    return static_cast<const uint16_t*>(job_.x.data) + job_.token_of.quotient(slot_of_lane(place)) * job_.hidden;
-  }
-  // BF16 follows: FP32 is enough.
-  static __device__ float near_exp(float x) { return expf(x); }
-  struct Ticket {
-    bool is_there;
-    int32_t slot;
-    float gate_scale, up_scale, routing;
-  };
-  __device__ Ticket ticket(const Place& place, int at) const {
-    const int32_t slot = place.work->slots[streamed_token(at)];
-    const float factor =
-        job_.x_factors == nullptr ? 1.0f : job_.x_factors[job_.token_of.quotient(static_cast<uint32_t>(slot))];
-    return {is_there(place, at), slot, factor * place.work->tensor_scales[0], factor * place.work->tensor_scales[1],
-            job_.routing[slot]};
-  }
-  __device__ void store(const Place& place, int at, const float (&sums)[2], const Ticket& ticket) const {
-    if (!ticket.is_there) return;
-    const float gate = round_to(true, sums[0] * Share::kFactor * ticket.gate_scale);
-    const float up = round_to(true, sums[1] * Share::kFactor * ticket.up_scale);
-    Values{job_.scratch.h, true}.store(ticket.slot * job_.inner + place.first_row + streamed_row(at),
-                                       swiglu_value(gate, up, job_.limit, near_exp) * ticket.routing);
-  }
-};
-
-template <class Share>
-class DownTiles final : public WorkTiles {
- public:
-  static constexpr int kPasses = 1;
-  static constexpr bool kIsFirst = false;
-  __device__ DownTiles(const Job& job, const WorkList& list, FastDivisor row_tiles)
-      : WorkTiles(job, list, job.hidden, row_tiles) {}
-
-  __device__ TileWeights weights(const Place& place, int) const { return weights_of(place, 2); }
-  __device__ const uint16_t* inputs(const Place& place) const {
-    return reinterpret_cast<const uint16_t*>(job_.scratch.h) + slot_of_lane(place) * job_.inner;
-  }
-  struct Ticket {
-    bool is_there;
-    int32_t slot;
-    float scale;
-  };
-  __device__ Ticket ticket(const Place& place, int at) const {
-    const int32_t slot = place.work->slots[streamed_token(at)];
-    const float factor = job_.h_factors == nullptr ? 1.0f : job_.h_factors[slot];
-    return {is_there(place, at), slot, factor * place.work->tensor_scales[2]};
-  }
-  __device__ void store(const Place& place, int at, const float (&sums)[1], const Ticket& ticket) const {
-    if (!ticket.is_there) return;
-    job_.out.store(ticket.slot * job_.hidden + place.first_row + streamed_row(at),
-                   sums[0] * Share::kFactor * ticket.scale);
-  }
-};
-
+// The same two on tensor cores, by tiles (expert_tiles.cuh) that are dealt out as weight_stream.cuh says.
 // Of down's blocks those that find room begin before gate and up have ended, but not before all of gate and up's have
 // waited (launch.cuh): so they may look up which weights they will want, and copy them, before they wait themselves.
 template <class Ring, class Tiles>
@@ -383,7 +173,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, Stre
       zero_if_foreign(job, slot);
     }
   }
-  const WorkList list = work_of(job, s_list);
+  const WorkList list = work_of<kTokenTile>(job, s_list);
   const Tiles tiles(job, list, row_tiles);
   const int num_tiles = tiles.count();
   float* s_sums = reinterpret_cast<float*>(&s_list + 1);
@@ -392,10 +182,10 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, Stre
   stream_tiles(shape, num_tiles, tiles, ring, s_sums);
 }
 
-// Fills `job`, rounds inputs where the mode asks for it and, unless the kernels do, groups the slots and zeroes those
-// of other ranks; the number of tiles to launch for.
-unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, bool wants_work,
-               device::Queue& queue, Job& job) {
+}  // namespace
+
+unsigned expert_tiles::begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, bool wants_work,
+                             device::Queue& queue, Job& job) {
   const int64_t num_slots = args.num_tokens * desc.top_k;
   layout_scratch(desc, args.num_tokens, static_cast<char*>(args.workspace), job.scratch);
   job.experts = args.experts, job.routing = args.routing;
@@ -422,16 +212,13 @@ unsigned begin(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& a
   return static_cast<unsigned>(max_tiles(desc, num_slots));
 }
 
-// Rounds h where the mode asks for it.
-void round_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, DType dtype, const Job& job,
-             device::Queue& queue) {
+void expert_tiles::round_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, DType dtype,
+                           const Job& job, device::Queue& queue) {
   if (!needs_input_rows(desc.input)) return;
   const ExpertRows slots{args.experts, args.routing, desc.first_expert, desc.num_local, desc.swiglu_limit};
   const TensorView h{job.scratch.h, dtype, {job.num_slots, desc.inner}};
   prepare_input_rows(desc.input, h, job.num_slots, desc.inner, &slots, h, job.scratch.h_factors, queue);
 }
-
-}  // namespace
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
   Scratch scratch{};

@@ -124,16 +124,16 @@ class StreamWalk {
   TileWeights weights_, ahead_ = {};
 };
 
-// A result of a tile: its chunk sums, s_tile on, in ascending order.
-template <class Tiles>
-__device__ void finish_sum(const StreamShape& shape, const Tiles& tiles, const typename Tiles::Place& place, int at,
-                           const float* s_tile, const typename Tiles::Ticket& ticket) {
+// A result of a tile: its sums, s_sums on, of chunks in ascending order, each of them of all passes, kStride apart.
+template <int kStride, class Tiles>
+__device__ void finish_sum(int num_chunks, const Tiles& tiles, const typename Tiles::Place& place, int at,
+                           const float* s_sums, const typename Tiles::Ticket& ticket) {
   constexpr int kPasses = Tiles::kPasses;
   float totals[kPasses] = {};
 #pragma unroll 4
-  for (int part = 0; part < shape.num_chunks; ++part) {
+  for (int part = 0; part < num_chunks; ++part) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) totals[pass] += s_tile[(part * kPasses + pass) * kTileSums + at];
+    for (int pass = 0; pass < kPasses; ++pass) totals[pass] += s_sums[(part * kPasses + pass) * kStride];
   }
   tiles.store(place, at, totals, ticket);
 }
@@ -175,13 +175,16 @@ __device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tile
     }
     x = next_x;
     __syncthreads();
-    if (has_own) finish_sum(shape, tiles, place, own_at, s_round + own_tile * tile_sums, ticket);
-    for (int at = thread + num_threads; at < num_sums; at += num_threads) {
-      const int in_block = at / kTileSums;
-      if (base + in_block >= num_tiles) break;
-      const auto other = tiles.place(base + in_block);
-      finish_sum(shape, tiles, other, at % kTileSums, s_round + in_block * tile_sums,
-                 tiles.ticket(other, at % kTileSums));
+    const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
+      const int at = i % kTileSums;
+      finish_sum<kTileSums>(shape.num_chunks, tiles, its_place, at, s_round + i / kTileSums * tile_sums + at,
+                            its_ticket);
+    };
+    if (has_own) finish(thread, place, ticket);
+    for (int i = thread + num_threads; i < num_sums; i += num_threads) {
+      if (base + i / kTileSums >= num_tiles) break;
+      const auto other = tiles.place(base + i / kTileSums);
+      finish(i, other, tiles.ticket(other, i % kTileSums));
     }
   }
 }

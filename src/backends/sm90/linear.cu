@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear with packed weights: many tokens by wide_sums.cuh, some by linear_chunks.cu, few by the portable backend. What
-// bounds it: the tensor cores' BF16 products.
+// linear with packed weights: many tokens by wide_sums.cuh, some by linear_chunks.cu, few by ring_maps.cu or the
+// portable backend. What bounds it: the tensor cores' BF16 products.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
@@ -9,6 +9,7 @@
 #include "backends/sm90/arranged_tokens.h"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/linear_chunks.h"
+#include "backends/sm90/ring_maps.h"
 #include "backends/sm90/wide_sums.cuh"
 
 namespace tessera::backends::sm90 {
@@ -127,6 +128,8 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  if (uses_ring(desc, 1, args.num_tokens, most_ring_tokens())) return linear_ring(desc, args, queue);
   const LinearChoice choice = linear_choice(desc, args.num_tokens, cuda_common::multiprocessors());
   if (choice.kernels == LinearKernels::kPortable) return cuda::linear_packed(desc, args, queue);
   if (choice.kernels == LinearKernels::kChunks) {

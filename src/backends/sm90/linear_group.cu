@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear_group with packed weights: few tokens by the portable backend's one launch, which reads the same layout
-// and has the same sums; more tokens by one launch for all chunks, or the maps one by one, by this backend's linear.
+// linear_group with packed weights: few tokens in one launch, ring_maps.cu's or the portable backend's, which reads
+// the same layout and has the same sums; more tokens by one launch for all chunks, or the maps one by one, by this
+// backend's linear.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/linear_chunks.h"
+#include "backends/sm90/ring_maps.h"
 #include "backends/sm90/sum_plans.h"
 
 namespace tessera::backends::sm90 {
@@ -24,6 +26,8 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 }
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  if (uses_ring(desc, args.num_tokens, most_ring_tokens())) return linear_group_ring(desc, args, queue);
   const LinearChoice choice = group_choice(desc.maps, args.num_tokens, cuda_common::multiprocessors());
   if (choice.kernels == LinearKernels::kPortable && cuda::linear_group_stream(desc, args, queue)) return;
   if (choice.kernels == LinearKernels::kChunks) {

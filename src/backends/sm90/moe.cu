@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_experts with packed NVFP4 weights. What bounds it: with many tokens to an expert the tensor cores' BF16 products
 // (wide_sums.cuh), with few the read of the experts' weights (few_sums.cuh). A handful of slots are too few tiles for
-// that, and the portable kernels share a tile among warps.
+// that: ring_experts.cu and the portable kernels share a tile among warps.
 #include <algorithm>
 #include <type_traits>
 
@@ -10,6 +10,7 @@
 #include "backends/sm90/few_sums.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/moe_tiles.cuh"
+#include "backends/sm90/ring_maps.h"
 #include "backends/sm90/wide_sums.cuh"
 
 namespace tessera::backends::sm90 {
@@ -85,6 +86,7 @@ void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   if (args.num_tokens == 0) return;
   switch (expert_kernels(desc, args.num_tokens, cuda_common::multiprocessors())) {
     case ExpertKernels::kPortable:
+      if (uses_ring(desc, args.num_tokens, most_ring_tokens())) return moe_experts_ring(desc, args, queue);
       return cuda::moe_experts_packed(desc, args, queue);
     case ExpertKernels::kFew:
       return run<Few>(desc, args, queue);

@@ -8,10 +8,12 @@
 #include <limits>
 #include <span>
 
+#include "backends/cuda/expert_plan.h"
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_limit.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
+#include "ops/linear_group/linear_group.h"
 #include "ops/moe/moe.h"
 
 namespace tessera::backends::sm90 {
@@ -42,6 +44,35 @@ struct FewPlan {
   static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * kTeamThreads + 32;
 };
+
+// unit_ring.cuh, for tiles of up to kTokens tokens. One block has a multiprocessor's shared memory: what sums do not
+// take of it are stages.
+template <int kTokens>
+struct RingPlan {
+  static constexpr int kWarps = 16, kThreads = (kWarps + 1) * 32;  // a warp copies
+  static constexpr int kStages = kTokens == 1 ? 44 : 40, kRoundUnits = kTokens == 1 ? 128 : 32;
+};
+
+// Whether tiles of `passes` maps of whole units, for few tokens, are the ring's: a round has room for one.
+// `most_tokens`: of those that are to take it, up to 8.
+inline bool uses_ring(const ops::Linear::Desc& desc, int passes, int64_t num_tokens, int64_t most_tokens) {
+  using cuda_common::PackedNvfp4;
+  const int64_t round_units = num_tokens == 1 ? RingPlan<1>::kRoundUnits : RingPlan<FewPlan::kTokens>::kRoundUnits;
+  return desc.format == ops::WeightFormat::kNvfp4 && num_tokens <= std::min<int64_t>(most_tokens, FewPlan::kTokens) &&
+         desc.in % PackedNvfp4::kColumns == 0 && desc.out % PackedNvfp4::kRows == 0 &&
+         desc.in / PackedNvfp4::kColumns * passes <= round_units;
+}
+inline bool uses_ring(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t most_tokens) {
+  const int passes = desc.swiglu ? 2 : 1;
+  return std::all_of(desc.maps.begin(), desc.maps.end(),
+                     [&](const ops::Linear::Desc& map) { return uses_ring(map, passes, num_tokens, most_tokens); });
+}
+// Those whose portable kernels would list the slots themselves.
+inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t most_tokens) {
+  return num_tokens * desc.top_k <= cuda::kFewExpertSlots &&
+         uses_ring({.in = desc.hidden, .out = desc.inner, .format = desc.format}, 2, num_tokens, most_tokens) &&
+         uses_ring({.in = desc.inner, .out = desc.hidden, .format = desc.format}, 1, num_tokens, most_tokens);
+}
 
 // Up to here the portable kernels are as fast.
 constexpr int64_t kFewMapTokens = 16;

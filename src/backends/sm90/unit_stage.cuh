@@ -25,6 +25,10 @@ struct UnitStageOf {
   __device__ uint32_t scales_of(int slot, int block, int lane) const {
     return reinterpret_cast<const uint32_t*>(units[slot])[(Layout::kPieces * Layout::kLanes + lane) * 4 + block];
   }
+  // Of all blocks, in one load.
+  __device__ uint4 all_scales_of(int slot, int lane) const {
+    return reinterpret_cast<const uint4*>(units[slot])[Layout::kPieces * Layout::kLanes + lane];
+  }
   // What a lane multiplies of `part`, as if it were the first of its block; NVFP4: with its scales' codes in scales[0].
   __device__ Share share_of(int slot, int block, int part, int lane) const {
     Share share = {};

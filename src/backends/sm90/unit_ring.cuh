@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The tiles of cuda_common/weight_stream.cuh, of the same classes Tiles and bit for bit the same, from one ring of
+// units of packed NVFP4 weights (cuda_common/packed_units.h) that all warps of a multiprocessor share: with a ring of
+// its own a warp has few bytes on their way, and copies take instructions of the warps that decode.
+//   block  16 consumer warps, and one more that fills the ring by bulk copies; one block to a multiprocessor
+//   tile   16 rows by up to kTokens tokens, whole units: its units are chunks, and of each chunk the passes
+//   range  a block's tiles are neighbours, and as many as any other's or one more; unit j of them is warp j % 16's
+//   round  as many tiles as there is room for chunk sums; they are added in ascending order when all are there
+#include <cstdint>
+
+#include "backends/cuda_common/fast_division.cuh"
+#include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/ptx/bulk_copy.cuh"
+#include "backends/cuda_common/weight_stream.cuh"
+#include "backends/sm90/sum_plans.h"
+#include "backends/sm90/unit_stage.cuh"
+
+namespace tessera::backends::sm90 {
+
+// In shared memory.
+template <int kTokens>
+struct UnitRing : RingPlan<kTokens> {
+  static constexpr int kSums = cuda_common::kTileRows * kTokens;  // of a unit
+  UnitStage<1> stages[UnitRing::kStages];
+  float sums[2][UnitRing::kRoundUnits][kSums];  // written by turns, so that a round needs one barrier
+  cuda_common::ptx::SharedBarrier full[UnitRing::kStages], free[UnitRing::kStages], summed;
+
+  // By all threads; the block's next barrier is the caller's. A thread of each warp: those of one would take turns.
+  __device__ void init() {
+    const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
+    if (threadIdx.x % cuda_common::kWarp != 0) return;
+    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + 1) full[i].init(1), free[i].init(1);
+    if (warp == 0) summed.init(UnitRing::kWarps);
+  }
+};
+
+struct RingShape {
+  int width, round_tiles;
+  cuda_common::FastDivisor tile_units;
+
+  RingShape(int64_t columns, int passes, int round_units)
+      : width(static_cast<int>(columns)), tile_units(static_cast<uint32_t>(columns / cuda_common::kChunk * passes)) {
+    round_tiles = round_units / static_cast<int>(tile_units.divisor());
+  }
+};
+
+__device__ inline bool is_copying_warp() {
+  return threadIdx.x >= RingPlan<1>::kWarps * cuda_common::kWarp;
+}
+
+// This block's tiles [first, first + count).
+struct RingRange {
+  int first, count;
+
+  __device__ explicit RingRange(int num_tiles) {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    const int each = num_tiles / blocks, others = num_tiles - each * blocks;
+    first = each * block + min(block, others), count = each + (block < others ? 1 : 0);
+  }
+};
+
+// A unit of the range: its tile, and which of the tile's it is.
+struct RingUnit {
+  int tile, part;
+
+  __device__ RingUnit(const RingShape& shape, const RingRange& range, int unit) {
+    const int local = static_cast<int>(shape.tile_units.quotient(static_cast<uint32_t>(unit)));
+    tile = range.first + local, part = unit - local * static_cast<int>(shape.tile_units.divisor());
+  }
+};
+
+// By the copying warp, of which few lanes issue copies.
+template <int kTokens, class Tiles>
+__device__ void copy_units(const RingShape& shape, const RingRange& range, const Tiles& tiles, UnitRing<kTokens>& s) {
+  using Layout = cuda_common::PackedNvfp4;
+  constexpr int kLanes = 4, kStages = UnitRing<kTokens>::kStages;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
+  if (lane >= kLanes) return;
+  const int num_units = range.count * static_cast<int>(shape.tile_units.divisor());
+  for (int first = 0; first < num_units; first += kLanes) {
+    // No lane is a round of the ring ahead of another: a barrier tells only two rounds apart.
+    __syncwarp((1u << kLanes) - 1);
+    const int unit = first + lane, stage = unit % kStages;
+    if (unit >= num_units) continue;
+    const RingUnit at(shape, range, unit);
+    const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
+    const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
+    s.free[stage].wait(unit / kStages % 2 ^ 1);
+    s.full[stage].arrive_and_expect(Layout::kBytes);
+    cuda_common::ptx::copy_bulk(
+        s.stages[stage].units[0],
+        static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width), Layout::kBytes,
+        s.full[stage]);
+  }
+}
+
+// The sums of a unit; x: this lane's token, from its own first column of the unit on.
+template <int kTokens>
+__device__ void sum_unit(UnitRing<kTokens>& s, int unit, const uint4* x, float (&s_sums)[UnitRing<kTokens>::kSums]) {
+  using Layout = cuda_common::PackedNvfp4;
+  using Share = UnitStage<1>::Share;
+  constexpr int kAtOnce = 2;  // blocks
+  constexpr int kBlockWords = cuda_common::kShareBlock / 8, kWords = cuda_common::kShareColumns / 8;
+  constexpr int kStages = UnitRing<kTokens>::kStages;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp, stage = unit % kStages;
+  uint4 inputs[kAtOnce][kWords];
+  const auto load_inputs = [&](int first, int n) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) inputs[n][i] = cuda_common::ptx::load_here(x + (first + n) * kBlockWords + i);
+  };
+#pragma unroll
+  for (int n = 0; n < kAtOnce; ++n) load_inputs(0, n);
+  // The unit before in this stage is another warp's, perhaps still on its way: a barrier tells only two rounds apart.
+  const int parity = unit / kStages % 2;
+  s.free[stage].wait(parity ^ 1);
+  s.full[stage].wait(parity);
+  cuda_common::Chains chains = {};
+  uint32_t carries[2] = {};
+  const UnitStage<1>& weights = s.stages[stage];
+  uint4 scales = weights.all_scales_of(0, lane);  // codes, of the next blocks first
+  // Not unrolled: registers would not do for all blocks at once.
+#pragma unroll 1
+  for (int first = 0; first < Layout::kBlocks; first += kAtOnce) {
+    Share shares[kAtOnce];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) shares[n].pieces[half] = weights.codes_of(0, half, first + n, lane);
+    }
+    if (first + kAtOnce == Layout::kBlocks) {
+      __syncwarp();
+      if (lane == 0) s.free[stage].arrive();
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      shares[n].prepare(n == 0 ? scales.x : scales.y);
+      carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
+      cuda_common::add_block(shares[n], inputs[n], chains);
+      if (first + kAtOnce < Layout::kBlocks) load_inputs(first + kAtOnce, n);
+    }
+    scales = {scales.z, scales.w, 0, 0};
+  }
+  float sums[1][4];
+  cuda_common::add_chains(chains, sums[0]);
+  cuda_common::add_nans<Share>(carries, sums);
+  if constexpr (kTokens == 1) {
+    if (lane % 4 == 0) s_sums[lane / 4] = sums[0][0], s_sums[lane / 4 + 8] = sums[0][2];
+  } else {
+    reinterpret_cast<float4*>(s_sums)[lane] = {sums[0][0], sums[0][1], sums[0][2], sums[0][3]};
+  }
+}
+
+// What stream_tiles() calls a sum of a tile; of one token rows follow each other.
+template <int kTokens>
+__device__ int streamed_at(int i) {
+  static_assert(kTokens == 1 || kTokens == cuda_common::kTileTokens);
+  return kTokens == 1 ? i % 8 * 16 + i / 8 * 2 : i;
+}
+
+// All tiles of this block, by its consumer warps.
+template <int kTokens, class Tiles>
+__device__ void ring_tiles(const RingShape& shape, const RingRange& range, const Tiles& tiles, UnitRing<kTokens>& s) {
+  using Ring = UnitRing<kTokens>;
+  constexpr int kPasses = Tiles::kPasses;
+  const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
+  const int tile_units = static_cast<int>(shape.tile_units.divisor()), num_chunks = tile_units / kPasses;
+  // Results begin with the last warp's: the first ones may have a unit more.
+  const int own = (Ring::kWarps - 1 - warp) * cuda_common::kWarp + lane;
+  int unit = warp;
+  for (int first = 0, turn = 0; first < range.count; first += shape.round_tiles, turn ^= 1) {
+    const int num_tiles = min(shape.round_tiles, range.count - first), num_sums = num_tiles * Ring::kSums;
+    const int begin = first * tile_units, end = begin + num_tiles * tile_units;
+    const auto place_of = [&](int i) { return tiles.place(range.first + first + i / Ring::kSums); };
+    // Of this thread's first result, on their way while sums are worked out.
+    typename Tiles::Place place;
+    typename Tiles::Ticket ticket;
+    if (own < num_sums) place = place_of(own), ticket = tiles.ticket(place, streamed_at<kTokens>(own % Ring::kSums));
+    for (; unit < end; unit += Ring::kWarps) {
+      const RingUnit at(shape, range, unit);
+      const uint4* x = reinterpret_cast<const uint4*>(tiles.inputs(tiles.place(at.tile))) +
+                       at.part / kPasses * (cuda_common::kChunk / 8) + lane % 4 * (cuda_common::kShareColumns / 8);
+      sum_unit(s, unit, x, s.sums[turn][unit - begin]);
+    }
+    __syncwarp();
+    if (lane == 0) s.summed.arrive();
+    s.summed.wait(turn);
+    const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
+      const float* s_sums = s.sums[turn][i / Ring::kSums * tile_units] + i % Ring::kSums;
+      cuda_common::finish_sum<Ring::kSums>(num_chunks, tiles, its_place, streamed_at<kTokens>(i % Ring::kSums), s_sums,
+                                           its_ticket);
+    };
+    if (own < num_sums) finish(own, place, ticket);
+    for (int i = own + Ring::kWarps * cuda_common::kWarp; i < num_sums; i += Ring::kWarps * cuda_common::kWarp) {
+      const auto other = place_of(i);
+      finish(i, other, tiles.ticket(other, streamed_at<kTokens>(i % Ring::kSums)));
+    }
+  }
+}
+
+}  // namespace tessera::backends::sm90
