@@ -21,9 +21,6 @@ constexpr std::array kVariables = {
     EnvVariable{"TESSERA_MEMORY_BYTES", "pretend that this many bytes of memory are available"},
     EnvVariable{"TESSERA_PEER_SUMS",
                 "auto or off: whether GPUs of one machine add up small sums in each other's memory"},
-    EnvVariable{"TESSERA_UNIT_RING",
-                "0, 1 or 8: for how many tokens Hopper's maps and experts take one ring of weights a "
-                "multiprocessor [1]"},
     EnvVariable{"TESSERA_PLACEMENT",
                 "off: neither hold threads on processors nor deal memory out over nodes; on: hold them even where "
                 "others may want the same [auto]"},

@@ -28,7 +28,7 @@ class HopperSumsTest : public testing::RandomTest {
  protected:
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens);
   void check_linear(const ops::Linear::Desc& desc, const testing::RandomWeight& weight, const std::vector<float>& x);
-  void check_linear_of_nans(WeightFormat format, int64_t num_tokens);
+  void check_linear_of_nans(WeightFormat format, int64_t num_tokens, int64_t out = 144);
   void check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, bool has_nans = false);
 };
@@ -183,11 +183,11 @@ void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num
 }
 
 // Codes of NaN and infinities among weights and inputs come out as the portable backend's, row by row.
-void HopperSumsTest::check_linear_of_nans(WeightFormat format, int64_t num_tokens) {
-  constexpr int64_t kIn = 1024, kOut = 144;
-  const testing::RandomWeight weight = testing::random_weight(rng_, format, kOut, kIn);
+void HopperSumsTest::check_linear_of_nans(WeightFormat format, int64_t num_tokens, int64_t out) {
+  constexpr int64_t kIn = 1024;
+  const testing::RandomWeight weight = testing::random_weight(rng_, format, out, kIn);
   for (int i = 0; i < 5; ++i) {
-    const auto at = static_cast<int64_t>(rng_.below(kOut * kIn));
+    const auto at = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(out * kIn)));
     auto* const bytes = weight.data.as<uint8_t>();
     if (format == WeightFormat::kNvfp4) weight.scales.as<uint8_t>()[at / 16] = i % 2 == 0 ? 0x7F : 0xFF;
     if (format == WeightFormat::kFp8Block) bytes[at] = i % 2 == 0 ? 0x7F : 0xFF;
@@ -197,7 +197,7 @@ void HopperSumsTest::check_linear_of_nans(WeightFormat format, int64_t num_token
   values[static_cast<size_t>(num_tokens / 13 * kIn + 5)] = std::numeric_limits<float>::infinity();
   values[static_cast<size_t>((num_tokens - 1) * kIn + 700)] =
       num_tokens == 1 ? -1.0f : std::numeric_limits<float>::quiet_NaN();
-  check_linear({.in = kIn, .out = kOut, .format = format, .output = DType::kF32}, weight, values);
+  check_linear({.in = kIn, .out = out, .format = format, .output = DType::kF32}, weight, values);
 }
 
 TEST_F(HopperSumsTest, LinearOfNans) {
@@ -305,62 +305,61 @@ TEST_F(HopperSumsTest, Experts) {
   check_experts(desc(4096, 2048, 8, 16), 700 + static_cast<int64_t>(rng_.below(300)), 40);
 }
 
-// One ring of units for a multiprocessor (unit_ring.cuh), for one token and for up to eight.
+// One ring of units for a multiprocessor (unit_ring.cuh): maps of one token, experts of up to eight.
 class HopperRingTest : public HopperSumsTest {
  protected:
-  HopperRingTest() { setenv("TESSERA_UNIT_RING", "8", 1); }
-  ~HopperRingTest() override { unsetenv("TESSERA_UNIT_RING"); }
-  int64_t some_tokens() { return 2 + static_cast<int64_t>(rng_.below(7)); }
+  // Rows of maps of `in` columns that are `more` tiles of 16 more than it takes to have the ring.
+  static int64_t rows(int64_t in, int64_t maps, int64_t more) {
+    const int64_t units = backends::sm90::RingPlan<1>::kWarps * kMultiprocessors;
+    return (ceil_div<int64_t>(units, maps * (in / 512)) + more) * 16;
+  }
 };
 
 TEST_F(HopperRingTest, Choice) {
-  using backends::sm90::uses_ring;
-  const auto map = [](int64_t in, int64_t out, WeightFormat format = WeightFormat::kNvfp4) {
-    return ops::Linear::Desc{.in = in, .out = out, .format = format};
+  constexpr int64_t kGpu = 132;  // multiprocessors
+  const auto uses_ring = [](int64_t in, int64_t out, int64_t num_tokens = 1,
+                            WeightFormat format = WeightFormat::kNvfp4) {
+    const ops::Linear::Desc map{.in = in, .out = out, .format = format};
+    return backends::sm90::uses_ring({&map, 1}, 1, num_tokens, kGpu);
   };
-  EXPECT_TRUE(uses_ring(map(512, 16), 1, 1, 1));
-  EXPECT_FALSE(uses_ring(map(512, 16), 1, 1, 0));
-  EXPECT_FALSE(uses_ring(map(512, 16), 1, 2, 1));
-  EXPECT_FALSE(uses_ring(map(512, 16), 1, 9, 9));
-  EXPECT_FALSE(uses_ring(map(640, 16), 1, 1, 8));
-  EXPECT_FALSE(uses_ring(map(512, 24), 1, 1, 8));
-  EXPECT_FALSE(uses_ring(map(512, 16, WeightFormat::kFp8Block), 1, 1, 8));
-  // What a round has room for.
-  EXPECT_TRUE(uses_ring(map(65536, 16), 1, 1, 8));
-  EXPECT_FALSE(uses_ring(map(65536, 16), 2, 1, 8));
-  EXPECT_TRUE(uses_ring(map(16384, 16), 1, 2, 8));
-  EXPECT_FALSE(uses_ring(map(16384, 16), 2, 2, 8));
+  EXPECT_TRUE(uses_ring(8192, 4096));
+  EXPECT_TRUE(uses_ring(8192, 132 * 16));  // a unit for each warp
+  EXPECT_FALSE(uses_ring(8192, 131 * 16));
+  EXPECT_FALSE(uses_ring(8192, 4096, 2));
+  EXPECT_FALSE(uses_ring(8192 + 128, 4096));
+  EXPECT_FALSE(uses_ring(8192, 4096 + 8));
+  EXPECT_FALSE(uses_ring(8192, 4096, 1, WeightFormat::kFp8Block));
+  EXPECT_TRUE(uses_ring(65536, 4096));  // all that a round has room for
+  EXPECT_FALSE(uses_ring(65536 + 512, 4096));
   ops::MoeExperts::Desc experts{.hidden = 4096, .inner = 2048, .num_local = 64, .top_k = 6};
-  EXPECT_TRUE(uses_ring(experts, 5, 8));
-  EXPECT_FALSE(uses_ring(experts, 6, 8));
+  EXPECT_TRUE(backends::sm90::uses_ring(experts, 1, kGpu));
+  EXPECT_TRUE(backends::sm90::uses_ring(experts, 5, kGpu));
+  EXPECT_FALSE(backends::sm90::uses_ring(experts, 6, kGpu));  // more slots than kernels list themselves
   experts.inner = 1920;
-  EXPECT_FALSE(uses_ring(experts, 1, 8));
+  EXPECT_FALSE(backends::sm90::uses_ring(experts, 1, kGpu));
+  experts.hidden = experts.inner = 512;
+  EXPECT_FALSE(backends::sm90::uses_ring(experts, 1, kGpu));  // too little work
 }
 
-// Tiles that are fewer than multiprocessors, more than the ring has stages for and more than a round has sums for; none
+// Blocks have one tile or more than one, more units than the ring has stages and more than a round has sums for; none
 // of their numbers is the same for all blocks.
 TEST_F(HopperRingTest, Linear) {
-  constexpr int64_t kMany = (testing::kGpuIsEmulated ? 28 : 1198) * 16;
+  const auto check = [&](int64_t in, int64_t groups, int64_t more, DType output) {
+    const ops::Linear::Desc desc{
+        .in = in, .out = rows(in, groups, more), .groups = groups, .format = WeightFormat::kNvfp4, .output = output};
+    EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, 1, kMultiprocessors));
+    check_linear(desc, 1);
+  };
   for (const DType output : {DType::kBF16, DType::kF32}) {
-    const auto check = [&](int64_t in, int64_t out, int64_t groups) {
-      const ops::Linear::Desc desc{
-          .in = in, .out = out, .groups = groups, .format = WeightFormat::kNvfp4, .output = output};
-      for (const int64_t tokens : {int64_t{1}, some_tokens()}) {
-        EXPECT_TRUE(backends::sm90::uses_ring(desc, 1, tokens, 8));
-        check_linear(desc, tokens);
-      }
-    };
-    check(512, 16, 1);
-    check(512, kMany, 1);
-    check(1536, 144, 3);
-    check(4096, 112, 2);
-    check(8192, output == DType::kBF16 ? kMany : 80, 1);
+    check(512, 1, 5, output);
+    check(1536, 3, 0, output);
+    check(4096, 2, 1, output);
+    check(8192, 1, 0, output);
   }
-  for (int64_t tokens = 1; tokens <= 8; ++tokens) {
-    check_linear({.in = 1024, .out = 272, .format = WeightFormat::kNvfp4, .output = DType::kF32}, tokens);
-  }
-  check_linear_of_nans(WeightFormat::kNvfp4, 1);
-  check_linear_of_nans(WeightFormat::kNvfp4, 8);
+  check(512, 1, testing::kGpuIsEmulated ? 400 : 17000, DType::kBF16);
+  check(8192, 1, testing::kGpuIsEmulated ? 25 : 1198, DType::kF32);
+  check(65536, 1, 2, DType::kF32);
+  check_linear_of_nans(WeightFormat::kNvfp4, 1, rows(1024, 1, 1));
 }
 
 TEST_F(HopperRingTest, Group) {
@@ -369,14 +368,14 @@ TEST_F(HopperRingTest, Group) {
   };
   for (const int64_t in : {512, 2048, 7168}) {
     SCOPED_TRACE("in " + std::to_string(in));
-    const ops::LinearGroup::Desc maps{{map(in, 80, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
-    const ops::LinearGroup::Desc gated{{map(in, 80, DType::kBF16), map(in, 80, DType::kBF16)},
-                                       ops::SwiGlu::Desc{.inner = 80, .limit = 0.5f}};
+    const int64_t all = rows(in, 1, 1), half = rows(in, 2, 1);
+    const ops::LinearGroup::Desc maps{
+        {map(in, all, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
+    const ops::LinearGroup::Desc gated{{map(in, half, DType::kBF16), map(in, half, DType::kBF16)},
+                                       ops::SwiGlu::Desc{.inner = half, .limit = 0.5f}};
     for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
-      for (const int64_t tokens : {int64_t{1}, some_tokens()}) {
-        EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, 8));
-        check_group(desc, tokens);
-      }
+      EXPECT_TRUE(backends::sm90::uses_ring(desc, 1, kMultiprocessors));
+      check_group(desc, 1);
     }
   }
 }
@@ -393,13 +392,19 @@ TEST_F(HopperRingTest, Experts) {
                                      .format = WeightFormat::kNvfp4,
                                      .input = mode,
                                      .swiglu_limit = 10};
-    EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, 8));
+    EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, kMultiprocessors));
     check_experts(desc, tokens, num_experts, has_nans);
   };
-  check(512, 512, 0, 4, 1, 1, 4);
+  if (!testing::kGpuIsEmulated) {
+    for (const int64_t tokens : {1, 2, 5}) check(4096, 2048, 0, 16, 6, tokens, 16);
+    for (const int64_t tokens : {1, 4}) check(7168, 3072, 4, 8, 8, tokens, 16);
+    return;
+  }
+  const auto some_tokens = [&] { return 2 + static_cast<int64_t>(rng_.below(7)); };
+  check(1024, 1024, 0, 4, 1, 1, 4);
   check(1024, 512, 0, 8, 6, 1, 8);
   check(512, 1024, 2, 5, 6, 1, 12);  // ranks before and after
-  check(512, 512, 1, 3, 1, 1, 4);    // no slot of this rank
+  check(1024, 1024, 1, 3, 1, 1, 4);  // perhaps no slot of this rank
   check(512, 1024, 0, 6, 4, 8, 6);
   check(1024, 512, 3, 4, 4, some_tokens(), 12);
   check(512, 512, 0, 4, 3, 1, 4, ops::InputMode::kA16, true);
@@ -407,9 +412,6 @@ TEST_F(HopperRingTest, Experts) {
   check(512, 512, 1, 4, 3, 1, 6, ops::InputMode::kA4);
   check(512, 512, 0, 4, 2, some_tokens(), 4, ops::InputMode::kA8);
   check(2048, 512, 0, 3, 2, 1, 3);  // several rounds
-  if (testing::kGpuIsEmulated) return;
-  for (const int64_t tokens : {1, 5}) check(4096, 2048, 0, 16, 6, tokens, 16);
-  for (const int64_t tokens : {1, 4}) check(7168, 3072, 4, 8, 8, tokens, 16);
 }
 
 // Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has three of four experts.

@@ -7,13 +7,14 @@
 //              the first of them finds the next part's keys meanwhile
 // What bounds it: bringing and converting keys, then the tensor cores' BF16 products and shared memory, which gives
 // them their operands. Few tokens are spread over thread blocks by parts and by output channels, and a second kernel
-// merges parts; how a token's sums are formed depends on neither. A handful has the portable kernel, whose bits are the
-// same.
+// merges parts; how a token's sums are formed depends on neither. A handful has attention_few.cu's kernel or the
+// portable one, whose bits are the same.
 //   channels   block b of 64 lies in rows of 128 bytes (ptx::SharedOperand); its channel 16 t + 4 k + i stands at
 //              16 k + 4 t + i: a step k of a product has the same channels as in the portable kernel, and what eight
 //              bytes of a key become is stored by eights
 #include <algorithm>
 
+#include "backends/cuda/kernels.h"
 #include "backends/cuda_common/ptx/registers.cuh"
 #include "backends/sm90/attention_keys.cuh"
 #include "backends/sm90/kernels.h"
@@ -356,8 +357,9 @@ bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not) 
   return false;
 }
 
-int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t) {
-  return cuda_common::attention_parts_workspace(desc, kSlots);
+int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_tokens) {
+  return std::max(cuda_common::attention_parts_workspace(desc, kSlots),
+                  cuda::attention_mma_workspace(desc, most_tokens));
 }
 
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
@@ -368,8 +370,10 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   const int64_t parts = !args.entry_cache.exists() ? window_parts
                         : args.selected == nullptr ? window_parts + kPartsOfEntries
                                                    : window_parts + ceil_div<int64_t>(args.selected_stride, kPart);
-  if (args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts <= kFewClusters) {
-    return attention_few(desc, args, parts, queue);
+  const int64_t few_blocks = args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts;
+  if (few_blocks <= kFewClusters) return attention_few(desc, args, parts, queue);
+  if (parts > 1 && args.num_tokens <= kFewTokens && few_blocks <= kFewBlocks) {
+    return cuda::attention_mma(desc, args, queue);
   }
   const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, kHeads);
   const int64_t multiprocessors = cuda_common::multiprocessors();

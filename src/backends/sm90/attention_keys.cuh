@@ -28,9 +28,10 @@ constexpr int kRowBytes = 2 * kGroup, kEightRows = 8 * kRowBytes;
 static_assert(kPart == 2 * 64 && kBlocks % 2 == 0);
 
 // Few tokens: up to so many clusters of attention_few.cu, of a token's part and 16 heads, have that; up to so many
-// pairs of a token and 64 heads are spread (beyond, storing and merging parts costs more than it gains); the parts that
-// the workspace holds for them (seven to each of 44 tokens of Flash, fourteen to each of 22 of Pro).
-constexpr int kFewClusters = 132, kMostSpread = 44, kSlots = 320;
+// thread blocks of the portable kernel, which all find place at once, have that; up to so many pairs of a token and 64
+// heads are spread (beyond, storing and merging parts costs more than it gains); the parts that the workspace holds for
+// them (seven to each of 44 tokens of Flash, fourteen to each of 22 of Pro).
+constexpr int kFewClusters = 48, kFewTokens = 8, kFewBlocks = 132, kMostSpread = 44, kSlots = 320;
 
 // A part as consumers need to know it. First and last: of those that this thread block has of a token.
 struct Part {

@@ -129,8 +129,9 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  if (uses_ring(desc, 1, args.num_tokens, most_ring_tokens())) return linear_ring(desc, args, queue);
-  const LinearChoice choice = linear_choice(desc, args.num_tokens, cuda_common::multiprocessors());
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  if (uses_ring({&desc, 1}, 1, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
+  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors);
   if (choice.kernels == LinearKernels::kPortable) return cuda::linear_packed(desc, args, queue);
   if (choice.kernels == LinearKernels::kChunks) {
     return linear_chunks({{&desc, 1}, args.x, &args.weight, &args.y, args.num_tokens, args.workspace},

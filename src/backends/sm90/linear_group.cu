@@ -27,8 +27,9 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  if (uses_ring(desc, args.num_tokens, most_ring_tokens())) return linear_group_ring(desc, args, queue);
-  const LinearChoice choice = group_choice(desc.maps, args.num_tokens, cuda_common::multiprocessors());
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  if (uses_ring(desc, args.num_tokens, multiprocessors)) return linear_group_ring(desc, args, queue);
+  const LinearChoice choice = group_choice(desc.maps, args.num_tokens, multiprocessors);
   if (choice.kernels == LinearKernels::kPortable && cuda::linear_group_stream(desc, args, queue)) return;
   if (choice.kernels == LinearKernels::kChunks) {
     return linear_chunks({desc.maps, args.x, args.weights.data(), args.y.data(), args.num_tokens, args.workspace,

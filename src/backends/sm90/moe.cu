@@ -84,9 +84,10 @@ int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tok
 
 void moe_experts(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  switch (expert_kernels(desc, args.num_tokens, cuda_common::multiprocessors())) {
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  switch (expert_kernels(desc, args.num_tokens, multiprocessors)) {
     case ExpertKernels::kPortable:
-      if (uses_ring(desc, args.num_tokens, most_ring_tokens())) return moe_experts_ring(desc, args, queue);
+      if (uses_ring(desc, args.num_tokens, multiprocessors)) return moe_experts_ring(desc, args, queue);
       return cuda::moe_experts_packed(desc, args, queue);
     case ExpertKernels::kFew:
       return run<Few>(desc, args, queue);

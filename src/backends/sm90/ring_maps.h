@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Maps and experts of few tokens by unit_ring.cuh, where uses_ring() (sum_plans.h) says so.
+// Maps of one token and experts of a few by unit_ring.cuh, where uses_ring() (sum_plans.h) says so.
 #include <cstdint>
 
 #include "device/queue.h"
@@ -9,9 +9,6 @@
 #include "ops/moe/moe.h"
 
 namespace tessera::backends::sm90 {
-
-// For up to so many tokens: TESSERA_UNIT_RING.
-int64_t most_ring_tokens();
 
 void linear_ring(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue);
 void linear_group_ring(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);

@@ -45,7 +45,7 @@ struct FewPlan {
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * kTeamThreads + 32;
 };
 
-// unit_ring.cuh, for tiles of up to kTokens tokens. One block has a multiprocessor's shared memory: what sums do not
+// unit_ring.cuh, for tiles of up to kTokens tokens. A block has a multiprocessor's shared memory: what sums do not
 // take of it are stages.
 template <int kTokens>
 struct RingPlan {
@@ -53,25 +53,35 @@ struct RingPlan {
   static constexpr int kStages = kTokens == 1 ? 44 : 40, kRoundUnits = kTokens == 1 ? 128 : 32;
 };
 
-// Whether tiles of `passes` maps of whole units, for few tokens, are the ring's: a round has room for one.
-// `most_tokens`: of those that are to take it, up to 8.
-inline bool uses_ring(const ops::Linear::Desc& desc, int passes, int64_t num_tokens, int64_t most_tokens) {
-  using cuda_common::PackedNvfp4;
-  const int64_t round_units = num_tokens == 1 ? RingPlan<1>::kRoundUnits : RingPlan<FewPlan::kTokens>::kRoundUnits;
-  return desc.format == ops::WeightFormat::kNvfp4 && num_tokens <= std::min<int64_t>(most_tokens, FewPlan::kTokens) &&
-         desc.in % PackedNvfp4::kColumns == 0 && desc.out % PackedNvfp4::kRows == 0 &&
-         desc.in / PackedNvfp4::kColumns * passes <= round_units;
+// Whether such tiles, of `passes` maps of whole units each, are as many units as it has warps to work on them, as
+// measured on an H200; and a round has room for one tile.
+template <int kTokens>
+bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t multiprocessors) {
+  const int64_t tile_units = in / cuda_common::PackedNvfp4::kColumns * passes;
+  return in % cuda_common::PackedNvfp4::kColumns == 0 && tile_units <= RingPlan<kTokens>::kRoundUnits &&
+         row_tiles * tile_units >= RingPlan<kTokens>::kWarps * multiprocessors;
 }
-inline bool uses_ring(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t most_tokens) {
-  const int passes = desc.swiglu ? 2 : 1;
-  return std::all_of(desc.maps.begin(), desc.maps.end(),
-                     [&](const ops::Linear::Desc& map) { return uses_ring(map, passes, num_tokens, most_tokens); });
+// Maps of one input, of one token: with more the portable kernels are as fast.
+inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, int64_t num_tokens,
+                      int64_t multiprocessors) {
+  int64_t row_tiles = 0;
+  for (const ops::Linear::Desc& map : maps) {
+    if (map.format != ops::WeightFormat::kNvfp4 || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
+    row_tiles += map.groups * map.out / cuda_common::PackedNvfp4::kRows;
+  }
+  return num_tokens == 1 && fills_ring<1>(maps.front().in, row_tiles / passes, passes, multiprocessors);
 }
-// Those whose portable kernels would list the slots themselves.
-inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t most_tokens) {
-  return num_tokens * desc.top_k <= cuda::kFewExpertSlots &&
-         uses_ring({.in = desc.hidden, .out = desc.inner, .format = desc.format}, 2, num_tokens, most_tokens) &&
-         uses_ring({.in = desc.inner, .out = desc.hidden, .format = desc.format}, 1, num_tokens, most_tokens);
+inline bool uses_ring(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  return uses_ring(desc.maps, desc.swiglu ? 2 : 1, num_tokens, multiprocessors);
+}
+// Experts whose portable kernels would list the slots themselves.
+inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  constexpr int64_t kRows = cuda_common::PackedNvfp4::kRows;
+  const int64_t num_slots = num_tokens * desc.top_k;
+  return desc.format == ops::WeightFormat::kNvfp4 && num_slots <= cuda::kFewExpertSlots &&
+         num_tokens <= FewPlan::kTokens && desc.hidden % kRows == 0 && desc.inner % kRows == 0 &&
+         fills_ring<FewPlan::kTokens>(desc.hidden, num_slots * desc.inner / kRows, 2, multiprocessors) &&
+         fills_ring<FewPlan::kTokens>(desc.inner, num_slots * desc.hidden / kRows, 1, multiprocessors);
 }
 
 // Up to here the portable kernels are as fast.
