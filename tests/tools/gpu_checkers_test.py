@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out;
-tools/check_ptx_wrappers finds each change of what a wrapper becomes."""
+tools/check_ptx_wrappers finds each change of what a wrapper becomes; what tools/mutate_tcgen05 and tools/mutate_sm120
+change is in the sources, and in the tables of what they say."""
 import importlib.machinery
 import importlib.util
+import json
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -356,6 +359,30 @@ class Wrappers(unittest.TestCase):
         result = subprocess.run([ROOT / 'tools/check_ptx_wrappers', '--break'], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(result.stdout.count('\n'), len(wrappers.BREAKS) + 2)
+
+
+class Mutations(unittest.TestCase):
+    """Trying them takes hours and is done by hand: what can go stale unnoticed meanwhile is looked at here."""
+    TOOLS = {'mutate_tcgen05': 'nvfp4_blackwell_tcgen05.md', 'mutate_sm120': 'nvfp4_blackwell.md'}
+
+    def test_the_sources_have_what_is_to_be_changed(self):
+        for name in self.TOOLS:
+            result = subprocess.run([ROOT / 'tools' / name, '--list'], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_each_has_its_row_and_its_result(self):
+        for name, page in self.TOOLS.items():
+            mutations = tool(name).SUITE.mutations
+            rows = re.findall(r'^\| (?:\d+ \| )?(.*) \| (.*) \|$', (ROOT / 'docs/kernels' / page).read_text(), re.M)
+            said = {broken: words for broken, words in rows if broken in {mutation.name for mutation in mutations}}
+            for mutation in mutations:
+                self.assertIn(mutation.name, said, page)
+                self.assertEqual(said[mutation.name].startswith('survives: '), bool(mutation.excuse), mutation.name)
+                if mutation.excuse:
+                    self.assertEqual(said[mutation.name], 'survives: ' + mutation.excuse)
+            [record] = (ROOT / 'bench/results').glob(f'*-mutations-{name.removeprefix("mutate_")}.json')
+            results = {result['broken']: result['is_caught'] for result in json.loads(record.read_text())['results']}
+            self.assertEqual(results, {mutation.name: not mutation.excuse for mutation in mutations}, record)
 
 
 if __name__ == '__main__':
