@@ -12,7 +12,9 @@
 #include "bench/shapes/published.h"
 #include "console.h"
 #include "model/config.h"
+#include "numeric/nvfp4.h"
 #include "plan_machine.h"
+#include "usage.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -116,6 +118,10 @@ class Plan final : public Verb {
  private:
   int run_kernels() {
     const bench::Target& target = bench::target_of(target_);
+    for (const int64_t size : squares_) {  // others have no kernel, of which a row says how long it takes
+      if (size % numeric::kNvfp4Block == 0) continue;
+      fail_usage(fmt::format("--square: expected a multiple of {}, found {}", numeric::kNvfp4Block, size));
+    }
     std::optional<AtomicFile> file;
     if (!json_file_.empty()) file.emplace(json_file_);
     std::vector<bench::PlanRow> rows;

@@ -34,6 +34,7 @@ class Plan(ProgramTest):
         self.check_error(run('plan', 'kernels', '--target', 'b100'), 2, 'b100', 'rtx6000')
         self.check_error(run('plan', 'kernels'), 2, '--target')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--tokens', '0'), 2, '--tokens')
+        self.check_error(run('plan', 'kernels', '--target', 'gb10', '--square', '8200'), 2, '--square', 'a multiple of 16', '8200')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--model', 'nowhere'), 3, 'nowhere/config.json')
 
 

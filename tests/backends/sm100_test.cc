@@ -210,6 +210,7 @@ TEST_F(BlackwellTest, Experts) {
   check_experts(desc(144, 384, 0, 3, 0), some(60, 20), 3, Routing::kOneExpert);
   check_experts(desc(96, 256, 3, 4), 40, 9, Routing::kAny);
   check_experts(desc(304, 96, 0, 5), 20, 5, Routing::kOneExpert);
+  check_experts(desc(272, 80, 0, 5), 40, 5, Routing::kAny);  // more tiles than experts and tiles of 128 would be
   check_experts(desc(272, 80, 0, 3), some(38, 9), 3, Routing::kAny);
   check_experts(desc(144, 160, 0, 3), some(150, 20), 3, Routing::kOneExpert);
   // Sums that the sets share, of tiles around them: three tiles of gate and up a multiprocessor.

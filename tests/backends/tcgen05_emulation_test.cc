@@ -196,6 +196,8 @@ struct Around {
   void (*end)() = [] { release(); };
 };
 
+alignas(16) constexpr uint8_t kSource[64] = {};
+
 // One lane of each warp goes another way.
 void part() {
   static volatile int s_lanes = 0;
@@ -216,6 +218,16 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
             [] {
               for (int i = 0; i < 200; ++i) __syncthreads();  // it is made some time
             }}},
+      // Another thread's, which waits for nothing of this one's.
+      {"no commit has followed",
+       {.commit = [] {},
+        .wait =
+            [] {
+              for (int i = 0; i < 200; ++i) __syncthreads();
+              if (thread() == 33) tcgen05::commit(shared().done);
+              __syncwarp();
+              shared().done.wait(0);
+            }}},
       // Either is said, by chance: the product has been made or not.
       {"product", {.wait = [] { __syncthreads(); }}},
       {"waits for ever for a barrier in shared memory", {.commit = [] { tcgen05::commit(shared().never); }}},
@@ -223,11 +235,13 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
       {"-16 bytes announced and not copied",
        {.product =
             [] {
-              static uint8_t s_source[64] alignas(16);
-              ptx::copy_bulk(shared().b, s_source, 64, shared().never);
+              ptx::copy_bulk(shared().b, kSource, 64, shared().never);
               shared().never.arrive_and_expect(48);
               shared().never.wait(0);
             }}},
+      {"a bulk copy is misaligned", {.product = [] { ptx::copy_bulk(shared().b + 8, kSource, 16, shared().never); }}},
+      {"a bulk copy is misaligned", {.product = [] { ptx::copy_bulk(shared().b, kSource + 8, 16, shared().never); }}},
+      {"a bulk copy is misaligned", {.product = [] { ptx::copy_bulk(shared().b, kSource, 24, shared().never); }}},
       {"reaches lanes 32 to 63 alone, and not those from 0",
        {.after =
             [] {

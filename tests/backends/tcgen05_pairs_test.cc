@@ -153,6 +153,28 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
        {.product = [] { copy_scales<1>(0, kN), multiply<2>(issue_of<2>(0, kN)); }}},
       {"the scales of B's row 128 in lanes 0 to 31",
        {.product = [] { copy_scales<2>(0, 128), multiply<2>(issue_of<2>(0, kN)); }}},
+      // Of more than 128 rows B's scales have more than four columns.
+      {"scales of B take columns 508 to 512, which are not all allocated",
+       {.product =
+            [] {
+              copy_scales<2>(0, kN);
+              Issue issue = issue_of<2>(0, kN);
+              issue.b_scales = shared().memory + 508;
+              multiply<2>(issue);
+            }}},
+      // What one block has of B's scales is not what the other has: a row's, all of the rows behind the first 128.
+      {"the scales of B's row 5 in the pair's odd block are not those in its even one",
+       {.begin =
+            [] {
+              if (is_odd() && thread() == 0) shared().b_scales[0][0][ScaleAtom::offset(5, 3)] ^= 1;
+              allocate<2>();
+            }}},
+      {"the scales of B's row 128 in the pair's odd block are not those in its even one",
+       {.begin =
+            [] {
+              if (is_odd() && thread() == 0) std::memset(shared().b_scales[0][1], 0x7F, ScaleAtom::kBytes);
+              allocate<2>();
+            }}},
       {"where nothing was written", {.product = [] { copy_scales<2>(0, kN), multiply<1>(issue_of<1>(0, kN)); }}},
       {"waits for ever for", {.commit = [] { tcgen05::commit<1>(shared().done); }}},
       {"product",  // that is under way, or that no commit has followed
@@ -232,8 +254,11 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
               allocate<2>();
             }}},
       {"is for no block, or for one that the cluster lacks", {.commit = [] { tcgen05::commit<2>(shared().done, 4); }}},
+      {"is for no block, or for one that the cluster lacks", {.commit = [] { tcgen05::commit<2>(shared().done, 0); }}},
       {"a bulk copy to no block, or to one that the cluster lacks",
        {.odd = [] { ptx::copy_bulk_to(5, shared().a, kSixteen, 16, shared().never); }}},
+      {"a bulk copy to no block, or to one that the cluster lacks",
+       {.odd = [] { ptx::copy_bulk_to(0, shared().a, kSixteen, 16, shared().never); }}},
       {"the cluster has not met since",
        {.begin =
             [] {

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out;
-tools/check_ptx_wrappers finds each change of what a wrapper becomes."""
+tools/check_ptx_wrappers finds each change of what a wrapper becomes; what tools/mutate_tcgen05 and tools/mutate_sm120
+change is in the sources, and in the tables of what they say."""
 import importlib.machinery
 import importlib.util
+import json
 import pathlib
+import re
 import shutil
 import struct
 import subprocess
@@ -198,6 +201,47 @@ $L__BB1_5:
 """
 
 
+# Of a pair: what the odd block's thread passes on, and what its warps give back.
+PAIR = """
+.visible .entry pair(.param .u64 pair_param_0)
+{
+	@%p1 bra 	$L__BB2_2;
+	tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16 [%r0], %rd1, %rd2, %r35, [%r3], [%r4], p;
+	tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r5], %rs1;
+	bra.uni 	$L__BB2_4;
+$L__BB2_2:
+	{
+.reg .pred ended;
+try_again: mbarrier.try_wait.parity.shared::cta.b64 ended, [%r1], %r2;
+@!ended bra try_again;
+}
+	@%p2 bra 	$L__BB2_3;
+	fence.proxy.async.shared::cta;
+	{
+.reg .b32 there;
+mapa.shared::cluster.u32 there, %r1, %r5;
+fence.release.sync_restrict::shared::cta.cluster;
+mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];
+}
+	bra.uni 	$L__BB2_4;
+$L__BB2_3:
+	tcgen05.fence::after_thread_sync;
+	tcgen05.ld.sync.aligned.32x32b.x8.b32 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%r8];
+	tcgen05.wait::ld.sync.aligned;
+	tcgen05.fence::before_thread_sync;
+	{
+.reg .b32 there;
+mapa.shared::cluster.u32 there, %r1, %r5;
+fence.release.sync_restrict::shared::cta.cluster;
+mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];
+}
+$L__BB2_4:
+	ret;
+}
+"""
+RULES = {'fence.proxy': 'proxy', 'before': 'before', 'after': 'after', 'wait::ld': 'loaded'}
+
+
 class Fences(unittest.TestCase):
     def test_all_fences_in_place(self):
         self.assertEqual(ptx.faults_of(KERNEL)[0], {})
@@ -205,10 +249,10 @@ class Fences(unittest.TestCase):
     def test_each_fence_that_is_taken_out_is_found(self):
         lines = KERNEL.split('\n')
         fences = [i for i, line in enumerate(lines) if line.strip().startswith(ptx.FENCES)]
-        self.assertEqual(len(fences), 7)
+        self.assertEqual(len(fences), 8)
         for i in fences:
             counts, _ = ptx.faults_of('\n'.join(lines[:i] + lines[i + 1:]))
-            rule = 'proxy' if 'proxy' in lines[i] else 'before' if 'before' in lines[i] else 'after'
+            rule = next(rule for part, rule in RULES.items() if part in lines[i])
             self.assertEqual(set(counts), {('roles', rule)}, lines[i])
 
     def test_what_blocks_and_kernels_tell_each_other_needs_its_fences(self):
@@ -221,11 +265,29 @@ class Fences(unittest.TestCase):
             rule = next(rules[fence] for fence in rules if lines[i].strip().startswith(fence))
             self.assertEqual(ptx.faults_of('\n'.join(lines[:i] + lines[i + 1:]))[0], {('tells', rule): 1}, lines[i])
 
+    def test_what_a_pairs_odd_block_passes_on_needs_its_fence(self):
+        self.assertEqual(ptx.faults_of(PAIR)[0], {})
+        proxy, loaded = 'fence.proxy.async.shared::cta;', 'tcgen05.wait::ld.sync.aligned;'
+        for old, new, faults in ((proxy, '', {'pass': 1}), (proxy, 'fence.proxy.async.global;', {'pass': 1}),
+                                 (proxy, '@%p3 ' + proxy, {'pass': 1}), (proxy, 'fence.proxy.async;', {}),
+                                 (loaded, '', {'loaded': 1}), (loaded, '@%p3 ' + loaded, {'loaded': 1}),
+                                 ('tcgen05.fence::after_thread_sync;', '', {'after': 1, 'pass': 1})):
+            found = ptx.faults_of(PAIR.replace(old, new))[0]
+            self.assertEqual(found, {('pair', rule): count for rule, count in faults.items()}, new)
+        # Who multiplies alone has nobody to pass it on to.
+        self.assertEqual(ptx.faults_of(PAIR.replace(proxy, '').replace('cta_group::2', 'cta_group::1'))[0], {})
+
+    def test_a_fence_for_other_memory_does_not_count(self):
+        self.assertEqual(ptx.faults_of(KERNEL.replace('fence.proxy.async.shared::cta', 'fence.proxy.async.global'))[0], {('roles', 'proxy'): 2})
+
     def test_fences_at_the_wrong_place_or_of_a_block_alone_do_not_count(self):
         fence, arrival = 'fence.release.sync_restrict::shared::cta.cluster;\n', 'mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there];\n'
         store, load, wait = '\tst.shared.u32 \t[%r4], %r3;\n', '\tld.global.u32 \t%r3, [%rd1];\n', '\tgriddepcontrol.wait;\n'
         for old, new, rule in ((fence + arrival, fence + store + arrival, 'release'), (fence, 'fence.release.cta;\n', 'release'),
                                ('mbarrier.arrive.relaxed.cluster', 'mbarrier.arrive', 'release'),
+                               ('mbarrier.arrive.relaxed.cluster', 'mbarrier.arrive.relaxed.cta', 'release'),
+                               ('barrier.cluster.arrive.release', 'barrier.cluster.arrive.relaxed', 'release'),
+                               ('.parity.relaxed.cluster', '.parity.relaxed.cta', 'acquire'),
                                ('fence.acquire.sync_restrict::shared::cluster.cluster', 'fence.acquire.cta', 'acquire'),
                                (wait, load + wait, 'previous'), (wait, '\tst.global.u32 \t[%rd1], %r3;\n' + wait, 'previous'),
                                (wait, '\tcp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r4], [%rd1], %r6, [%r1];\n' + wait, 'previous'),
@@ -297,6 +359,30 @@ class Wrappers(unittest.TestCase):
         result = subprocess.run([ROOT / 'tools/check_ptx_wrappers', '--break'], capture_output=True, text=True)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(result.stdout.count('\n'), len(wrappers.BREAKS) + 2)
+
+
+class Mutations(unittest.TestCase):
+    """Trying them takes hours and is done by hand: what can go stale unnoticed meanwhile is looked at here."""
+    TOOLS = {'mutate_tcgen05': 'nvfp4_blackwell_tcgen05.md', 'mutate_sm120': 'nvfp4_blackwell.md'}
+
+    def test_the_sources_have_what_is_to_be_changed(self):
+        for name in self.TOOLS:
+            result = subprocess.run([ROOT / 'tools' / name, '--list'], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_each_has_its_row_and_its_result(self):
+        for name, page in self.TOOLS.items():
+            mutations = tool(name).SUITE.mutations
+            rows = re.findall(r'^\| (?:\d+ \| )?(.*) \| (.*) \|$', (ROOT / 'docs/kernels' / page).read_text(), re.M)
+            said = {broken: words for broken, words in rows if broken in {mutation.name for mutation in mutations}}
+            for mutation in mutations:
+                self.assertIn(mutation.name, said, page)
+                self.assertEqual(said[mutation.name].startswith('survives: '), bool(mutation.excuse), mutation.name)
+                if mutation.excuse:
+                    self.assertEqual(said[mutation.name], 'survives: ' + mutation.excuse)
+            [record] = (ROOT / 'bench/results').glob(f'*-mutations-{name.removeprefix("mutate_")}.json')
+            results = {result['broken']: result['is_caught'] for result in json.loads(record.read_text())['results']}
+            self.assertEqual(results, {mutation.name: not mutation.excuse for mutation in mutations}, record)
 
 
 if __name__ == '__main__':

@@ -6,7 +6,9 @@
 #include "backends/cuda_common/ptx/cluster.cuh"
 #include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/ptx/float_pairs.cuh"
+#include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/ptx/tcgen05.cuh"
+#include "backends/cuda_common/ptx/wgmma.cuh"
 
 namespace ptx = tessera::backends::cuda_common::ptx;
 using ptx::SharedBarrier;
@@ -135,6 +137,10 @@ PROBE bulk_copy_to(uint32_t blocks, void* to, const void* from, int bytes, Share
   ptx::copy_bulk_to(blocks, to, from, bytes, *arrived);
 }
 
+// "fence.proxy.async": what a pair's odd block passes on.
+//= fence.proxy.async.shared::cta
+PROBE show_to_products() { ptx::show_to_products(); }
+
 // "%cluster_ctarank", "barrier.cluster".
 //= store [to], %cluster_ctarank
 PROBE rank(int* to) { *to = ptx::cluster_rank(); }
@@ -169,6 +175,9 @@ PROBE scale_code(uint8_t* to, float value) { *to = ptx::e4m3_code(value); }
 //= cvt.rn.bf16x2.f32 t0, second, first
 //= store [to], t0
 PROBE two_bf16(uint32_t* to, float first, float second) { *to = ptx::bf16_pair(first, second); }
+//= cvt.rn.bf16x2.f32 t0, second, first
+//= store [to], t0
+PROBE two_outputs(uint32_t* to, float first, float second) { *to = ptx::round_to_bf16x2(first, second); }
 // "rcp", "max".
 //= rcp.approx.ftz.f32 t0, b
 //= store [to], t0

@@ -3,6 +3,7 @@
 #include "backends/cuda_common/ptx/block_scaled_mma.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ptx/conversions.cuh"
+#include "backends/cuda_common/ptx/registers.cuh"
 
 namespace ptx = tessera::backends::cuda_common::ptx;
 
@@ -27,6 +28,29 @@ PROBE mma_second_lane_of_b(float4* to, float c0, float c1, float c2, float c3, u
   float sums[4] = {c0, c1, c2, c3};
   ptx::mma_nvfp4<0, 1>(sums, a, b0, b1, sfa, sfb);
   *to = {sums[0], sums[1], sums[2], sums[3]};
+}
+
+// "setmaxnreg": .inc takes registers, .dec gives them back.
+//= setmaxnreg.dec.sync.aligned.u32 40
+PROBE fewer_registers() { ptx::give_registers_back<40>(); }
+//= setmaxnreg.inc.sync.aligned.u32 232
+PROBE more_registers() { ptx::take_registers<232>(); }
+
+// "mbarrier" and "cp.async.bulk", as on datacenter Blackwell.
+//= mbarrier.init.shared::cta.b64 [&barrier], count
+//= fence.mbarrier_init.release.cluster
+PROBE barrier_init(ptx::SharedBarrier* barrier, int count) { barrier->init(count); }
+//= mbarrier.arrive.shared::cta.b64 _, [&barrier]
+PROBE barrier_arrive(ptx::SharedBarrier* barrier) { barrier->arrive(); }
+//= mbarrier.arrive.expect_tx.shared::cta.b64 _, [&barrier], bytes
+PROBE barrier_expect(ptx::SharedBarrier* barrier, int bytes) { barrier->arrive_and_expect(bytes); }
+//= try_again:
+//= mbarrier.try_wait.parity.shared::cta.b64 t0, [&barrier], parity
+//= @!t0 bra try_again
+PROBE barrier_wait(ptx::SharedBarrier* barrier, int parity) { barrier->wait(parity); }
+//= cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [&to], [from], bytes, [&arrived]
+PROBE bulk_copy(void* to, const void* from, int bytes, ptx::SharedBarrier* arrived) {
+  ptx::copy_bulk(to, from, bytes, *arrived);
 }
 
 // "cvt", as on datacenter Blackwell.

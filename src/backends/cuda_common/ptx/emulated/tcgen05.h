@@ -200,6 +200,7 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
     const auto b = std::make_unique<Rows<kMostColumns>>();
     const int n_each = operands_.n / operands_.num_blocks;
     in_each_block(operands_.num_blocks, [&](int i) { b->load(*this, operands_.b, i * n_each, n_each); });
+    if (operands_.num_blocks > 1) check_scales_of_pair();
     in_each_block(operands_.num_blocks, [&](int) { multiply(*b); });
   }
 
@@ -286,6 +287,25 @@ class Nvfp4MmaWork final : public device::emulated::LateWork {
     Scales scales;
     std::memcpy(scales.bytes, &copy.bits, sizeof scales);
     return scales;
+  }
+
+  // Each block of a pair multiplies by its own copy of all of B's scales: one that had half of them from elsewhere, or
+  // from before, would have other sums than the block beside it.
+  void check_scales_of_pair() const {
+    std::array<TensorMemory::Cell, kMostColumns> of_even;
+    in_each_block(operands_.num_blocks, [&](int block) {
+      TensorMemory& memory = TensorMemory::of_block();
+      for (int n = 0; n < operands_.n; ++n) {
+        const TensorMemory::Cell& copy =
+            memory.cell(n % TensorMemory::kQuadrant, operands_.b_scales + n / TensorMemory::kQuadrant);
+        TensorMemory::Cell& other = of_even[static_cast<size_t>(n)];
+        if (block == 0) {
+          other = copy;
+        } else if (other.is_written && copy.is_written && other.bits != copy.bits) {
+          fail("the scales of B's row " + std::to_string(n) + " in the pair's odd block are not those in its even one");
+        }
+      }
+    });
   }
 
   Nvfp4Operands operands_;

@@ -4,9 +4,9 @@
 // the old sum. Source: the behaviour that microsoft/MMA-Sim derives from measurements on Blackwell (arXiv 2511.10909):
 //   a group's sum is exact, and so is its product with both scales' significands
 //   the four terms and the old sum are aligned to the largest of their five exponents, each cut off towards zero 35
-//   bits behind the binary point; a term's exponent is that of its scales, whatever the group's sum they add exactly;
-//   the total is cut off towards zero to FP32 a scale or an old sum that is NaN gives 0x7FFFFFFF; scales have no sign:
-//   that bit is ignored
+//   bits behind the binary point; a term's exponent is that of its scales, whatever the group's sum
+//   they add exactly; the total is cut off towards zero to FP32
+//   a scale or an old sum that is NaN gives 0x7FFFFFFF; scales have no sign: that bit is ignored
 #include <cstdint>
 
 #include "base/host_device.h"
