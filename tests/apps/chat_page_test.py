@@ -150,6 +150,17 @@ class ChatPage(ProgramTest):
         page.call('POST', '/refresh', {})
         page.until('return document.getElementById("model").textContent')
         self.assertEqual(page.run('return document.getElementById("log").textContent'), stopped)
+        # A new conversation, begun in the middle of an answer, knows nothing of that answer.
+        for _ in range(10):
+            self.ask('Tell me a long story.')
+            page.until(f'return {length} > 40 || !({runs})')
+            if page.run(f'const runs = {runs}; document.getElementById("clear").click(); return runs'):
+                break
+        else:
+            self.fail('no answer was long enough to be left')
+        page.idle()
+        self.assertEqual(page.run('return sessionStorage.getItem("tessera-conversation")'), '[]')
+        self.assertEqual(page.articles(), [])
         # A server's error is shown, and the next question works.
         page.run('document.getElementById("temperature").value = "9"')
         self.ask('Compute 12+30.')
