@@ -376,6 +376,7 @@ ModelFolder Serve::open(model::LoadOptions& load) {
 }
 
 int Serve::answer(Ranks& ranks) {
+  server::http::HttpServer::check(flags_.http);
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
   CacheMemory memory;

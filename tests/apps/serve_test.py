@@ -8,6 +8,7 @@ import concurrent.futures
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -564,6 +565,14 @@ class Lives(ProgramTest):
             taken.bind(('127.0.0.1', 0))
             taken.listen()
             self.check_error(run(*model, '--port', str(taken.getsockname()[1]), '--quiet'), 2, '--port')
+            # Before the weights, which may take minutes: here they are missing.
+            for name in ('config.json', 'tokenizer.json', 'tokenizer_config.json'):
+                if (MODEL / name).exists():
+                    shutil.copy(MODEL / name, self.folder)
+            bare = ('serve', '--model', str(self.folder), '--quiet')
+            self.check_error(run(*bare, '--port', str(taken.getsockname()[1])), 2, '--port')
+            self.check_error(run(*bare, '--tls-cert', str(MODEL / 'config.json'), '--tls-key', 'x'), 2, 'PEM')
+            self.check_error(run(*bare, '--port', '0'), 3)
 
 
 if __name__ == '__main__':
