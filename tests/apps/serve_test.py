@@ -555,7 +555,9 @@ class Lives(ProgramTest):
     def test_refusals(self):
         model = ('serve', '--model', str(MODEL))
         self.check_error(run(*model, '--cache-memory', '0.0000001'), 4, '--cache-memory', '4096 tokens')
-        self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', 'GiB', 'missing')
+        self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', '--cache-memory', 'missing')
+        self.check_error(run(*model, '--prefix-cache-memory', '900000', '--quiet'), 4, 'does not fit',
+                         '878.91 TiB for prefixes (--prefix-cache-memory)', 'missing')
         self.check_error(run(*model, '--prefix-cache-memory', '-1'), 2, '--prefix-cache-memory')
         self.check_error(run(*model, '--max-model-len', '99999'), 2, '--max-model-len', '4096')
         self.check_error(run(*model, '--tls-cert', 'x'), 2, '--tls-key')
