@@ -564,7 +564,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
   std::string_view name;
   const Route* route = find_route(head.path, name);
   shared_.service.figures().add_answered(route != nullptr ? route->path : "other", error.status);
-  note(head, error.status);
+  note(now, error.status);
   const std::string body = error_body(error_style(head.path), error);
   std::string extra;
   // Browsers ask their reader for a password, which is the key.
