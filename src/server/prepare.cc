@@ -120,8 +120,9 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   // A grammar without calls keeps their markup out by itself.
   if (!request.tools.may_call() && constraint == nullptr) out.requests.front().allowed = without_markup_;
   const auto end_think = serving_.tokenizer->added_token(text::kEndThinkToken);
-  if (request.thinking_budget && out.options.starts_in_reasoning && end_think &&
-      *end_think < serving_.model.vocab_size) {
+  const bool may_not_reason = request.thinking_budget == 0 && request.chat.thinking == text::Thinking::kOn;
+  const bool has_budget = request.thinking_budget && (out.options.starts_in_reasoning || may_not_reason);
+  if (has_budget && end_think && *end_think < serving_.model.vocab_size) {
     constraint = with_thinking_budget({*request.thinking_budget, *end_think}, std::move(constraint),
                                       std::exchange(out.requests.front().allowed, nullptr), *serving_.tokenizer,
                                       serving_.eos_ids);

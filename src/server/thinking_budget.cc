@@ -23,7 +23,8 @@ class Constraint final : public engine::TokenConstraint {
  public:
   explicit Constraint(std::shared_ptr<const Terms> terms)
       : terms_(std::move(terms)), inner_(terms_->inner == nullptr ? nullptr : terms_->inner->begin()) {
-    reasoning_.emplace(true);
+    is_used_up_ = terms_->budget.num_tokens == 0;
+    if (!is_used_up_) reasoning_.emplace(true);
   }
 
   Allowed allowed(std::span<uint32_t> mask) override {

@@ -17,9 +17,9 @@ struct ThinkingBudget {
   int32_t end_think_id = -1;
 };
 
-// Of an answer that starts in its reasoning. But for the budget it is held to `inner` (null: to nothing) and, where
-// that is null, to the tokens of `allowed` (null: to all). `tokenizer` must outlive it; text of `eos_ids` is no part of
-// an answer.
+// Of an answer that starts in its reasoning, or, where the budget is none, behind the end of it. But for the budget it
+// is held to `inner` (null: to nothing) and, where that is null, to the tokens of `allowed` (null: to all). `tokenizer`
+// must outlive it; text of `eos_ids` is no part of an answer.
 std::shared_ptr<const engine::ConstraintSource> with_thinking_budget(
     const ThinkingBudget& budget, std::shared_ptr<const engine::ConstraintSource> inner,
     std::shared_ptr<const std::vector<uint32_t>> allowed, const text::Tokenizer& tokenizer,

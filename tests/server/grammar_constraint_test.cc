@@ -105,6 +105,9 @@ TEST_F(GrammarConstraint, ABudgetLeavesTheEndOfTheReasoningAlone) {
     EXPECT_EQ(allows(*cut, x), allowed == nullptr);
     EXPECT_FALSE(allows(*cut, end)) << "it has ended";
   }
+  const auto none = with_thinking_budget({0, end}, nullptr, nullptr, tiny(), ends_)->begin();
+  EXPECT_TRUE(allows(*none, x));
+  EXPECT_FALSE(allows(*none, end)) << "it stands in the prompt";
   const auto free = with_thinking_budget({20, end}, nullptr, mask, tiny(), ends_)->begin();
   for (const int32_t id : bytes_of(text::kEndThinkToken)) free->drawn(id);
   for (int i = 0; i < 30; ++i) {
