@@ -501,7 +501,7 @@ def schemas():
 
 def conformance():
     """schemathesis: every operation with its own server; no server error, documented statuses, types and schemas."""
-    from other_clients_test import OFFLINE, name_the_model
+    from openapi_test import OFFLINE, name_the_model
     with Server('--max-model-len', '512') as server:
         document = json.loads(server.get('/openapi.json')[1])
     name_the_model(document)

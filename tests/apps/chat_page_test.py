@@ -15,11 +15,9 @@ import sys
 import time
 import unittest
 
-from program import MODEL, ProgramTest
+from program import MODEL, ProgramTest, end_as_skipped
 from serve_test import Server
 
-# What CMake gives ctest as SKIP_RETURN_CODE.
-SKIPPED = 77
 ELEMENT = 'element-6066-11e4-a52e-4f735466cecf'
 
 
@@ -184,6 +182,5 @@ class ChatPage(ProgramTest):
 
 if __name__ == '__main__':
     if not (shutil.which('chromedriver') and shutil.which('chromium')):
-        print('skipped: no chromium or no chromedriver; ./setup --no-run --dev installs them (apt install chromium chromium-driver)')
-        sys.exit(SKIPPED)
+        end_as_skipped('no chromium or no chromedriver; ./setup --no-run --dev installs them (apt install chromium chromium-driver)')
     unittest.main(argv=sys.argv[:1] + sys.argv[3:])
