@@ -16,7 +16,7 @@ import time
 import unittest
 
 from program import MODEL, ProgramTest, end_as_skipped
-from serve_test import Server
+from served import Server
 
 ELEMENT = 'element-6066-11e4-a52e-4f735466cecf'
 

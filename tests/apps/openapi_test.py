@@ -13,7 +13,7 @@ import sys
 import unittest
 
 from program import MODEL, ProgramTest, end_as_skipped, random_numbers
-from serve_test import Server
+from served import Server
 
 # Nothing is looked for in the network.
 OFFLINE = {**os.environ, 'HF_HUB_OFFLINE': '1', 'HF_DATASETS_OFFLINE': '1', 'LANGSMITH_TRACING': 'false', 'DO_NOT_TRACK': '1'}

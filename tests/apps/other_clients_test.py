@@ -14,7 +14,7 @@ import unittest
 
 from openapi_test import OFFLINE, conform
 from program import MODEL, ProgramTest, run
-from serve_test import Server
+from served import Server
 
 SCRIPTS = pathlib.Path(sys.executable).parent
 TASK = """task: tiny_arithmetic_{kind}
