@@ -46,7 +46,7 @@ parser.add_argument('--only', default='signals,kills,overload,slow,mixed')
 parser.add_argument('--record')
 ARGUMENTS = parser.parse_args()
 sys.argv = [sys.argv[0], ARGUMENTS.program, str(ROOT / 'models/tiny-v4')]
-from serve_test import Server, chat, stream_text  # noqa: E402 (reads the program's path from the arguments)
+from served import Server, chat, end_at_a_moment, post_bytes, stream_text  # noqa: E402 (reads the program's path from the arguments)
 
 LONG = dict(temperature=1.5, ignore_eos=True)
 
@@ -88,39 +88,10 @@ def becomes_idle(server):
     check(server.metric('tessera_cache_bytes') == 0, 'caches of running answers hold bytes at rest')
 
 
-def post_bytes(body):
-    data = json.dumps(body).encode()
-    return b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data)
-
-
 def signals():
-    """SIGTERM (or two) at random moments of a stream: exit code 0, and the stream ends whole or with an error."""
+    """One signal or two at random moments of streams."""
     generator = random.Random(f'signals {ARGUMENTS.seed}')
-    twice = 0
-    for _ in range(ARGUMENTS.signals):
-        with Server('--drain', '0.2') as server:
-            clients = [socket.create_connection(('127.0.0.1', server.port)) for _ in range(3)]
-            for client in clients:
-                client.settimeout(30)
-                client.sendall(post_bytes(chat('Tell me.', max_tokens=generator.choice([5, 60, 3000]), stream=True, **LONG)))
-            time.sleep(generator.random() * 0.15)
-            server.process.send_signal(signal.SIGTERM)
-            if generator.random() < 0.3:
-                twice += 1
-                time.sleep(generator.random() * 0.05)
-                server.process.send_signal(signal.SIGTERM)
-            for client in clients:
-                answer = b''
-                try:
-                    while part := client.recv(65536):
-                        answer += part
-                except ConnectionResetError:
-                    check(not answer, 'a reset within an answer')
-                whole = not answer or b'[DONE]' in answer or b'"error"' in answer
-                check(whole, 'a stream without an end:', answer[-200:])
-                client.close()
-            code = server.process.wait(30)
-            check(code == 0, 'exit code', code)
+    twice = sum(end_at_a_moment(generator, drain_seconds=0.2) for _ in range(ARGUMENTS.signals))
     return {'signals': ARGUMENTS.signals, 'of_them_twice': twice, 'exit_code': 0}
 
 
@@ -501,7 +472,7 @@ def schemas():
 
 def conformance():
     """schemathesis: every operation with its own server; no server error, documented statuses, types and schemas."""
-    from other_clients_test import OFFLINE, name_the_model
+    from openapi_test import OFFLINE, name_the_model
     with Server('--max-model-len', '512') as server:
         document = json.loads(server.get('/openapi.json')[1])
     name_the_model(document)

@@ -67,7 +67,7 @@ class Generate final : public Verb {
   void check_flags() const;
   int answer(Ranks& ranks) const;
   int follow(Ranks& ranks) const;
-  server::AnswerConstraint constraint(const ModelFolder& folder) const;
+  std::shared_ptr<const engine::ConstraintSource> constraint(const ModelFolder& folder) const;
   void check_logits_path(const std::string& model_folder) const;
   void print_plan(const model::LoadedModel& loaded) const;
   std::vector<int32_t> prompt_ids(const text::Tokenizer* tokenizer, const std::string& tokenizer_path) const;
@@ -137,7 +137,7 @@ void Generate::check_flags() const {
 }
 
 // What --json-schema or --regex holds the answer to; nothing without them.
-server::AnswerConstraint Generate::constraint(const ModelFolder& folder) const {
+std::shared_ptr<const engine::ConstraintSource> Generate::constraint(const ModelFolder& folder) const {
   const bool is_regex = !flags_.pattern.empty();
   if (!is_regex && flags_.schema_path.empty()) return {};
   if (!folder.tokenizer) fail_usage("--json-schema and --regex need the model's tokenizer.json, which is not there");
@@ -267,7 +267,7 @@ int Generate::answer(Ranks& ranks) const {
   }
   check_logits_path(folder.directory);
   const std::vector<int32_t> prompt = prompt_ids(text, folder.tokenizer_path);
-  const server::AnswerConstraint form = constraint(folder);
+  const std::shared_ptr<const engine::ConstraintSource> form = constraint(folder);
   const int64_t longest = folder.config.max_positions;
   load.sequence_tokens = std::min(
       longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
@@ -286,7 +286,7 @@ int Generate::answer(Ranks& ranks) const {
   engine::GenerateOptions options;
   options.max_tokens = flags_.sampling.max_tokens;
   options.sampling = sampling_options(flags_.sampling, seed);
-  options.constraint = form.whole.get();
+  options.constraint = form.get();
   options.cancel = &interrupted();
   options.shows_decode = flags_.is_json;
   GenerateOutput output(text, {.streams_text = !flags_.is_json,

@@ -62,8 +62,11 @@ std::string environment_help() {
 
 // What CLI11 says, and which help to ask for.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> verbs = app.get_subcommands();
-  if (!verbs.empty()) return fmt::format("{} (try tessera {} --help)", error.what(), verbs.front()->get_name());
+  std::string verb;  // as far as it was understood: bench serve, say
+  for (std::vector<CLI::App*> named = app.get_subcommands(); !named.empty(); named = named.front()->get_subcommands()) {
+    verb += named.front()->get_name() + ' ';
+  }
+  if (!verb.empty()) return fmt::format("{} (try tessera {}--help)", error.what(), verb);
   std::vector<std::string> names;
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
     names.push_back(verb->get_name());

@@ -97,6 +97,7 @@ class Serve final : public Verb {
   int follow(Ranks& ranks);
   ModelFolder open(model::LoadOptions& load);
   CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const;
+  void check_room(const CacheMemory& memory, const device::Machine& machine) const;
   CacheMemory agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const;
   server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts,
                           text::GrammarCompiler& grammars) const;
@@ -259,6 +260,21 @@ CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOpti
   return {static_cast<int64_t>(running), static_cast<int64_t>(prefixes)};
 }
 
+// Caches that the machine could not hold by themselves: more was asked for, and the flags that ask are named.
+void Serve::check_room(const CacheMemory& memory, const device::Machine& machine) const {
+  const auto bytes = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
+  const auto available =
+      static_cast<int64_t>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
+  const int64_t needed = memory.running + memory.prefixes;
+  if (needed <= available) return;
+  fail(
+      ErrorCode::kResourceExhausted,
+      fmt::format("does not fit: {} of caches for answers (--cache-memory) and {} for prefixes (--prefix-cache-memory) "
+                  "need {} beside the weights, {} has {} available; {} are missing",
+                  bytes(memory.running), bytes(memory.prefixes), bytes(needed),
+                  machine.gpu ? flags_.model.device : "this machine", bytes(available), bytes(needed - available)));
+}
+
 server::Serving Serve::serving(const ModelFolder& folder, const model::ModelFacts& facts,
                                text::GrammarCompiler& grammars) const {
   server::Serving out;
@@ -376,12 +392,14 @@ ModelFolder Serve::open(model::LoadOptions& load) {
 }
 
 int Serve::answer(Ranks& ranks) {
+  server::http::HttpServer::check(flags_.http);
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
   CacheMemory memory;
   if (ranks.is_alone()) {
     const device::Machine machine = device::machine_of(flags_.model.device);
     memory = cache_memory(folder, load, model::room_for_caches(folder.directory, machine));
+    check_room(memory, machine);
     load.extra_bytes = memory.running + memory.prefixes;
   }
 
@@ -397,7 +415,8 @@ int Serve::answer(Ranks& ranks) {
   const model::CacheSpec& spec = runner.cache_spec();
   if (spec.bytes(flags_.max_model_len) > memory.running) {
     fail(ErrorCode::kResourceExhausted,
-         fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; lower --max-model-len",
+         fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; raise it, or lower "
+                     "--max-model-len",
                      flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
                      format_bytes(static_cast<uint64_t>(memory.running))));
   }

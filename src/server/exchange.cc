@@ -137,7 +137,7 @@ void Exchange::start(PreparedAnswer prepared) try {
   size_t first_choice = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const int num_choices = requests[i].num_choices;
-    if (const auto refusal = submit(std::move(requests[i]), {first_choice, num_choices, i, 0, true, {}})) {
+    if (const auto refusal = submit(std::move(requests[i]), {first_choice, num_choices, i, 0, {}})) {
       cancel_requests();
       return refuse(*refusal);
     }
@@ -302,7 +302,7 @@ ReplyPart Exchange::take() {
   }
   for (const Event& event : events) {
     const auto* begun = std::get_if<engine::TokenQueue::Begun>(&event.what);
-    if (begun != nullptr && sinks_[event.sink_idx].is_first) usage_.num_cached_tokens += begun->num_cached_tokens;
+    if (begun != nullptr) usage_.num_cached_tokens += begun->num_cached_tokens;
   }
   const bool is_begun = !events.empty() || error_ || num_open_sinks_ == 0;
   if (!has_begun_ && (is_begun || !answer_.writer->begins_with_usage())) {
@@ -333,7 +333,6 @@ void Exchange::take_event(const Event& event, std::string& out) {
   }
   const auto& end = std::get<engine::TokenQueue::ChoiceEnd>(event.what);
   const size_t choice_idx = sinks_[event.sink_idx].first_choice + static_cast<size_t>(end.choice);
-  if (choices_[choice_idx].sink_idx != event.sink_idx) return;
   switch (end.reason) {
     case engine::FinishReason::kEndOfText:
       return end_choice(choice_idx, Ending::kEndToken, out);
@@ -357,7 +356,7 @@ bool Exchange::is_shown(int32_t id) const {
 void Exchange::take_token(const Event& event, const engine::Token& token, std::string& out) {
   const size_t choice_idx = sinks_[event.sink_idx].first_choice + static_cast<size_t>(token.choice);
   Choice& choice = choices_[choice_idx];
-  if (choice.has_ended || choice.sink_idx != event.sink_idx) return;
+  if (choice.has_ended) return;
   if (choice.last_at > 0) gaps_.push_back(event.at - choice.last_at);
   choice.last_at = event.at;
   AnswerDelta delta;
@@ -371,13 +370,8 @@ void Exchange::take_token(const Event& event, const engine::Token& token, std::s
   if (answer_.is_stream) out += answer_.writer->delta(static_cast<int>(choice_idx), delta);
   if (choice.assembler.has_stopped()) {
     stop_choice(choice_idx);
-    return end_choice(choice_idx, Ending::kStopped, out);
+    end_choice(choice_idx, Ending::kStopped, out);
   }
-  if (answer_.thinking_budget < 0 || choice.is_past_budget) return;
-  choice.ids.push_back(token.id);
-  const FinishedAnswer& so_far = choice.assembler.answer();
-  const bool is_thinking = token.id != answer_.end_think_id && so_far.num_reasoning_tokens == so_far.num_tokens;
-  if (is_thinking && so_far.num_tokens >= answer_.thinking_budget) end_thinking(choice_idx, out);
 }
 
 // What the engine still draws for the choice is not wanted.
@@ -385,31 +379,6 @@ void Exchange::stop_choice(size_t choice_idx) {
   const std::lock_guard<std::mutex> hold(lock_);
   SinkState& sink = sinks_[choices_[choice_idx].sink_idx];
   sink.is_stopped[choice_idx - sink.first_choice] = 1;
-}
-
-// The budget for reasoning is used up: the answer goes on as if the model had ended its reasoning here.
-void Exchange::end_thinking(size_t choice_idx, std::string& out) {
-  Choice& choice = choices_[choice_idx];
-  choice.is_past_budget = true;
-  const engine::Request& first = answer_.requests.front();
-  const int64_t num_left = first.max_tokens - static_cast<int64_t>(choice.ids.size()) - 1;
-  if (num_left <= 0) return;  // the engine ends it at its length
-  stop_choice(choice_idx);
-  const AnswerDelta delta = choice.assembler.push(bytes_of(answer_.end_think_id));
-  if (answer_.is_stream) out += answer_.writer->delta(static_cast<int>(choice_idx), delta);
-  engine::Request rest = first;
-  rest.prompt.insert(rest.prompt.end(), choice.ids.begin(), choice.ids.end());
-  rest.prompt.push_back(answer_.end_think_id);
-  rest.max_tokens = num_left;
-  rest.num_choices = 1;
-  rest.constraint = answer_.after_reasoning;
-  rest.sampling.params.seed += choice_idx;
-  choice.sink_idx = sinks_.size();  // from now on its tokens come from there
-  ++num_open_sinks_;
-  if (const auto refusal = submit(std::move(rest), {choice_idx, 1, 0, 0, false, {}})) {
-    --num_open_sinks_;
-    error_ = unavailable(refusal->message);
-  }
 }
 
 void Exchange::take_prompt(size_t prompt_idx, int64_t first_position, std::span<const engine::Logprobs> logprobs,

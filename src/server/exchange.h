@@ -90,17 +90,14 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
     int num_choices = 1;
     size_t prompt_idx = 0;
     int64_t num_queued = 0;          // tokens; under lock_
-    bool is_first = true;            // of its prompt; later ones go on after a thinking budget
     std::vector<char> is_stopped{};  // by its choices: no more tokens; under lock_
   };
   struct Choice {
     Choice(const AnswerOptions& options, IdSource& id_source) : assembler(options, id_source) {}
     AnswerAssembler assembler;
-    size_t sink_idx = 0;  // whose tokens count
+    size_t sink_idx = 0;  // whose tokens they are
     bool has_ended = false;
-    double last_at = 0;        // of its last token; 0: none came
-    std::vector<int32_t> ids;  // drawn; kept only with a thinking budget
-    bool is_past_budget = false;
+    double last_at = 0;  // of its last token; 0: none came
   };
 
   // Called by sinks, on the engine's thread.
@@ -120,7 +117,6 @@ class Exchange final : public std::enable_shared_from_this<Exchange> {
   void echo_beginnings(std::string& out);
   void end_choice(size_t choice_idx, Ending ending, std::string& out);
   void stop_choice(size_t choice_idx);
-  void end_thinking(size_t choice_idx, std::string& out);
   void finish(ReplyPart& part);
   void give_up(const ApiError& error, ReplyPart& part);
   TokenLogprob logprob_of(int32_t id, const engine::Logprobs& logprobs) const;

@@ -161,9 +161,11 @@ void add_content(const OutputFormat& format, GrammarDefinition& definition) {
 
 }  // namespace
 
-AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reasoning, text::GrammarCompiler& grammars,
-                                 const text::Tokenizer& tokenizer, const std::vector<int32_t>& eos_ids,
-                                 Compiling compiling) {
+std::shared_ptr<const engine::ConstraintSource> make_constraint(const ChatRequest& request, bool starts_in_reasoning,
+                                                                text::GrammarCompiler& grammars,
+                                                                const text::Tokenizer& tokenizer,
+                                                                const std::vector<int32_t>& eos_ids,
+                                                                Compiling compiling) {
   const ToolPolicy& policy = request.tools;
   const bool has_strict =
       std::any_of(policy.tools.begin(), policy.tools.end(), [](const Tool& tool) { return tool.is_strict; });
@@ -195,11 +197,7 @@ AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reas
   markers.end_of_reasoning = grammars.end_of_reasoning(), markers.markup_of_calls = grammars.markup_of_calls();
   markers.tokenizer = &tokenizer;
   const Phase after = may_call_freely ? Phase::kFree : Phase::kGrammar;
-  AnswerConstraint out;
-  out.after_reasoning = std::make_shared<Source>(after, after, markers, grammar);
-  out.whole =
-      !starts_in_reasoning ? out.after_reasoning : std::make_shared<Source>(Phase::kReasoning, after, markers, grammar);
-  return out;
+  return std::make_shared<Source>(starts_in_reasoning ? Phase::kReasoning : after, after, markers, grammar);
 }
 
 }  // namespace tessera::server

@@ -27,18 +27,14 @@ class GrammarUnknown : public Error {
   std::string key_;
 };
 
-// The same for every choice, before and after reasoning.
-struct AnswerConstraint {
-  std::shared_ptr<const engine::ConstraintSource> whole;            // from the answer's first token; null: none
-  std::shared_ptr<const engine::ConstraintSource> after_reasoning;  // from the end of its reasoning
-};
-
-// Compiles what the request needs: nothing where its format is text and it calls what it likes as it likes. With
-// tool_choice required or named the answer is a block of calls; with auto and a strict tool, calls that it makes fit
-// their tools. Throws RequestError, naming the field, where a schema or pattern cannot be held to; GrammarUnknown where
-// `compiling` does not let it take the time that it needs.
-AnswerConstraint make_constraint(const ChatRequest& request, bool starts_in_reasoning, text::GrammarCompiler& grammars,
-                                 const text::Tokenizer& tokenizer, const std::vector<int32_t>& eos_ids,
-                                 Compiling compiling);
+// From the answer's first token, the same for every choice. Compiles what the request needs: null where its format is
+// text and it calls what it likes as it likes. With tool_choice required or named the answer is a block of calls; with
+// auto and a strict tool, calls that it makes fit their tools. Throws RequestError, naming the field, where a schema or
+// pattern cannot be held to; GrammarUnknown where `compiling` does not let it take the time that it needs.
+std::shared_ptr<const engine::ConstraintSource> make_constraint(const ChatRequest& request, bool starts_in_reasoning,
+                                                                text::GrammarCompiler& grammars,
+                                                                const text::Tokenizer& tokenizer,
+                                                                const std::vector<int32_t>& eos_ids,
+                                                                Compiling compiling);
 
 }  // namespace tessera::server

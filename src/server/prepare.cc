@@ -12,6 +12,7 @@
 #include "server/openai/completion_request.h"
 #include "server/openai/responses_request.h"
 #include "server/openai/tokenize.h"
+#include "server/thinking_budget.h"
 #include "text/chat/markers.h"
 
 namespace tessera::server {
@@ -109,17 +110,24 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   PreparedAnswer out;
   const std::string text = render(request, caller, out.options.starts_in_reasoning);
   check.check(1 + static_cast<int64_t>(text.size() / kMostBytesPerToken));
-  AnswerConstraint constraint;
+  std::shared_ptr<const engine::ConstraintSource> constraint;
   if (serving_.grammars != nullptr) {
     constraint = make_constraint(request, out.options.starts_in_reasoning, *serving_.grammars, *serving_.tokenizer,
                                  serving_.eos_ids, compiling);
   }
   out.requests.push_back(
       engine_request(request.options, serving_.tokenizer->encode(text), caller, serving_.model.max_model_len));
-  out.requests.front().constraint = constraint.whole;
-  out.after_reasoning = constraint.after_reasoning;
   // A grammar without calls keeps their markup out by itself.
-  if (!request.tools.may_call() && constraint.whole == nullptr) out.requests.front().allowed = without_markup_;
+  if (!request.tools.may_call() && constraint == nullptr) out.requests.front().allowed = without_markup_;
+  const auto end_think = serving_.tokenizer->added_token(text::kEndThinkToken);
+  const bool may_not_reason = request.thinking_budget == 0 && request.chat.thinking == text::Thinking::kOn;
+  const bool has_budget = request.thinking_budget && (out.options.starts_in_reasoning || may_not_reason);
+  if (has_budget && end_think && *end_think < serving_.model.vocab_size) {
+    constraint = with_thinking_budget({*request.thinking_budget, *end_think}, std::move(constraint),
+                                      std::exchange(out.requests.front().allowed, nullptr), *serving_.tokenizer,
+                                      serving_.eos_ids);
+  }
+  out.requests.front().constraint = std::move(constraint);
   out.num_choices = request.options.num_choices;
   out.options.must_call = request.tools.must_call();
   out.options.allows_parallel_calls = request.tools.allows_parallel;
@@ -127,12 +135,6 @@ PreparedAnswer Preparer::from_chat(ChatRequest& request, const Caller& caller, c
   out.has_logprobs = out.options.keeps_logprobs = request.options.num_logprobs >= 0;
   out.is_stream = request.options.is_stream;
   out.owner = caller.owner;
-  if (request.thinking_budget && out.options.starts_in_reasoning) {
-    if (const auto end = serving_.tokenizer->added_token(text::kEndThinkToken)) {
-      out.thinking_budget = *request.thinking_budget;
-      out.end_think_id = *end;
-    }
-  }
   out.ignored = request.options.ignored;
   return out;
 }

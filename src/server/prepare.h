@@ -45,11 +45,8 @@ struct PreparedAnswer {
   bool echoes = false;                // the prompt comes before its answer
   std::vector<char> has_added_begin;  // by prompt: its first token is not the client's
   bool has_logprobs = false;
-  std::string owner;             // under which calls are remembered
-  int64_t thinking_budget = -1;  // tokens of reasoning, after which end_think_id is put in; below 0: none
-  int32_t end_think_id = -1;
-  std::shared_ptr<const engine::ConstraintSource> after_reasoning;  // of what goes on after that; null: none
-  std::vector<std::string> ignored;                                 // fields of the body without a meaning here
+  std::string owner;                 // under which calls are remembered
+  std::vector<std::string> ignored;  // fields of the body without a meaning here
 };
 
 class Preparer {

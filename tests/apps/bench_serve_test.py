@@ -91,6 +91,7 @@ class BenchServe(ProgramTest):
                 (['--url', 'http://127.0.0.1:1'], 2, ['127.0.0.1:1', 'refused']),
                 (['--concurrency', '0'], 2, ['--concurrency', '0']),
                 (['--rates', 'nan'], 2, ['--rates']),
+                (['--rates', 'many'], 2, ['--rates', '(try tessera bench serve --help)']),
                 (['--requests', '0'], 2, ['--requests']),
                 (['--shared-prefix', '2'], 2, ['--shared-prefix']),
                 (['--max-token-id', '2'], 2, ['--max-token-id']),

@@ -12,12 +12,11 @@ import subprocess
 import sys
 import unittest
 
+from openapi_test import OFFLINE, conform
 from program import MODEL, ProgramTest, run
-from serve_test import Server
+from served import Server
 
 SCRIPTS = pathlib.Path(sys.executable).parent
-# Nothing is looked for in the network.
-OFFLINE = {**os.environ, 'HF_HUB_OFFLINE': '1', 'HF_DATASETS_OFFLINE': '1', 'LANGSMITH_TRACING': 'false', 'DO_NOT_TRACK': '1'}
 TASK = """task: tiny_arithmetic_{kind}
 dataset_path: json
 dataset_kwargs:
@@ -38,22 +37,6 @@ generation_kwargs: {until: ["<｜end▁of▁sentence｜>"], max_gen_toks: 8, do_
 metric_list:
   - metric: exact_match
 """
-
-
-def name_the_model(document):
-    """Lets every "model" of a body be the one that is served; how many there were."""
-    count = 0
-    if isinstance(document, list):
-        return sum(name_the_model(one) for one in document)
-    if not isinstance(document, dict):
-        return 0
-    for name, value in document.items():
-        if name == 'model' and isinstance(value, dict) and value.get('type') == 'string':
-            value['enum'] = [MODEL.name]
-            count += 1
-        else:
-            count += name_the_model(value)
-    return count
 
 
 class OtherClients(ProgramTest):
@@ -123,16 +106,8 @@ class OtherClients(ProgramTest):
         self.assertEqual(results['tiny_arithmetic_choice']['acc,none'], 1.0)
 
     def test_schemathesis(self):
-        # Nearly every random body would end at the name of an unknown model.
-        document = json.loads(self.server.get('/openapi.json')[1])
-        self.assertGreater(name_the_model(document), 4)
-        (self.folder / 'openapi.json').write_text(json.dumps(document))
-        examples = os.environ.get('EXAMPLES', '100')
-        subprocess.run([SCRIPTS / 'schemathesis', 'run', 'openapi.json', '--url', self.server.url, '--max-examples', examples,
-                        '--seed', '1', '--checks', 'not_a_server_error,status_code_conformance,content_type_conformance,'
-                        'response_schema_conformance', '--phases', 'examples,coverage,fuzzing', '--workers', '1',
-                        '--request-timeout', '60', '--no-color'], env=OFFLINE, cwd=self.folder, check=True)
-        self.assertEqual(self.server.get('/health/ready')[0], 200)
+        conform(self, self.server, '--phases', 'examples,coverage,fuzzing', '--max-examples', os.environ.get('EXAMPLES', '100'),
+                '--seed', '1')
 
 
 if __name__ == '__main__':

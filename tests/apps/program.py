@@ -12,6 +12,10 @@ import unittest
 PROGRAM, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 
 
+# What CMake gives ctest as SKIP_RETURN_CODE.
+SKIPPED = 77
+
+
 def environment(**changes):
     env = {k: v for k, v in os.environ.items() if not k.startswith('TESSERA_')}
     env.update(changes, OMP_WAIT_POLICY='passive')
@@ -25,6 +29,12 @@ def run(*arguments, stdin=None, timeout=120, **changes):
 def random_numbers():
     """Others in each run; the same where TESSERA_TEST_SEED is set."""
     return random.Random(os.environ.get('TESSERA_TEST_SEED'))
+
+
+def end_as_skipped(why):
+    """Ends this program so that ctest shows its test as skipped; `why` says what to install."""
+    print('skipped: ' + why)
+    sys.exit(SKIPPED)
 
 
 class ProgramTest(unittest.TestCase):

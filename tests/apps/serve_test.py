@@ -5,20 +5,20 @@
     serve_test.py PROGRAM MODEL_FOLDER
 """
 import concurrent.futures
-import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
-import tempfile
 import threading
 import time
 import unittest
 import urllib.request
 
 from program import MODEL, PROGRAM, ProgramTest, environment, random_numbers, run
+from served import Server, chat, end_at_a_moment, post_bytes, stream_text
 
 try:
     import anthropic
@@ -29,86 +29,10 @@ except ImportError:
 QUESTIONS = ['Compute 257-7.', 'Spell mire.', 'Compute 12+30.', 'Compute 8*7.']
 
 
-class Server:
-    """The program, from its first line on stdout to its end."""
-
-    def __init__(self, *flags, through=()):
-        """`through`: a command that runs the program, as its last words, in its own place."""
-        self.process = subprocess.Popen([*through, PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', *flags],
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
-        self.url = self.process.stdout.readline().strip()
-        self.curl = self.process.stdout.readline().strip()
-        self.port = int(self.url.rsplit(':', 1)[1]) if self.url else 0
-
-    def end(self, by=signal.SIGTERM):
-        self.process.send_signal(by)
-        return self.process.wait(30)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-    def post(self, path, body, **headers):
-        """Status, headers and body."""
-        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
-        try:
-            connection.request('POST', path, json.dumps(body), {'Content-Type': 'application/json', **headers})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            connection.close()
-
-    def get(self, path):
-        connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=60)
-        try:
-            connection.request('GET', path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-
-    def metric(self, name):
-        for line in self.get('/metrics')[1].splitlines():
-            if line.startswith(name + '{'):
-                return float(line.rsplit(' ', 1)[1])
-        raise KeyError(name)
-
-    def tier(self, name):
-        """A figure of the prefix cache's tier on the disk."""
-        for line in self.get('/metrics')[1].splitlines():
-            if line.startswith('tessera_cache_tier_' + name + '{') and 'tier="disk"' in line:
-                return float(line.rsplit(' ', 1)[1])
-        raise KeyError(name)
-
-
-def chat(question, **more):
-    return {'model': MODEL.name, 'messages': [{'role': 'user', 'content': question}], **more}
-
-
 def without_cache(usage):
     """What does not depend on what was asked before."""
     kept = {key: value for key, value in usage.items() if 'cache' not in key and key != 'prompt_tokens_details'}
     return {**kept, 'prompt_tokens': usage['prompt_tokens']}
-
-
-def stream_text(body):
-    text, usage = '', None
-    for line in body.decode().split('\n\n'):
-        if not line.startswith('data: {'):
-            continue
-        chunk = json.loads(line[6:])
-        assert 'error' not in chunk, chunk
-        usage = chunk.get('usage') or usage
-        for choice in chunk['choices']:
-            text += choice['delta'].get('content') or ''
-    assert body.endswith(b'data: [DONE]\n\n'), body[-100:]
-    return text, usage
 
 
 class Serve(ProgramTest):
@@ -496,21 +420,13 @@ class Lives(ProgramTest):
 
     def test_the_end_comes_at_any_moment(self):
         generator = random_numbers()
-        for _ in range(5):
-            with Server('--drain', '0.2') as server:
-                body = chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)
-                client = socket.create_connection(('127.0.0.1', server.port))
-                data = json.dumps(body).encode()
-                client.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data))
-                time.sleep(generator.random() * 0.1)
-                self.assertEqual(server.end(generator.choice([signal.SIGTERM, signal.SIGINT])), 0)
-                client.close()
+        for _ in range(100):
+            end_at_a_moment(generator, drain_seconds=0.1)
 
     def test_a_second_signal_ends_at_once(self):
         with Server('--drain', '600') as server:
             client = socket.create_connection(('127.0.0.1', server.port))
-            data = json.dumps(chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)).encode()
-            client.sendall(b'POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(data), data))
+            client.sendall(post_bytes(chat('Tell me.', temperature=1.5, max_tokens=4000, ignore_eos=True, stream=True)))
             client.recv(100)
             server.process.send_signal(signal.SIGTERM)
             time.sleep(0.1)
@@ -554,7 +470,9 @@ class Lives(ProgramTest):
     def test_refusals(self):
         model = ('serve', '--model', str(MODEL))
         self.check_error(run(*model, '--cache-memory', '0.0000001'), 4, '--cache-memory', '4096 tokens')
-        self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', 'GiB', 'missing')
+        self.check_error(run(*model, '--cache-memory', '900000', '--quiet'), 4, 'does not fit', '--cache-memory', 'missing')
+        self.check_error(run(*model, '--prefix-cache-memory', '900000', '--quiet'), 4, 'does not fit',
+                         '878.91 TiB for prefixes (--prefix-cache-memory)', 'missing')
         self.check_error(run(*model, '--prefix-cache-memory', '-1'), 2, '--prefix-cache-memory')
         self.check_error(run(*model, '--max-model-len', '99999'), 2, '--max-model-len', '4096')
         self.check_error(run(*model, '--tls-cert', 'x'), 2, '--tls-key')
@@ -564,6 +482,14 @@ class Lives(ProgramTest):
             taken.bind(('127.0.0.1', 0))
             taken.listen()
             self.check_error(run(*model, '--port', str(taken.getsockname()[1]), '--quiet'), 2, '--port')
+            # Before the weights, which may take minutes: here they are missing.
+            for name in ('config.json', 'tokenizer.json', 'tokenizer_config.json'):
+                if (MODEL / name).exists():
+                    shutil.copy(MODEL / name, self.folder)
+            bare = ('serve', '--model', str(self.folder), '--quiet')
+            self.check_error(run(*bare, '--port', str(taken.getsockname()[1])), 2, '--port')
+            self.check_error(run(*bare, '--tls-cert', str(MODEL / 'config.json'), '--tls-key', 'x'), 2, 'PEM')
+            self.check_error(run(*bare, '--port', '0'), 3)
 
 
 if __name__ == '__main__':

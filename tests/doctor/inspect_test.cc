@@ -40,6 +40,30 @@ TEST(Inspect, BundledModel) {
   EXPECT_EQ(found.contexts.front().max_tokens, 4096);
 }
 
+// Ratio 4: an entry of 584 bytes and an index key of 68 (FP4); ratio 128: an entry. Pages may pad, by 2 % at most.
+TEST(Inspect, PagesOfPublishedShapesTakeWhatTheirEntriesDo) {
+  struct Published {
+    int num_window_only, num_pairs,
+        num_more;  // layers: window alone; 4, 128 in turn; more of ratio 4 or 128 at the end
+    int64_t last_ratio;
+    double bytes_per_token;
+  };
+  for (const auto& [num_window_only, num_pairs, num_more, last_ratio, theory] :
+       {Published{2, 20, 1, 4, 3514.25}, Published{0, 30, 1, 128, 5031.4375}}) {
+    model::Config config = model::load_config(std::string(TESSERA_SOURCE_DIR) + "/models/tiny-v4");
+    config.compress_ratios.assign(static_cast<size_t>(num_window_only), 0);
+    for (int i = 0; i < num_pairs; ++i) config.compress_ratios.insert(config.compress_ratios.end(), {4, 128});
+    config.compress_ratios.insert(config.compress_ratios.end(), static_cast<size_t>(num_more), last_ratio);
+    config.num_layers = static_cast<int64_t>(config.compress_ratios.size());
+    const model::CacheSpec caches = cache_spec_of(config, kServing);
+    const double found = static_cast<double>(caches.page_bytes) / static_cast<double>(caches.page_tokens);
+    EXPECT_GE(found, theory);
+    EXPECT_LE(found, 1.02 * theory);
+    constexpr int64_t kLong = 1 << 20;
+    EXPECT_NEAR(static_cast<double>(caches.bytes(kLong) - caches.bytes(0)) / kLong, theory, 0.02 * theory);
+  }
+}
+
 TEST(Inspect, LongestContextIsTight) {
   model::Config config = model::load_config(std::string(TESSERA_SOURCE_DIR) + "/models/tiny-v4");
   config.max_positions = 1 << 20;

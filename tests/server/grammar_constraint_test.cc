@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "server/api_error.h"
+#include "server/thinking_budget.h"
 #include "text/chat/answer_parser.h"
 #include "text/chat/markers.h"
 
@@ -17,7 +18,8 @@ const text::Tokenizer& tiny() {
 
 class GrammarConstraint : public ::testing::Test {
  protected:
-  AnswerConstraint made(const ChatRequest& request, bool reasons, Compiling compiling = Compiling::kAny) {
+  std::shared_ptr<const engine::ConstraintSource> made(const ChatRequest& request, bool reasons,
+                                                       Compiling compiling = Compiling::kAny) {
     return make_constraint(request, reasons, grammars_, tiny(), ends_, compiling);
   }
   bool allows(engine::TokenConstraint& constraint, int32_t id) const {
@@ -53,8 +55,8 @@ ChatRequest with_pattern(const std::string& pattern) {
 }
 
 TEST_F(GrammarConstraint, ReasoningEndsByItsTokenAlone) {
-  const AnswerConstraint answer = made(with_pattern("yes|no"), true);
-  const auto constraint = answer.whole->begin();
+  const auto answer = made(with_pattern("yes|no"), true);
+  const auto constraint = answer->begin();
   for (const std::string_view marker : {text::kEndThinkToken, text::kDsmlToken}) {
     std::vector<int32_t> ids = bytes_of(marker);
     for (int i = 0; i < 2; ++i) {
@@ -74,11 +76,52 @@ TEST_F(GrammarConstraint, ReasoningEndsByItsTokenAlone) {
   EXPECT_FALSE(allows(*constraint, bytes_of("x")[0]));
 }
 
+// After the budget the end of the reasoning is all that may come, then what the grammar says; reasoning that ended
+// earlier, by its token or spelled out, is not ended again.
+TEST_F(GrammarConstraint, ABudgetLeavesTheEndOfTheReasoningAlone) {
+  const int32_t end = token(text::kEndThinkToken), x = bytes_of("x")[0], y = bytes_of("y")[0];
+  const auto held = with_thinking_budget({2, end}, made(with_pattern("yes|no"), true), nullptr, tiny(), ends_);
+  for (const bool is_early : {false, true}) {
+    const auto constraint = held->begin();
+    for (const int32_t id : is_early ? std::vector<int32_t>{x} : std::vector<int32_t>{x, x}) {
+      EXPECT_TRUE(allows(*constraint, id));
+      constraint->drawn(id);
+    }
+    EXPECT_EQ(allows(*constraint, x), is_early);
+    EXPECT_TRUE(allows(*constraint, end));
+    constraint->drawn(end);
+    EXPECT_TRUE(allows(*constraint, y));
+    EXPECT_FALSE(allows(*constraint, x));
+    EXPECT_FALSE(allows(*constraint, end));
+  }
+  const auto mask = std::make_shared<std::vector<uint32_t>>(engine::mask_without(x, tiny().vocab_size()));
+  for (const auto& allowed : {mask, decltype(mask)()}) {
+    const auto cut = with_thinking_budget({1, end}, nullptr, allowed, tiny(), ends_)->begin();
+    cut->drawn(y);
+    EXPECT_FALSE(allows(*cut, y));
+    EXPECT_TRUE(allows(*cut, end));
+    cut->drawn(end);
+    EXPECT_TRUE(allows(*cut, y));
+    EXPECT_EQ(allows(*cut, x), allowed == nullptr);
+    EXPECT_FALSE(allows(*cut, end)) << "it has ended";
+  }
+  const auto none = with_thinking_budget({0, end}, nullptr, nullptr, tiny(), ends_)->begin();
+  EXPECT_TRUE(allows(*none, x));
+  EXPECT_FALSE(allows(*none, end)) << "it stands in the prompt";
+  const auto free = with_thinking_budget({20, end}, nullptr, mask, tiny(), ends_)->begin();
+  for (const int32_t id : bytes_of(text::kEndThinkToken)) free->drawn(id);
+  for (int i = 0; i < 30; ++i) {
+    EXPECT_TRUE(allows(*free, y));
+    EXPECT_FALSE(allows(*free, x));
+    free->drawn(y);
+  }
+}
+
 TEST_F(GrammarConstraint, CallsBeginByTheMarkupsTokenAlone) {
   ChatRequest request;
   request.tools.tools = {{"f", R"({"type":"object","properties":{}})", true}};
-  const AnswerConstraint answer = made(request, false);
-  const auto constraint = answer.whole->begin();
+  const auto answer = made(request, false);
+  const auto constraint = answer->begin();
   const std::vector<int32_t> ids = bytes_of(text::kDsmlToken);
   for (size_t k = 0; k + 1 < ids.size(); ++k) {
     ASSERT_TRUE(allows(*constraint, ids[k]));
@@ -95,10 +138,10 @@ TEST_F(GrammarConstraint, WhatIsNotKnownIsCompiledOnlyWhereItMay) {
                 "format"};
   EXPECT_THROW(made(good, false, Compiling::kKnownOnly), GrammarUnknown);
   EXPECT_THROW(made(bad, false, Compiling::kKnownOnly), GrammarUnknown);
-  EXPECT_NE(made(good, false).whole, nullptr);
+  EXPECT_NE(made(good, false), nullptr);
   EXPECT_THROW(made(bad, false), RequestError);
   // A refusal is known as well.
-  EXPECT_NE(made(good, false, Compiling::kKnownOnly).whole, nullptr);
+  EXPECT_NE(made(good, false, Compiling::kKnownOnly), nullptr);
   EXPECT_THROW(made(bad, false, Compiling::kKnownOnly), RequestError);
   EXPECT_EQ(grammars_.stats().num_misses, 2u);
 }
@@ -109,7 +152,7 @@ TEST_F(GrammarConstraint, StrictToolsAreRefusedWhatIsLeftOut) {
   ChatRequest request;
   request.tools.choice = ToolChoice::kRequired;
   request.tools.tools = {{"loose", bounded, false}};
-  EXPECT_NE(made(request, false).whole, nullptr);
+  EXPECT_NE(made(request, false), nullptr);
   request.tools.tools.push_back({"tight", bounded, true});
   try {
     made(request, false);

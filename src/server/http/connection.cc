@@ -58,6 +58,11 @@ ApiError timed_out(double seconds) {
   return http_error(504, "timeout", fmt::format("answer: expected within {} s, found more to say", seconds));
 }
 
+// The second is what OpenAI's clients look for first.
+std::string retry_fields(int64_t seconds) {
+  return fmt::format("Retry-After: {}\r\nretry-after-ms: {}\r\n", seconds, seconds * 1000);
+}
+
 std::string chunk(const std::string& text) {
   return fmt::format("{:x}\r\n{}\r\n", text.size(), text);
 }
@@ -527,7 +532,7 @@ std::string Connection::common_fields(const RequestHead& head, bool keeps_alive)
   if (!shared_.options.cors_origin.empty()) {
     out += fmt::format(
         "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
-        "Access-Control-Expose-Headers: X-Request-Id, Retry-After\r\n",
+        "Access-Control-Expose-Headers: X-Request-Id, Retry-After, retry-after-ms\r\n",
         shared_.options.cors_origin);
   }
   return out;
@@ -539,8 +544,7 @@ std::string Connection::head_text(const RequestHead& head, const ReplyHead& repl
                                 reply.content_type);
   out += common_fields(head, keeps_alive);
   if (reply.retry_after_seconds > 0) {
-    out += fmt::format("Retry-After: {}\r\nretry-after-ms: {}\r\n", reply.retry_after_seconds,
-                       reply.retry_after_seconds * 1000);
+    out += retry_fields(reply.retry_after_seconds);
   }
   if (reply.content_type.starts_with("text/html")) {
     out +=
@@ -564,7 +568,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
   std::string_view name;
   const Route* route = find_route(head.path, name);
   shared_.service.figures().add_answered(route != nullptr ? route->path : "other", error.status);
-  note(head, error.status);
+  note(now, error.status);
   const std::string body = error_body(error_style(head.path), error);
   std::string extra;
   // Browsers ask their reader for a password, which is the key.
@@ -573,7 +577,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
                 ? "WWW-Authenticate: Basic realm=\"tessera: any name, an API key as password\"\r\n"
                 : "WWW-Authenticate: Bearer\r\n";
   }
-  if (error.status == 429) extra = "Retry-After: 1\r\n";
+  if (error.status == 429) extra = retry_fields(1);
   if (error.status == 405 && route != nullptr) extra = route->is_post ? "Allow: POST\r\n" : "Allow: GET, HEAD\r\n";
   const std::string out =
       fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\n{}{}Content-Length: {}\r\n\r\n{}", error.status,

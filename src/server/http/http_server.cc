@@ -53,6 +53,26 @@ void load_pem(asio::ssl::context& context, const HttpOptions& options) {
   }
 }
 
+void listen_at(tcp::acceptor& acceptor, const HttpOptions& options) {
+  error_code error;
+  tcp::resolver resolver(acceptor.get_executor());
+  const auto found = resolver.resolve(options.host, std::to_string(options.port),
+                                      tcp::resolver::passive | tcp::resolver::numeric_service, error);
+  if (error || found.empty()) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("--host: expected an address of this machine, found \"{}\": {}",
+                                                  printable(options.host, 100), error.message()));
+  }
+  const tcp::endpoint endpoint = *found.begin();
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("--host {} --port {}: cannot listen: {}",
+                                                  printable(options.host, 100), options.port, error.message()));
+  }
+}
+
 // Without the port: all of a client's connections count as one.
 uint64_t peer_of(const tcp::socket& socket) {
   error_code error;
@@ -74,7 +94,6 @@ class HttpServer::Body {
   }
 
  private:
-  void listen();
   asio::awaitable<void> accept();
   bool attend() noexcept;
   void begin_accepting();
@@ -114,7 +133,8 @@ HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* even
       keys_(options_.api_keys),
       shared_{io_, options_, keys_, service, log, bells_, false} {
   if (!options_.tls_cert.empty()) load_pem(tls_, options_);
-  listen();
+  listen_at(acceptor_, options_);
+  port_ = acceptor_.local_endpoint().port();
   if (!options_.handles_signals) return;
   // From here on a signal waits for run().
   signals_.add(SIGTERM);
@@ -123,27 +143,6 @@ HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* even
 
 HttpServer::Body::~Body() {
   for (std::thread& thread : drainers_) thread.join();
-}
-
-void HttpServer::Body::listen() {
-  error_code error;
-  tcp::resolver resolver(io_);
-  const auto found = resolver.resolve(options_.host, std::to_string(options_.port),
-                                      tcp::resolver::passive | tcp::resolver::numeric_service, error);
-  if (error || found.empty()) {
-    fail(ErrorCode::kInvalidArgument, fmt::format("--host: expected an address of this machine, found \"{}\": {}",
-                                                  printable(options_.host, 100), error.message()));
-  }
-  const tcp::endpoint endpoint = *found.begin();
-  acceptor_.open(endpoint.protocol(), error);
-  if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-  if (!error) acceptor_.bind(endpoint, error);
-  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-  if (error) {
-    fail(ErrorCode::kInvalidArgument, fmt::format("--host {} --port {}: cannot listen: {}",
-                                                  printable(options_.host, 100), options_.port, error.message()));
-  }
-  port_ = acceptor_.local_endpoint().port();
 }
 
 template <class Act>
@@ -295,6 +294,15 @@ void HttpServer::Body::run() {
 HttpServer::HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)
     : body_(std::make_unique<Body>(std::move(options), service, events, log)) {}
 HttpServer::~HttpServer() = default;
+void HttpServer::check(const HttpOptions& options) {
+  if (!options.tls_cert.empty()) {
+    asio::ssl::context tls{asio::ssl::context::tls_server};
+    load_pem(tls, options);
+  }
+  asio::io_context io;
+  tcp::acceptor acceptor(io);
+  listen_at(acceptor, options);
+}
 uint16_t HttpServer::port() const {
   return body_->port();
 }

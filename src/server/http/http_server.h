@@ -45,6 +45,8 @@ class HttpServer {
   // Binds and listens; connections wait until run(). Service, events and log (both may be null) must outlive it. Throws
   // kInvalidArgument or kNotFound, naming host, port or file, for what cannot be used.
   HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log);
+  // Throws what the constructor would, now: a model takes minutes to load before there is a service.
+  static void check(const HttpOptions& options);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;

@@ -234,7 +234,9 @@ TEST(HttpRequests, BodiesOfAllRequestsTogetherAreBounded) {
   second.send(head + std::string(9000, ' '));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   third.send(head + std::string(9000, ' '));
-  EXPECT_EQ(third.receive_until("}}").substr(0, 12), "HTTP/1.1 429");
+  const std::string refused = third.receive_until("}}");
+  EXPECT_EQ(refused.substr(0, 12), "HTTP/1.1 429");
+  EXPECT_NE(refused.find("Retry-After: 1\r\nretry-after-ms: 1000\r\n"), std::string::npos) << refused;
   first.close();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(ask(server.port(), post("/tokenize", std::string(9000, ' '), kClose)).status, 400);
@@ -426,10 +428,29 @@ class ThrowingTier final : public engine::PrefixTier {
 class KeptLines final : public LogSink {
  public:
   void write(LogLevel level, std::string_view message) override {
-    if (level == LogLevel::kWarning) warnings.emplace_back(message);
+    (level == LogLevel::kWarning ? warnings : requests).emplace_back(message);
   }
-  std::vector<std::string> warnings;  // to be read when no request is under way
+  std::vector<std::string> warnings, requests;  // to be read when no request is under way
 };
+
+// Whoever reports an id gets it found, of a request that was refused at sight too.
+TEST(HttpRequests, TheLogHasTheIdsThatClientsGet) {
+  KeptLines log;
+  std::vector<std::string> ids;
+  {
+    LiveServer::Setup setup;
+    setup.log = &log;
+    LiveServer server(setup);
+    for (const std::string& request : {get("/health/live"), get("/nowhere"), std::string("no HTTP\r\n\r\n")}) {
+      const std::string head = ask(server.port(), request).head;
+      const size_t at = head.find("X-Request-Id: ");
+      ASSERT_NE(at, std::string::npos) << head;
+      ids.push_back(head.substr(at + 14, head.find('\r', at) - at - 14));
+    }
+  }
+  ASSERT_EQ(log.requests.size(), ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) EXPECT_TRUE(log.requests[i].ends_with(ids[i])) << log.requests[i];
+}
 
 // What goes wrong within the server is its own fault, 500, but want of memory, which passes, 503. Both are counted.
 TEST(HttpRequests, ExceptionsOfTheTransportAreToldCountedAndLogged) {

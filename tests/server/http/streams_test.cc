@@ -95,6 +95,32 @@ TEST(HttpStreams, AThinkingBudgetEndsTheReasoning) {
   EXPECT_NE(none.body.find("\"reasoning_tokens\":0"), std::string::npos) << none.body;
 }
 
+// Whoever was let in stays so: what follows the reasoning is neither one request too many nor one that a drain refuses.
+TEST(HttpStreams, AThinkingBudgetEndsInTheMiddleOfADrainAndOfAQueue) {
+  constexpr char kThinks[] = R"("stream":true,"thinking":{"type":"enabled"},"thinking_token_budget":20,)";
+  for (const bool drains : {true, false}) {
+    LiveServer::Setup setup;
+    setup.answer = long_text(60);
+    setup.step_microseconds = 5000;
+    setup.engine.waiting.max_requests = 1;
+    setup.engine.steps.max_running = 1;
+    LiveServer server(setup);
+    const RawClient stream(server.port()), waiting(server.port());
+    stream.send(post("/v1/chat/completions", chat(kThinks), kClose));
+    std::string all = stream.receive_until("\"delta\":{\"reasoning_content\":");
+    if (drains) {
+      server.http().drain();
+    } else {
+      waiting.send(post("/v1/chat/completions", chat(R"("max_tokens":1,)"), kClose));
+    }
+    all += stream.receive_all();
+    EXPECT_EQ(all.find("\"error\""), std::string::npos) << all;
+    EXPECT_NE(streamed_text(all), "") << all;
+    EXPECT_NE(all.find("data: [DONE]"), std::string::npos) << all;
+    if (!drains) EXPECT_EQ(read_answer(waiting).status, 200);
+  }
+}
+
 // A call, its result and the call as it was sampled: spaces that no renderer would write come back to the model.
 TEST(HttpStreams, CallsAreMadeAndReplayedAsTheyWereSampled) {
   LiveServer::Setup setup;
