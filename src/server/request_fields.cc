@@ -126,7 +126,7 @@ std::vector<Field> generation_fields() {
       optional("repetition_penalty", number(0.01, 100).or_null()),
       optional("seed", integer(INT64_MIN, INT64_MAX).or_null()),
       optional("logit_bias", biases.or_null()),
-      optional("stop", either({string(kMaxStopLength, 1), array(string(kMaxStopLength, 1), kMaxStops)}).or_null()),
+      optional("stop", either({text_of(kMaxStopBytes, 1), array(text_of(kMaxStopBytes, 1), kMaxStops)}).or_null()),
       optional("n", integer(1, kMaxChoices).or_null()),
       optional("stream", boolean().or_null()),
       optional("stream_options", object({optional("include_usage", boolean().or_null())}).or_null()),

@@ -69,7 +69,7 @@ Schema make_messages_schema() {
                      optional("temperature", number(0, 1).or_null()),
                      optional("top_p", number(0, 1).or_null()),
                      optional("top_k", integer(0, 1 << 30).or_null()),
-                     optional("stop_sequences", array(string(kMaxStopLength, 1), kMaxStops).or_null()),
+                     optional("stop_sequences", array(text_of(kMaxStopBytes, 1), kMaxStops).or_null()),
                      optional("stream", boolean().or_null()),
                  });
   return object(std::move(fields));
