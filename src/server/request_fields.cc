@@ -163,7 +163,7 @@ GenerationOptions read_generation(const Json& body, const Schema& schema, const 
   const auto is_set = [&](std::string_view key) { return fields.given(key) != nullptr && flag_or(body, key); };
   options.model = body.find("model")->string();
   if (std::find(model.names.begin(), model.names.end(), options.model) == model.names.end()) {
-    throw RequestError(model_not_found(options.model));
+    throw RequestError(model_not_found(options.model, model.names));
   }
   options.sampling = read_sampling(fields, model);
   if (const Json* seed = fields.given("seed")) options.seed = static_cast<uint64_t>(integer_of(*seed));

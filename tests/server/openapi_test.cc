@@ -341,6 +341,7 @@ TEST(StatusPages, HealthAndModels) {
   EXPECT_EQ(render_model(served_model(), "other", 1).error().status, 404);
 }
 
+  EXPECT_EQ(render_model(served_model(), "other", 1).error().message, "model: expected tiny, found \"other\"");
 // Every line is a comment or NAME{LABELS} VALUE; histograms rise to their count.
 TEST(StatusPages, MetricsAreWellFormed) {
   ServerStats stats;
