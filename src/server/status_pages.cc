@@ -131,6 +131,10 @@ std::string_view to_string(Readiness readiness) {
   return "";
 }
 
+std::string render_liveness(double uptime_seconds) {
+  return JsonObject{{"status", "live"}, {"uptime_seconds", uptime_seconds}}.text();
+}
+
 int health_status(const Health& health) {
   return health.readiness == Readiness::kReady ? 200 : 503;
 }
