@@ -81,7 +81,7 @@ int Address::connect() const {
   if (::connect(fd, reinterpret_cast<const sockaddr*>(&storage_), size_) != 0 && errno != EINPROGRESS) {
     const int fault = errno;
     close(fd);
-    fail(ErrorCode::kInvalidArgument, fmt::format("connecting to {}: {}", url_, std::strerror(fault)));
+    throw Unreachable(fmt::format("connecting to {}: {}", url_, std::strerror(fault)));
   }
   return fd;
 }
@@ -107,22 +107,20 @@ Got get(const Address& address, std::string_view path, std::string_view key, dou
     const double left = end - seconds_now();
     pollfd wait{socket.get(), static_cast<short>(unsent.empty() ? POLLIN : POLLOUT), 0};
     if (left <= 0 || poll(&wait, 1, static_cast<int>(left * 1e3) + 1) == 0) {
-      fail(ErrorCode::kInvalidArgument, fmt::format("{}{}: no answer within {} s", address.url(), path, seconds));
+      throw Unreachable(fmt::format("{}{}: no answer within {} s", address.url(), path, seconds));
     }
     std::array<char, 16384> bytes{};
     const ssize_t count = unsent.empty() ? recv(socket.get(), bytes.data(), bytes.size(), 0)
                                          : send(socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (count < 0)
-      fail(ErrorCode::kInvalidArgument, fmt::format("{}{}: {}", address.url(), path, std::strerror(errno)));
+    if (count < 0) throw Unreachable(fmt::format("{}{}: {}", address.url(), path, std::strerror(errno)));
     if (!unsent.empty()) {
       unsent.remove_prefix(static_cast<size_t>(count));
       continue;
     }
     if (count > 0) reader.feed({bytes.data(), static_cast<size_t>(count)});
     if (count == 0 && !reader.finish()) {
-      fail(ErrorCode::kInvalidArgument,
-           fmt::format("{}{}: the connection ended within the answer", address.url(), path));
+      throw Unreachable(fmt::format("{}{}: the connection ended within the answer", address.url(), path));
     }
   }
   out.status = reader.status();

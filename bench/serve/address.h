@@ -3,10 +3,16 @@
 // A server to ask, and one question to it.
 #include <sys/socket.h>
 
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
 namespace tessera::bench {
+
+// No server answers there: not what was asked for is wrong, but what is there to ask.
+class Unreachable : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // An http:// URL, its host resolved.
 class Address {
@@ -17,7 +23,7 @@ class Address {
 
   const std::string& url() const { return url_; }    // without a slash at the end
   const std::string& host() const { return host_; }  // with the port, as a Host field has it
-  // A socket that does not block, whose connecting has begun. Throws kInvalidArgument.
+  // A socket that does not block, whose connecting has begun. Throws Unreachable.
   int connect() const;
 
  private:
@@ -34,8 +40,7 @@ struct Got {
   int status = 0;
   std::string body;
 };
-// Asks and waits, at most `seconds`. Throws kInvalidArgument where nothing whole comes back, kDataLoss for what is no
-// HTTP.
+// Asks and waits, at most `seconds`. Throws Unreachable where nothing whole comes back, kDataLoss for what is no HTTP.
 Got get(const Address& address, std::string_view path, std::string_view key, double seconds);
 
 }  // namespace tessera::bench

@@ -167,7 +167,7 @@ class Load {
     exchange->request = request_bytes(address_, "POST", asked.path, key_, asked.body);
     try {
       exchange->fd = address_.connect();
-    } catch (const Error& fault) {
+    } catch (const std::exception& fault) {
       return end(*exchange, fault.what());
     }
     const int fd = exchange->fd;

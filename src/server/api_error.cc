@@ -107,9 +107,10 @@ ApiError internal_error(std::string_view what) {
   return made(500, "server_error", "internal_error", printable(what, kMaxMessageBytes));
 }
 
-ApiError model_not_found(std::string_view name) {
+ApiError model_not_found(std::string_view name, const std::vector<std::string>& served) {
+  const std::string expected = printable(fmt::format("{}", fmt::join(served, " or ")), 100);
   ApiError error = made(404, "invalid_request_error", kModelNotFound,
-                        fmt::format("model: expected one of /v1/models, found \"{}\"", printable(name, 100)));
+                        fmt::format("model: expected {}, found \"{}\"", expected, printable(name, 100)));
   error.param = "model";
   return error;
 }

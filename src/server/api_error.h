@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "base/error.h"
 
@@ -83,7 +84,7 @@ ApiError overloaded(std::string_view what, uint64_t found, uint64_t limit);   //
 ApiError unavailable(std::string_view state);                                 // 503: loading, draining
 ApiError internal_error(std::string_view what);                               // 500
 // 404: the request names a model that is not served.
-ApiError model_not_found(std::string_view name);
+ApiError model_not_found(std::string_view name, const std::vector<std::string>& served);
 // 400 with both numbers: prompt and answer do not fit into the context.
 ApiError context_exceeded(int64_t num_prompt_tokens, int64_t max_tokens, int64_t max_model_len);
 

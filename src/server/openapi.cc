@@ -111,6 +111,7 @@ std::string render_openapi(std::string_view version) {
       {"name", "model"}, {"in", "path"}, {"required", true}, {"schema", JsonObject{{"type", "string"}}}};
   paths.add("/v1/models/{model}", get("One of them.", "application/json", object_with({"id", "object"}), true,
                                       {{"404", error_answer("The model is not served.")}}, {name}));
+  paths.add("/health", health("Whether the process answers: /health/live by another name.", false));
   paths.add("/health/live", health("Whether the process answers.", false));
   paths.add("/health/ready", health("Whether requests are taken.", false));
   paths.add("/health/deep", health("Whether a token can be made.", true));

@@ -32,7 +32,7 @@ struct ServedModel {
 // Bounds that every API shares.
 inline constexpr int kMaxChoices = 16;
 inline constexpr int kMaxTopLogprobs = 20;
-inline constexpr size_t kMaxStops = 16, kMaxStopLength = 256;
+inline constexpr size_t kMaxStops = 16, kMaxStopBytes = 256;
 inline constexpr size_t kMaxLogitBiases = 1024;
 inline constexpr size_t kMaxTools = 256;
 inline constexpr size_t kMaxSchemaBytes = size_t{256} << 10;

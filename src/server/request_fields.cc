@@ -126,7 +126,7 @@ std::vector<Field> generation_fields() {
       optional("repetition_penalty", number(0.01, 100).or_null()),
       optional("seed", integer(INT64_MIN, INT64_MAX).or_null()),
       optional("logit_bias", biases.or_null()),
-      optional("stop", either({string(kMaxStopLength, 1), array(string(kMaxStopLength, 1), kMaxStops)}).or_null()),
+      optional("stop", either({text_of(kMaxStopBytes, 1), array(text_of(kMaxStopBytes, 1), kMaxStops)}).or_null()),
       optional("n", integer(1, kMaxChoices).or_null()),
       optional("stream", boolean().or_null()),
       optional("stream_options", object({optional("include_usage", boolean().or_null())}).or_null()),
@@ -163,7 +163,7 @@ GenerationOptions read_generation(const Json& body, const Schema& schema, const 
   const auto is_set = [&](std::string_view key) { return fields.given(key) != nullptr && flag_or(body, key); };
   options.model = body.find("model")->string();
   if (std::find(model.names.begin(), model.names.end(), options.model) == model.names.end()) {
-    throw RequestError(model_not_found(options.model));
+    throw RequestError(model_not_found(options.model, model.names));
   }
   options.sampling = read_sampling(fields, model);
   if (const Json* seed = fields.given("seed")) options.seed = static_cast<uint64_t>(integer_of(*seed));

@@ -53,9 +53,9 @@ std::string expected(const Schema& schema) {
       words = fmt::format("a number from {} to {}", schema.minimum, schema.maximum);
       break;
     case Schema::Kind::kString:
-      words = schema.values.empty()
-                  ? fmt::format("a string of {} to {} characters", schema.min_length, schema.max_length)
-                  : listed(schema.values);
+      words = schema.values.empty() ? fmt::format("a string of {} to {} {}", schema.min_length, schema.max_length,
+                                                  schema.max_bytes == kNoBound ? "characters" : "bytes")
+                                    : listed(schema.values);
       if (!schema.characters.empty()) words += fmt::format(" of {}", schema.characters);
       break;
     case Schema::Kind::kArray:
@@ -120,7 +120,8 @@ bool has_string(const Schema& schema, const std::string& text) {
   if (!schema.values.empty()) {
     return std::find(schema.values.begin(), schema.values.end(), text) != schema.values.end();
   }
-  return is_within(schema, num_code_points(text)) && is_of_class(text, schema.characters);
+  return text.size() <= schema.max_bytes && is_within(schema, num_code_points(text)) &&
+         is_of_class(text, schema.characters);
 }
 
 // Whether the value has the schema's JSON type; for arrays also whether the first item has that of its items.
@@ -300,6 +301,12 @@ Schema string(size_t max_length, size_t min_length) {
   Schema schema = of_kind(Schema::Kind::kString);
   schema.max_length = max_length;
   schema.min_length = min_length;
+  return schema;
+}
+
+Schema text_of(size_t max_bytes, size_t min_length) {
+  Schema schema = string(max_bytes, min_length);
+  schema.max_bytes = max_bytes;
   return schema;
 }
 

@@ -36,7 +36,7 @@ struct Schema {
   bool is_unsupported = false;
   int64_t least = 0, most = 0;
   double minimum = 0, maximum = 0;
-  size_t max_bytes = std::numeric_limits<size_t>::max();  // kAny, kObject, kMap: as JSON text, about
+  size_t max_bytes = std::numeric_limits<size_t>::max();  // kAny, kObject, kMap: as JSON text, about; kString: in UTF-8
   std::string_view characters;  // kString, keys of kMap: a class as in regular expressions, such as a-z0-9_
   size_t min_length = 0, max_length = std::numeric_limits<size_t>::max();
   std::vector<std::string> values;
@@ -63,6 +63,8 @@ Schema boolean();
 Schema integer(int64_t minimum, int64_t maximum);
 Schema number(double minimum, double maximum);
 Schema string(size_t max_length, size_t min_length = 0);
+// A string that is bounded in bytes of UTF-8, where its bytes are what has to be kept.
+Schema text_of(size_t max_bytes, size_t min_length = 0);
 // 1 to max_length of the letters, digits and marks that names of functions have.
 Schema name(size_t max_length);
 Schema one_of(std::vector<std::string> values);

@@ -90,6 +90,10 @@ JsonObject plain_json(const Schema& schema, bool takes_null) {
       } else {
         add_bounds(out, "minLength", "maxLength");
         if (!schema.characters.empty()) out.add("pattern", fmt::format("^[{}]+$", schema.characters));
+        // JSON Schema counts characters alone.
+        if (schema.max_bytes < std::numeric_limits<size_t>::max()) {
+          out.add("description", fmt::format("At most {} bytes of UTF-8.", schema.max_bytes));
+        }
       }
       break;
     case Schema::Kind::kArray:

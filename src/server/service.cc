@@ -185,12 +185,9 @@ std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view nam
       reply.ok() ? exchange->reply({}, std::move(reply.value())) : exchange->refuse(reply.error());
       return exchange;
     }
-    case RouteKind::kLive: {
-      Health health = this->health();
-      health.readiness = Readiness::kReady;  // it answers, so it lives
-      exchange->reply({}, render_health(health));
+    case RouteKind::kLive:
+      exchange->reply({}, render_liveness(now() - started_));
       return exchange;
-    }
     case RouteKind::kReady: {
       const Health health = this->health();
       exchange->reply({health_status(health), "application/json", false, 0}, render_health(health));

@@ -131,6 +131,10 @@ std::string_view to_string(Readiness readiness) {
   return "";
 }
 
+std::string render_liveness(double uptime_seconds) {
+  return JsonObject{{"status", "live"}, {"uptime_seconds", uptime_seconds}}.text();
+}
+
 int health_status(const Health& health) {
   return health.readiness == Readiness::kReady ? 200 : 503;
 }
@@ -155,7 +159,7 @@ std::string render_models(const ServedModel& model, int64_t created) {
 
 Reply<std::string> render_model(const ServedModel& model, std::string_view name, int64_t created) {
   const auto found = std::find(model.names.begin(), model.names.end(), name);
-  if (found == model.names.end()) return model_not_found(name);
+  if (found == model.names.end()) return model_not_found(name, model.names);
   return model_json(model, *found, created).text();
 }
 

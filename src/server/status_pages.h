@@ -11,7 +11,9 @@
 
 namespace tessera::server {
 
-// 200 where the server is ready, else 503. /health/live needs no body of its own: it answers as long as it can.
+// Of /health/live, {"status": "live", "uptime_seconds"}: whoever answers lives, ready or not.
+std::string render_liveness(double uptime_seconds);
+// 200 where the server is ready, else 503.
 int health_status(const Health& health);
 // {"status", "detail", "uptime_seconds", "check_seconds"}.
 std::string render_health(const Health& health);

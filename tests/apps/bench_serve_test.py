@@ -88,7 +88,7 @@ class BenchServe(ProgramTest):
         prompts.write_text('{"prompt": "x"}\n{"text": "x"}\n')
         for flags, code, parts in [
                 (['--url', 'https://127.0.0.1'], 2, ['--url', 'http://', 'TLS']),
-                (['--url', 'http://127.0.0.1:1'], 2, ['127.0.0.1:1', 'refused']),
+                (['--url', 'http://127.0.0.1:1'], 1, ['http://127.0.0.1:1/v1/models', 'Connection refused']),
                 (['--concurrency', '0'], 2, ['--concurrency', '0']),
                 (['--rates', 'nan'], 2, ['--rates']),
                 (['--rates', 'many'], 2, ['--rates', '(try tessera bench serve --help)']),

@@ -198,6 +198,10 @@ TEST(ChatRequest, BadFieldsAreNamed) {
                       {{"role", "assistant"}, {"tool_calls", {{{"id", "a"}, {"function", {{"name", "f"}}}}}}},
                       "messages[1].tool_calls[0].function.arguments", kMissingField);
   expect_refused_with("/stop", long_stop, "stop");
+  std::string many_bytes;
+  for (int i = 0; i < 86; ++i) many_bytes += "世";  // 258 bytes, 86 characters
+  expect_refused_with("/stop", many_bytes, "stop");
+  expect_refused_with("/stop", {"a", many_bytes}, "stop[1]");
   expect_refused_with("/stop", std::vector<std::string>(17, "a"), "stop");
   expect_refused_with("/stop", {"a", ""}, "stop[1]");
   expect_refused_with("/stop", {"a", 1}, "stop[1]");

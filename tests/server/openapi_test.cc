@@ -316,11 +316,13 @@ TEST(OpenApiDocument, NamesEveryRoute) {
   const ordered_json document = ordered_json::parse(render_openapi("0.1.0"));
   EXPECT_EQ(document["openapi"], "3.1.0");
   EXPECT_EQ(document["info"]["version"], "0.1.0");
-  for (const char* path : {"/v1/models", "/v1/models/{model}", "/health/live", "/health/ready", "/health/deep",
-                           "/metrics", "/openapi.json"}) {
+  for (const char* path : {"/v1/models", "/v1/models/{model}", "/health", "/health/live", "/health/ready",
+                           "/health/deep", "/metrics", "/openapi.json"}) {
     EXPECT_TRUE(document["paths"][path].contains("get")) << path;
   }
-  EXPECT_TRUE(document["paths"]["/health/live"]["get"]["security"].empty());
+  for (const char* path : {"/health", "/health/live", "/health/ready"}) {
+    EXPECT_TRUE(document["paths"][path]["get"]["security"].empty()) << path;
+  }
   // Clients hold a schema of a stream against its events, each of which is its own object.
   const ordered_json& answer = document["paths"]["/v1/completions"]["post"]["responses"]["200"]["content"];
   EXPECT_EQ(answer.at("text/event-stream"), ordered_json::object());
@@ -339,6 +341,7 @@ TEST(StatusPages, HealthAndModels) {
   EXPECT_EQ(models["data"][0]["created_at"], "2023-11-14T22:13:20Z");
   EXPECT_TRUE(render_model(served_model(), "tiny", 1).ok());
   EXPECT_EQ(render_model(served_model(), "other", 1).error().status, 404);
+  EXPECT_EQ(render_model(served_model(), "other", 1).error().message, "model: expected tiny, found \"other\"");
 }
 
 // Every line is a comment or NAME{LABELS} VALUE; histograms rise to their count.

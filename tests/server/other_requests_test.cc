@@ -143,7 +143,7 @@ TEST(ResponsesRequest, BadFieldsAreNamed) {
 }
 
 TEST(MessagesRequest, BlocksBecomeMessages) {
-  const ChatRequest request = parsed(anthropic::parse_messages, R"({"model":"tiny","max_tokens":50,
+  const ChatRequest request = parsed(anthropic::parse_messages, R"({"model":"tiny","max_tokens":2049,
     "system":[{"type":"text","text":"S","cache_control":{"type":"ephemeral"}},{"type":"text","text":"T"}],
     "thinking":{"type":"enabled","budget_tokens":2048},"output_config":{"effort":"max"},"stop_sequences":["x"],
     "temperature":0.5,"top_k":5,"stream":true,"metadata":{"user_id":"u"},"n":"nonsense","stop":7,
@@ -205,6 +205,11 @@ TEST(MessagesRequest, BadFieldsAreNamed) {
          "messages");
   refuse("thinking", {{"type", "enabled"}, {"budget_tokens", 100}}, "thinking.budget_tokens");
   refuse("thinking", {{"type", "enabled"}}, "thinking.budget_tokens", kMissingField);
+  refuse("thinking", {{"type", "enabled"}, {"budget_tokens", 1024}}, "thinking.budget_tokens", kConflict);
+  expect_refused(
+      anthropic::parse_messages,
+      with(with(base, "max_tokens", 2048).dump().c_str(), "thinking", {{"type", "enabled"}, {"budget_tokens", 2048}}),
+      "thinking.budget_tokens", kConflict);
   refuse("tools", {{{"type", "bash_20250124"}, {"name", "bash"}}}, "tools[0].type");
   refuse("tools", {{{"name", "f"}}}, "tools[0].input_schema", kMissingField);
   refuse("tools", {{{"name", "f"}, {"input_schema", {{"type", "array"}}}}}, "tools[0].input_schema.type");

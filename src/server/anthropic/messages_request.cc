@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "server/request_fields.h"
@@ -69,7 +71,7 @@ Schema make_messages_schema() {
                      optional("temperature", number(0, 1).or_null()),
                      optional("top_p", number(0, 1).or_null()),
                      optional("top_k", integer(0, 1 << 30).or_null()),
-                     optional("stop_sequences", array(string(kMaxStopLength, 1), kMaxStops).or_null()),
+                     optional("stop_sequences", array(text_of(kMaxStopBytes, 1), kMaxStops).or_null()),
                      optional("stream", boolean().or_null()),
                  });
   return object(std::move(fields));
@@ -163,6 +165,12 @@ void read_thinking(const Json& body, const ServedModel& model, ChatRequest& requ
   request.chat.thinking = is_on ? text::Thinking::kOn : text::Thinking::kOff;
   if (is_on && given(*thinking, "budget_tokens") != nullptr) {
     request.thinking_budget = integer_of(*given(*thinking, "budget_tokens"));
+    // As in Anthropic's API: reasoning counts as part of the answer, and must leave room for the rest.
+    const std::optional<int64_t> most = request.options.max_tokens;
+    if (most && *request.thinking_budget >= *most) {
+      fail_field(kConflict, "thinking.budget_tokens", fmt::format("fewer than max_tokens, {}", *most),
+                 std::to_string(*request.thinking_budget));
+    }
   }
 }
 

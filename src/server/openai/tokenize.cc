@@ -30,7 +30,7 @@ void check_model(const Json& body, const ServedModel& model) {
   const Json* name = given(body, "model");
   if (name == nullptr) return;
   if (std::find(model.names.begin(), model.names.end(), name->string()) == model.names.end()) {
-    throw RequestError(model_not_found(name->string()));
+    throw RequestError(model_not_found(name->string(), model.names));
   }
 }
 

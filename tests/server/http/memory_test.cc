@@ -83,7 +83,7 @@ std::vector<Asked> all_requests() {
       {"detokenize", ask_for("/detokenize", R"({"tokens":[300,301,302]})"), "prompt"},
       {"models", get("/v1/models"), "tiny"},
       {"model", get("/v1/models/tiny"), "tiny"},
-      {"live", get("/health/live"), "ready"},
+      {"live", get("/health/live"), "\"live\""},
       {"ready", get("/health/ready"), "ready"},
       {"deep", get("/health/deep"), "check_seconds"},
       {"metrics", get("/metrics"), "tessera_"},

@@ -28,8 +28,8 @@ constexpr double kMostSeconds = 0.05;
 
 TEST(HttpRequests, EveryRouteAnswers) {
   LiveServer server;
-  for (const char* path : {"/health/live", "/health/ready", "/health/deep", "/metrics", "/openapi.json", "/v1/models",
-                           "/v1/models/tiny", "/"}) {
+  for (const char* path : {"/health", "/health/live", "/health/ready", "/health/deep", "/metrics", "/openapi.json",
+                           "/v1/models", "/v1/models/tiny", "/"}) {
     const Answer answer = ask(server.port(), get(path));
     EXPECT_EQ(answer.status, 200) << path << answer.head;
     EXPECT_FALSE(answer.body.empty()) << path;

@@ -273,7 +273,11 @@ TEST(HttpStreams, ADrainLetsRunningAnswersFinish) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(ask(server.port(), post("/v1/chat/completions", chat(), kClose)).status, 503);
   EXPECT_EQ(ask(server.port(), get("/health/ready")).status, 503);
-  EXPECT_EQ(ask(server.port(), get("/health/live")).status, 200);
+  for (const char* path : {"/health", "/health/live"}) {
+    const Answer lives = ask(server.port(), get(path));
+    EXPECT_EQ(lives.status, 200) << path;
+    EXPECT_EQ(lives.body.rfind("{\"status\":\"live\",", 0), 0u) << lives.body;
+  }
   all += stream.receive_all();
   EXPECT_EQ(streamed_text(all), setup.answer);
   EXPECT_EQ(idle.receive_all(), "");
