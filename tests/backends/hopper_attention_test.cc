@@ -137,7 +137,8 @@ void HopperAttentionTest::check(const Batch& b, float sink_shift) {
 
 TEST_F(HopperAttentionTest, FewTokens) {
   check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 7, 300, true));
-  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 11, 300, true));  // more than the portable kernel has
+  check(batch(EntryFormat::kKvFp8Bf16, 64, 128, 11, 300, true));   // more than the portable kernel has
+  check(batch(EntryFormat::kKvFp8Bf16, 16, 128, 2, 2200, false));  // more parts than clusters share
   check(batch(EntryFormat::kKvFp8Bf16, 37, 130, 6, 140, false));
   check(batch(EntryFormat::kBf16, 128, 128, 3, 129, true));
 }

@@ -365,13 +365,16 @@ int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_token
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   // Parts that a token may have; of visible entries without a list nobody knows here, and Flash has four of a list.
-  constexpr int64_t kPartsOfEntries = 4;
+  constexpr int64_t kPartsOfEntries = 4, kMostSplits = 16;
   const int64_t window_parts = ceil_div<int64_t>(desc.window, kPart);
   const int64_t parts = !args.entry_cache.exists() ? window_parts
                         : args.selected == nullptr ? window_parts + kPartsOfEntries
                                                    : window_parts + ceil_div<int64_t>(args.selected_stride, kPart);
   const int64_t few_blocks = args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts;
-  if (few_blocks <= kFewClusters) return attention_few(desc, args, parts, queue);
+  if (few_blocks <= kFewClusters) {
+    const bool knows_parts = !args.entry_cache.exists() || args.selected != nullptr;
+    return attention_few(desc, args, knows_parts ? std::min(parts, kMostSplits) : kMostSplits, queue);
+  }
   if (parts > 1 && args.num_tokens <= kFewTokens && few_blocks <= kFewBlocks) {
     return cuda::attention_mma(desc, args, queue);
   }

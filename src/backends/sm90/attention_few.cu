@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // attention of a handful of tokens: cuda/attention_few.cuh, 16 heads of a token to a cluster of four thread blocks.
-#include <algorithm>
-
 #include "backends/cuda/attention_few.cuh"
 #include "backends/sm90/attention_keys.cuh"
 #include "backends/sm90/kernels.h"
 
 namespace tessera::backends::sm90 {
 
-void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t most_parts,
+void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
                    device::Queue& queue) {
-  constexpr int64_t kMostSplits = 16;
-  cuda::attention_few::run<4, attention_wide::kSlots>(desc, args, std::min(most_parts, kMostSplits), queue);
+  cuda::attention_few::run<4, attention_wide::kSlots>(desc, args, splits, queue);
 }
 
 }  // namespace tessera::backends::sm90

@@ -23,8 +23,8 @@ void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Ar
 bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
 int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
-// A handful of tokens of at most so many parts; the same bits.
-void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t most_parts,
+// A handful of tokens, whose parts are dealt out to so many clusters, 1 where each has one part; the same bits.
+void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
                    device::Queue& queue);
 
 }  // namespace tessera::backends::sm90
