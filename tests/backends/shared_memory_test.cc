@@ -40,6 +40,19 @@ TEST(SharedMemoryBudget, Hopper) {
   EXPECT_LE(kFew + kRest, kMost);
 }
 
+template <int kTokens>
+constexpr int ring_bytes() {
+  using Ring = sm90::RingPlan<kTokens>;
+  return Ring::kStages * cuda_common::PackedNvfp4::kBytes + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
+}
+
+TEST(SharedMemoryBudget, HopperRings) {
+  constexpr int kList = 3200;  // of experts
+  EXPECT_EQ(ring_bytes<1>(), 219136);
+  EXPECT_EQ(ring_bytes<8>(), 217088);
+  EXPECT_LE(ring_bytes<1>() + kRest + kList, kMost);
+}
+
 TEST(SharedMemoryBudget, TensorMemory) {
   using Many = sm100::SumsPlan<1, sm100::kMostTileTokens, 1>;
   using Few = sm100::SumsPlan<1, sm100::kFewTileTokens, 1>;
