@@ -143,7 +143,7 @@ TEST(ResponsesRequest, BadFieldsAreNamed) {
 }
 
 TEST(MessagesRequest, BlocksBecomeMessages) {
-  const ChatRequest request = parsed(anthropic::parse_messages, R"({"model":"tiny","max_tokens":2049,
+  const ChatRequest request = parsed(anthropic::parse_messages, R"({"model":"tiny","max_tokens":2048,
     "system":[{"type":"text","text":"S","cache_control":{"type":"ephemeral"}},{"type":"text","text":"T"}],
     "thinking":{"type":"enabled","budget_tokens":2048},"output_config":{"effort":"max"},"stop_sequences":["x"],
     "temperature":0.5,"top_k":5,"stream":true,"metadata":{"user_id":"u"},"n":"nonsense","stop":7,

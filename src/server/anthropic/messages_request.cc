@@ -165,9 +165,11 @@ void read_thinking(const Json& body, const ServedModel& model, ChatRequest& requ
   request.chat.thinking = is_on ? text::Thinking::kOn : text::Thinking::kOff;
   if (is_on && given(*thinking, "budget_tokens") != nullptr) {
     request.thinking_budget = integer_of(*given(*thinking, "budget_tokens"));
-    // As in Anthropic's API: reasoning counts as part of the answer, and must leave room for the rest.
+    // As in Anthropic's API: reasoning counts as part of the answer, and must leave room for the rest. Between calls of
+    // tools it may be a budget of several answers.
     const std::optional<int64_t> most = request.options.max_tokens;
-    if (most && *request.thinking_budget >= *most) {
+    const bool has_tools = given(body, "tools") != nullptr && !given(body, "tools")->array().empty();
+    if (!has_tools && most && *request.thinking_budget >= *most) {
       fail_field(kConflict, "thinking.budget_tokens", fmt::format("fewer than max_tokens, {}", *most),
                  std::to_string(*request.thinking_budget));
     }
