@@ -271,6 +271,7 @@ class Fences(unittest.TestCase):
         for old, new, faults in ((proxy, '', {'pass': 1}), (proxy, 'fence.proxy.async.global;', {'pass': 1}),
                                  (proxy, '@%p3 ' + proxy, {'pass': 1}), (proxy, 'fence.proxy.async;', {}),
                                  (loaded, '', {'loaded': 1}), (loaded, '@%p3 ' + loaded, {'loaded': 1}),
+                                 (loaded, loaded.replace('::ld', '::st'), {'loaded': 1}),
                                  ('tcgen05.fence::after_thread_sync;', '', {'after': 1, 'pass': 1})):
             found = ptx.faults_of(PAIR.replace(old, new))[0]
             self.assertEqual(found, {('pair', rule): count for rule, count in faults.items()}, new)
