@@ -277,7 +277,7 @@ class Cli(ProgramTest):
         self.assertGreater(len(ops), 15, plan[:2000])
         picture = self.folder / 'ops.svg'
         report = json.loads(run('bench', 'ops', '--json', '--only', 'flash', '--tokens', '1', '--seconds', '0.001', '--plot',
-                                str(picture)).stdout)
+                                str(picture), timeout=500).stdout)
         self.assertLessEqual(ops, {row['name'].split()[0] for row in report['rows']})
         drawing = ElementTree.fromstring(picture.read_text())
         titles = [title.text for title in drawing.iter('{http://www.w3.org/2000/svg}title')]
