@@ -423,6 +423,14 @@ class Lives(ProgramTest):
         for _ in range(100):
             end_at_a_moment(generator, drain_seconds=0.1)
 
+    def test_no_signal_turns_an_end_into_a_failure(self):
+        with Server('--drain', '0.1') as server:
+            # One comes at each moment of the end, up to that at which there is no process any more.
+            while server.process.poll() is None:
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(0.0001)
+            self.assertEqual(server.process.returncode, 0)
+
     def test_a_second_signal_ends_at_once(self):
         with Server('--drain', '600') as server:
             client = socket.create_connection(('127.0.0.1', server.port))

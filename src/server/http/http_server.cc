@@ -80,6 +80,13 @@ uint64_t peer_of(const tcp::socket& socket) {
   return error ? 1 : std::max<uint64_t>(1, std::hash<std::string>()(endpoint.address().to_string()));
 }
 
+// The last set that names a signal gives it its default action back when it goes. One more set, that never goes, keeps a
+// signal that comes when all is over from making a failure of an end that went well.
+void keep_signals_from_killing() {
+  static asio::io_context* const context = new asio::io_context(1);
+  [[maybe_unused]] static const asio::signal_set* const kept = new asio::signal_set(*context, SIGTERM, SIGINT);
+}
+
 }  // namespace
 
 class HttpServer::Body {
@@ -136,6 +143,7 @@ HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* even
   listen_at(acceptor_, options_);
   port_ = acceptor_.local_endpoint().port();
   if (!options_.handles_signals) return;
+  keep_signals_from_killing();
   // From here on a signal waits for run().
   signals_.add(SIGTERM);
   signals_.add(SIGINT);
