@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -26,11 +27,12 @@ double ms(const bench::Samples& samples, double share) {
   return samples.quantile(share) * 1e3;
 }
 
-void print_made(const bench::StepReport& report, const BenchSteps& bench, int world) {
-  const std::string ranks = world == 1 ? "" : fmt::format(", rank 0 of {}, cut by {}", world, bench.ranks.split);
+void print_made(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
+  const std::string cut =
+      ranks.is_alone() ? "" : fmt::format(", rank 0 of {}, cut by {}", ranks.world(), ranks.split().name);
   print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
                            report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),
-                           report.device, ranks, report.make_seconds, fmt::join(report.variants, " ")));
+                           report.device, cut, report.make_seconds, fmt::join(report.variants, " ")));
 }
 
 void print_sum(const bench::SumRow& row) {
@@ -52,13 +54,13 @@ void add_samples(const bench::Samples& samples, ordered_json& out) {
   out["seconds"] = samples.seconds;
 }
 
-ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, int world) {
+ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
   ordered_json out = {{"what", "tessera bench model"},
                       {"commit", TESSERA_COMMIT},
                       {"cpu", device::probe_machine().cpu_name},
                       {"device", report.device},
-                      {"ranks", world},
-                      {"split", world == 1 ? "" : bench.ranks.split},
+                      {"ranks", ranks.world()},
+                      {"split", ranks.is_alone() ? "" : ranks.split().name},
                       {"mode", bench.model.mode},
                       {"shape", bench.options.shape},
                       {"dense", ops::to_string(bench.options.dense)},
@@ -96,19 +98,21 @@ int measure(BenchSteps& bench, Ranks& ranks) {
       fmt::format("random weights of {}, {} layers, seed {}; contexts {}, batches {}, {} steps, {} repeats",
                   options.shape, options.num_layers, options.seed, fmt::join(options.contexts, " "),
                   fmt::join(options.batches, " "), options.steps, options.repeats);
-  ranks.join_made("model", bench::published_config(options.shape), made, bench.model, bench.options.load);
+  const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
+  ranks.join_made("model", model::published_model(bench::published_config(options.shape), options.dense), made,
+                  bench.model, bench.options.load, most);
   bench.options.device = bench.model.device;
   if (!ranks.is_follower()) warn_of_backends(device::machine_of(bench.model.device));
   bench.options.load.num_threads = bench.model.threads;
   bench::StepObserver observer;
   if (!is_quiet) {
-    observer.on_made = [&](const bench::StepReport& report) { print_made(report, bench, ranks.world()); };
+    observer.on_made = [&](const bench::StepReport& report) { print_made(report, bench, ranks); };
     observer.on_sum = print_sum;
     observer.on_row = print_row;
   }
   const bench::StepReport report = bench::run_steps(bench.options, observer);
   if (ranks.is_follower()) return kExitOk;
-  const std::string text = json_of(report, bench, ranks.world()).dump() + "\n";
+  const std::string text = json_of(report, bench, ranks).dump() + "\n";
   if (bench.is_json) print_result(text);
   if (file == nullptr) return kExitOk;
   file->write(text.data(), text.size());

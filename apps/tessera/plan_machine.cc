@@ -11,9 +11,7 @@
 #include "base/atomic_file.h"
 #include "base/strings.h"
 #include "bench/shapes/published.h"
-#include "checkpoint/checkpoint.h"
 #include "console.h"
-#include "model/weight_source.h"
 #include "model_flags.h"
 #include "usage.h"
 #include "verb.h"
@@ -58,15 +56,13 @@ model::StoredModel PlanMachine::stored_model() const {
   const model::Config config = is_published ? bench::published_config(model_) : model::load_config(model_);
   model::StoredModel stored = model::published_model(config, dense);
   if (is_published || !has_weights(model_)) return stored;
-  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(model_);
-  const model::WeightSource weights(checkpoint, config, 0, {}, nullptr);
+  model::StoredModel found = model::checkpoint_model(model_, config);
+  if (dense_.empty()) return found;
   for (size_t i = 0; i < stored.rows.size(); ++i) {
-    const model::WeightRow& row = stored.rows[i];
-    const bool is_matrix = row.kind == model::WeightKind::kLinear || row.kind == model::WeightKind::kPlain;
-    const bool is_dense = row.expert < 0 && stored.formats[i] == dense;
-    if (is_matrix && (dense_.empty() || !is_dense)) stored.formats[i] = weights.format(row.name);
+    const bool is_dense = stored.rows[i].expert < 0 && stored.formats[i] == dense;
+    if (is_dense) found.formats[i] = dense;
   }
-  return stored;
+  return found;
 }
 
 int PlanMachine::run() const {

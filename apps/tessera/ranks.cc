@@ -83,13 +83,6 @@ std::string digest_of(const std::string& directory) {
   return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
 }
 
-model::Shard shard_of(const std::string& split, const comm::RankPlace& place) {
-  model::Shard shard{.rank = place.rank, .world = place.world};
-  shard.attention = split == "experts" ? model::AttentionSplit::kWhole : model::AttentionSplit::kByGroup;
-  shard.experts = split == "width" ? model::ExpertSplit::kByWidth : model::ExpertSplit::kById;
-  return shard;
-}
-
 std::string peer_sums_setting() {
   const std::string value = env_value("TESSERA_PEER_SUMS").value_or("auto");
   if (value != "auto" && value != "off") {
@@ -98,7 +91,7 @@ std::string peer_sums_setting() {
   return value;
 }
 
-std::vector<comm::Fact> facts_of(const std::string& split, const std::string& digest, const ModelFlags& flags,
+std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, const ModelFlags& flags,
                                  const model::LoadOptions& load) {
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
@@ -108,7 +101,7 @@ std::vector<comm::Fact> facts_of(const std::string& split, const std::string& di
       {"program", program_identity()},
       {"checkpoint", digest},
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
-      {"split", split},
+      {"split", std::string(split)},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
       {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
@@ -130,10 +123,12 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->type_name("N")
       ->group("Ranks");
   command
-      .add_option("--rank-split", flags.split,
-                  "What is cut: experts (each whole on one rank: the results of one rank), heads besides, or heads and "
-                  "the width of every expert")
-      ->type_name("experts|heads|width")
+      .add_option(
+          "--rank-split", flags.split,
+          "What is cut: experts (each whole on one rank: the results of one rank), heads besides, heads and the "
+          "width of every expert, or that width alone; auto: of GPUs what tessera plan predicts to be fastest, of "
+          "processors experts")
+      ->type_name("auto|experts|heads|width|experts-width")
       ->capture_default_str()
       ->group("Ranks");
   command
@@ -178,9 +173,7 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (asked < 1 || asked > comm::kMaxWorld) {
     fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld, asked));
   }
-  if (flags.split != "experts" && flags.split != "heads" && flags.split != "width") {
-    fail_usage(fmt::format("--rank-split: expected experts, heads or width, found \"{}\"", printable(flags.split, 40)));
-  }
+  if (flags.split != kAutoSplit) split_ = named_split(flags.split);
   peer_sums_setting();  // one line of complaint, before there are others
   const auto check = [](const char* name, double value, double least) {
     if (value >= least && value <= 1e6) return;
@@ -223,31 +216,50 @@ std::string Ranks::named(const std::string& message) const {
   return is_follower() ? fmt::format("rank {} of {}: {}", place_.rank, place_.world, message) : message;
 }
 
+// The same on all ranks, since it depends on what they agree on.
+template <class Stored>
+void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
+                         int64_t sequences, const Stored& stored) {
+  if (flags_.split != kAutoSplit) return;
+  if (!on_gpus_) {
+    split_ = cpu_split(config, place_.world);
+    return;
+  }
+  const device::Machine machine = device::machine_of(model.device);
+  split_ = gpu_split(stored(), place_.world, machine.gpu->name, {sequences, load.max_step_tokens, load.precision});
+  if (!is_follower() && !split_.why.empty()) print_note(split_.why);
+}
+
 // Before anybody is started or waited for.
-void Ranks::check_cut(const model::Config& config, const model::Shard& shard) const {
+void Ranks::check_cut(const model::Config& config) const {
   try {
-    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) model::slice_of(row, config, shard);
+    for (const model::WeightRow& row : model::make_weight_spec(config, 0)) model::slice_of(row, config, shard());
   } catch (const Error& error) {
     fail_usage(fmt::format("{}: expected a number that divides what --rank-split {} cuts, found {}: {}", flag_name(),
-                           flags_.split, place_.world, error.what()));
+                           split_.name, place_.world, error.what()));
   }
 }
 
-void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load) {
-  if (!is_alone()) check_cut(folder.config, shard_of(flags_.split, place_));
+void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
+                 int64_t sequences) {
+  if (is_alone()) return;
+  choose_split(folder.config, model, load, sequences,
+               [&] { return model::checkpoint_model(folder.directory, folder.config); });
+  check_cut(folder.config);
   join_on(verb, model, load, [&] { return digest_of(folder.directory); });
 }
 
-void Ranks::join_made(const char* verb, const model::Config& config, const std::string& made, const ModelFlags& model,
-                      model::LoadOptions& load) {
-  if (!is_alone()) check_cut(config, shard_of(flags_.split, place_));
+void Ranks::join_made(const char* verb, const model::StoredModel& stored, const std::string& made,
+                      const ModelFlags& model, model::LoadOptions& load, int64_t sequences) {
+  if (is_alone()) return;
+  choose_split(stored.config, model, load, sequences, [&]() -> const model::StoredModel& { return stored; });
+  check_cut(stored.config);
   join_on(verb, model, load, [&] { return made; });
 }
 
 template <class Digest>
 void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest) {
-  if (is_alone()) return;
-  load.shard = shard_of(flags_.split, place_);
+  load.shard = shard();
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
@@ -270,7 +282,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
   const bool wants_peer_sums = peer_sums_setting() != "off";
-  comm::agree(*bootstrap_, facts_of(flags_.split, digest(), model, load));
+  comm::agree(*bootstrap_, facts_of(split_.name, digest(), model, load));
   if (on_gpus_) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
     comm::NcclOptions nccl;

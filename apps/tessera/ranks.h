@@ -11,13 +11,14 @@
 #include "model/mirrored_runner.h"
 #include "model_flags.h"
 #include "rank_processes.h"
+#include "rank_split.h"
 
 namespace tessera::app {
 
 struct RankFlags {
   const CLI::App* command = nullptr;  // of which they are
   int64_t ranks = 0, gpus = 0;
-  std::string split = "experts", secret_file, listen;
+  std::string split = "auto", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
 };
 
@@ -38,13 +39,17 @@ class Ranks final : public comm::LossSink {
   bool is_alone() const { return place_.world == 1; }
   bool is_follower() const { return place_.rank > 0; }
   int world() const { return place_.world; }
+  // How the model is cut; once it is joined.
+  const RankSplit& split() const { return split_; }
 
   // Finds the others (rank 0 of a program without a launcher starts them, `verb` with the same arguments), agrees with
-  // them on what is about to be loaded, and sets what this rank holds of it in `load`. Throws as Bootstrap and agree().
-  void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load);
-  // The same without a checkpoint: the ranks agree on `made`, which says what weights of `config` they make.
-  void join_made(const char* verb, const model::Config& config, const std::string& made, const ModelFlags& model,
-                 model::LoadOptions& load);
+  // them on what is about to be loaded, and sets what this rank holds of it in `load`. A split that nobody named is
+  // chosen for so many sequences at once. Throws as Bootstrap and agree().
+  void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
+            int64_t sequences);
+  // The same without a checkpoint: the ranks agree on `made`, which says what weights they make.
+  void join_made(const char* verb, const model::StoredModel& stored, const std::string& made, const ModelFlags& model,
+                 model::LoadOptions& load, int64_t sequences);
   // Throws where ranks compute with different kernels.
   void agree_on(const model::LoadedModel& loaded);
   // The least of what the ranks say.
@@ -73,7 +78,12 @@ class Ranks final : public comm::LossSink {
   void lost(int rank, const std::string& message) override;
 
  private:
-  void check_cut(const model::Config& config, const model::Shard& shard) const;
+  // `stored` is called where the weights' formats decide.
+  template <class Stored>
+  void choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
+                    int64_t sequences, const Stored& stored);
+  void check_cut(const model::Config& config) const;
+  model::Shard shard() const { return {place_.rank, place_.world, split_.attention, split_.experts}; }
   // `digest` is called once the ranks have met.
   template <class Digest>
   void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest);
@@ -82,6 +92,7 @@ class Ranks final : public comm::LossSink {
   std::string named(const std::string& message) const;
   const RankFlags flags_;
   comm::RankPlace place_;
+  RankSplit split_;
   const char* flag_name() const { return on_gpus_ ? "--gpus" : "--ranks"; }
   bool on_gpus_ = false, starts_others_ = false;
   ConsoleLog log_{true};

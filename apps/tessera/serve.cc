@@ -366,7 +366,7 @@ int Serve::run() {
 int Serve::follow(Ranks& ranks) {
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
-  ranks.join("serve", folder, flags_.model, load);
+  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
   const CacheMemory memory = agreed_memory(folder, load, ranks);
@@ -407,7 +407,7 @@ int Serve::answer(Ranks& ranks) {
   // Before the weights: it forks.
   const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
   text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
-  ranks.join("serve", folder, flags_.model, load);
+  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   ranks.agree_on(loaded);
   if (!ranks.is_alone()) memory = agreed_memory(folder, load, ranks);

@@ -17,6 +17,8 @@ namespace {
 
 using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::StoredModel;
 
+constexpr int64_t kMostStepTokens = 65536;
+
 [[noreturn]] void fail_gpus(std::string_view text) {
   std::string names;
   for (const Target& target : targets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
@@ -30,7 +32,7 @@ void check_load(const model::Config& config, const ServingLoad& load) {
     fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected 1 to {}{}, found {}", what, most, note, value));
   };
   check("context", load.context, config.max_positions, ", the model's limit");
-  check("tokens of a step", load.step_tokens, 65536, "");
+  check("tokens of a step", load.step_tokens, kMostStepTokens, "");
   check("batch", load.sequences, load.step_tokens, ", the tokens of a step");
 }
 
@@ -190,6 +192,14 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   out.why = reasons(out);
   if (!out.best().fits) out.advice = advice_for(model, out);
   return out;
+}
+
+MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, ServingLoad load) {
+  load.context = std::clamp<int64_t>(load.context, 1, model.config.max_positions);
+  load.step_tokens = std::clamp<int64_t>(load.step_tokens, 1, kMostStepTokens);
+  load.sequences = std::clamp<int64_t>(load.sequences, 1, load.step_tokens);
+  const Target* target = target_of_gpu(gpu_name);
+  return plan_machine(model, {world, target != nullptr ? target : &target_of("h200")}, load);
 }
 
 }  // namespace tessera::bench

@@ -55,6 +55,11 @@ struct MachinePlan {
 // Throws kInvalidArgument for a load that the model can't have, kUnsupported where nothing divides.
 MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, const ServingLoad& load);
 
+// For who is about to load a model over `world` GPUs that the driver calls `gpu_name`: as plan_machine(), by an H200's
+// figures where nobody has any of such GPUs, and with what the load asks for beyond the model's or the planner's limits
+// lowered to these.
+MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, ServingLoad load);
+
 // What a rank holds, capacity, times by layer and by part, candidates.
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);
 // Every figure of it, as JSON.

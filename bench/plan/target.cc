@@ -174,6 +174,16 @@ const Target& target_of(std::string_view name) {
        fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
+const Target* target_of_gpu(std::string_view gpu_name) {
+  const Target* found = nullptr;
+  for (const Target& target : kTargets) {
+    // "B300, GB300": the short name is in the other.
+    const std::string_view name = target.gpu.substr(0, target.gpu.find(','));
+    if (gpu_name.find(name) != std::string_view::npos) found = &target;
+  }
+  return found;
+}
+
 std::array<NamedFigure, 16> figures_of(const Target& t) {
   return {{{"those of clusters of four", t.clustered},
            {"clock", t.clock},

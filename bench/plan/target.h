@@ -47,6 +47,8 @@ struct Target {
 std::span<const Target> targets();
 // Throws kInvalidArgument, naming those there are.
 const Target& target_of(std::string_view name);
+// By what the driver calls a GPU, as in "NVIDIA H200". Null: nobody has figures of it.
+const Target* target_of_gpu(std::string_view gpu_name);
 
 // Each figure of a target with its name, for tables.
 struct NamedFigure {

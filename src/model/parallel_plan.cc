@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "model/weight_source.h"
 
 namespace tessera::model {
 
@@ -61,6 +63,18 @@ ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense
 StoredModel published_model(const Config& config, ops::WeightFormat dense) {
   StoredModel model{config, make_weight_spec(config, 0), {}};
   for (const WeightRow& row : model.rows) model.formats.push_back(published_format(row, dense));
+  return model;
+}
+
+StoredModel checkpoint_model(const std::string& directory, const Config& config) {
+  StoredModel model = published_model(config, ops::WeightFormat::kBf16);
+  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
+  const WeightSource weights(checkpoint, config, 0, {}, nullptr, Inexact::kRound);
+  for (size_t i = 0; i < model.rows.size(); ++i) {
+    const WeightRow& row = model.rows[i];
+    const bool is_matrix = row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain;
+    if (is_matrix) model.formats[i] = weights.format(row.name);
+  }
   return model;
 }
 

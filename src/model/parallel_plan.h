@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a model can be cut over ranks, and what that leaves each of them to hold: pure functions of the model's facts
-// (docs/decisions/0031-several-gpus.md). Which plan is best for a load, predictions of times say (bench/plan).
+// How a model can be cut over ranks, and what that leaves each of them to hold: pure functions of the model's facts,
+// but for what a checkpoint has (docs/decisions/0031-several-gpus.md). Which plan is best for a load, predictions of
+// times say (bench/plan).
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,5 +45,8 @@ struct StoredModel {
 // weights BF16; other maps, of attention and of the shared expert, `dense`.
 ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense);
 StoredModel published_model(const Config& config, ops::WeightFormat dense);
+// As the checkpoint in a folder, whose config is known, stores them. Reads headers alone; throws as Checkpoint::open()
+// and WeightSource.
+StoredModel checkpoint_model(const std::string& directory, const Config& config);
 
 }  // namespace tessera::model

@@ -326,7 +326,7 @@ class Cli(ProgramTest):
         record = self.folder / 'steps.json'
         flags = ('bench', 'model', '--synthetic', 'small', '--contexts', '50', '--batches', '1,2', '--decode', '2', '--repeats', '1',
                  '--step-tokens', '32', '--threads', '1')
-        for split in ('experts', 'heads', 'width'):
+        for split in ('experts', 'heads', 'width', 'experts-width'):
             result = run(*flags, '--ranks', '2', '--rank-split', split, '--record', str(record))
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn(b'cut by ' + split.encode(), result.stdout)
@@ -335,6 +335,8 @@ class Cli(ProgramTest):
             self.assertEqual([(row['step'], row['sequences'], row['context']) for row in report['rows']],
                              [('prompt', 1, 50), ('decode', 1, 50), ('decode', 2, 50)])
             self.assertEqual([row['tokens'] for row in report['sums']], [1] * 3 + [2] * 3)
+        # What nobody named: of processors the split whose results are one rank's.
+        self.assertIn(b'cut by experts', run(*flags, '--ranks', '2').stdout)
         alone = json.loads(run(*flags, '--json').stdout)
         self.assertEqual((alone['ranks'], alone['sums'], len(alone['rows'])), (1, [], 3))
         self.assertGreater(alone['weight_bytes_of_a_rank'], report['weight_bytes_of_a_rank'])

@@ -107,7 +107,7 @@ class Ranks(ProgramTest):
     def test_every_split_gives_one_ranks_tokens(self):
         alone = generate()
         self.assertEqual(alone.returncode, 0, alone.stderr)
-        for split in ('experts', 'heads', 'width'):
+        for split in ('auto', 'experts', 'heads', 'width', 'experts-width'):
             with self.subTest(split=split):
                 shared = generate('--ranks', '2', '--rank-split', split)
                 self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
@@ -259,7 +259,7 @@ class Ranks(ProgramTest):
                             (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
                             (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),
-                            (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected experts, heads or width'),
+                            (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected auto, experts, heads, width or experts-width'),
                             (('--ranks', '2', '--device', 'cuda:1'), '--ranks takes processors: expected --device cpu, found cuda:1'),
                             (('--gpus', '2', '--device', 'cpu'), '--gpus takes cuda:0 on: expected no --device, found cpu'),
                             (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0')):

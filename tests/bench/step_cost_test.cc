@@ -174,6 +174,33 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
   EXPECT_TRUE(fewer.advice.empty());
 }
 
+TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
+  const model::StoredModel& flash = stored("flash");
+  for (const auto& [gpu, name] : {std::pair{"NVIDIA H200", "h200"},
+                                  {"NVIDIA H100 80GB HBM3", "h100"},
+                                  {"NVIDIA B200", "b200"},
+                                  {"NVIDIA GB300", "b300"},
+                                  {"NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx6000"},
+                                  {"NVIDIA GB10", "gb10"}}) {
+    ASSERT_NE(target_of_gpu(gpu), nullptr) << gpu;
+    EXPECT_EQ(target_of_gpu(gpu)->name, name) << gpu;
+  }
+  EXPECT_EQ(target_of_gpu("NVIDIA A100-SXM4-80GB"), nullptr);
+  const MachinePlan plan = plan_ranks(flash, 2, "NVIDIA H200", {8192, 1, 4096, {}});
+  EXPECT_EQ(plan.best().plan, plan_machine(flash, parse_gpus("2xh200"), {8192, 1, 4096, {}}).best().plan);
+  EXPECT_TRUE(plan.best().plan.is_written());
+  for (const Candidate& other : plan.candidates) {
+    if (!other.plan.is_written()) continue;
+    EXPECT_LE(plan.best().decode.us(), other.decode.us()) << other.plan.name();
+  }
+  // Nobody's figures, more ranks than a machine has GPUs, and more than the model or a step takes.
+  const MachinePlan odd = plan_ranks(flash, 16, "", {1 << 30, 1 << 20, 1 << 20, {}});
+  EXPECT_EQ(odd.gpus.target->name, "h200");
+  EXPECT_EQ(odd.best().plan.world, 16);
+  EXPECT_EQ(odd.load.context, flash.config.max_positions);
+  EXPECT_EQ(odd.load.sequences, odd.load.step_tokens);
+}
+
 TEST(MachinePlan, BadLoadsAreNamed) {
   const model::StoredModel& flash = stored("flash");
   const Gpus gpus = parse_gpus("2xh200");

@@ -129,14 +129,7 @@ TEST(RankMemory, CachesAndWorkAreThoseOfTheFitCheck) {
 TEST(RankMemory, HoldsWhatARankLoads) {
   const Config config = load_config(kTiny);
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(kTiny);
-  StoredModel model = published_model(config, WeightFormat::kNvfp4);
-  const WeightSource whole(checkpoint, config, 0, {}, nullptr);
-  for (size_t i = 0; i < model.rows.size(); ++i) {
-    const WeightKind kind = model.rows[i].kind;
-    if (kind == WeightKind::kLinear || kind == WeightKind::kPlain) {
-      model.formats[i] = whole.format(model.rows[i].name);
-    }
-  }
+  const StoredModel model = checkpoint_model(kTiny, config);
   for (const int64_t world : {1, 2}) {
     for (const ParallelPlan& plan : parallel_plans(config, world)) {
       if (!plan.is_written()) continue;

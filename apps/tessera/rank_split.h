@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Which of its ways of being cut over ranks a model is cut by: the one that --rank-split names, or the best by
+// predicted times (tessera plan).
+#include <string>
+#include <string_view>
+
+#include "model/parallel_plan.h"
+#include "ops/precision.h"
+
+namespace tessera::app {
+
+inline constexpr std::string_view kAutoSplit = "auto";
+
+struct RankSplit {
+  std::string_view name;  // as --rank-split takes it
+  model::AttentionSplit attention = model::AttentionSplit::kWhole;
+  model::ExpertSplit experts = model::ExpertSplit::kById;
+  std::string why;  // a line for people, where it was chosen
+};
+
+// Throws kInvalidArgument, naming those there are. Not for "auto".
+RankSplit named_split(std::string_view name);
+
+// On processors: the one whose results are one rank's, where the model can be cut so.
+RankSplit cpu_split(const model::Config& config, int world);
+
+struct SplitLoad {
+  int64_t sequences = 1;  // at once
+  int64_t step_tokens = 0;
+  ops::Precision precision;
+};
+// On GPUs of that name: the shortest predicted decode step of what fits, by the figures of an H200 where nobody has any
+// of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
+RankSplit gpu_split(const model::StoredModel& model, int world, std::string_view gpu_name, const SplitLoad& load);
+
+}  // namespace tessera::app
