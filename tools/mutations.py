@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tools/mutate_tcgen05 and tools/mutate_sm120 have in common: one fault planted at a time, and what notices it.
+"""What tools/mutate_tcgen05, mutate_sm120 and mutate_clusters have in common: one fault planted at a time, and what notices it.
 
 Nothing in the tree is touched: the files that are compiled with the changed text go into a temporary folder, are linked
 with the rest of test_backends, which has to be built, and tests are run, each with the mutation's sources that it is for.

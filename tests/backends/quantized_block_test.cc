@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "backends/sm100/quantized_block.cuh"
+#include "backends/cuda_common/quantized_block.cuh"
 #include "base/rng.h"
 #include "testing/seed.h"
 
@@ -19,8 +19,8 @@ using numeric::kNvfp4Block;
 void expect_same_block(const float (&values)[kNvfp4Block], float g) {
   uint8_t codes[kNvfp4Block / 2], scale;
   numeric::nvfp4_quantize_row(values, kNvfp4Block, g, codes, &scale);
-  const backends::sm100::QuantizedBlock found =
-      backends::sm100::quantize_block(values, numeric::abs_max(values, kNvfp4Block), g);
+  const backends::cuda_common::QuantizedBlock found =
+      backends::cuda_common::quantize_block(values, numeric::abs_max(values, kNvfp4Block), g);
   ASSERT_EQ(found.scale, scale) << "g " << g;
   for (int i = 0; i < kNvfp4Block / 2; ++i) {
     ASSERT_EQ(found.codes >> 8 * i & 0xFF, codes[i])

@@ -239,7 +239,7 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
               sync_blocks<2>();
               if (thread() == 0) copy_scales<2>(0, kN);
             }}},
-      {"the cluster has not met since",
+      {"of a block that may not have begun",
        {.begin =
             [] {
               if (is_odd() && thread() == 0) ptx::arrive_at(shared().never, 0);
@@ -248,6 +248,14 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
       {"the cluster has not met since",
        {.begin =
             [] {
+              sync_blocks<2>();
+              if (is_odd() && thread() == 0) ptx::arrive_at(shared().never, 0);
+              allocate<2>();
+            }}},
+      {"the cluster has not met since",
+       {.begin =
+            [] {
+              sync_blocks<2>();
               if (thread() == 0) shared().never.init(1);
               __syncthreads();
               if (is_odd() && thread() == 0) ptx::arrive_at(shared().never, 0);
@@ -262,6 +270,7 @@ TEST_F(Tcgen05PairsTest, RefusesWhatBreaksARuleOfPairs) {
       {"the cluster has not met since",
        {.begin =
             [] {
+              sync_blocks<2>();
               if (thread() == 0) shared().never.init(1);
               if (is_odd() && thread() == 0) ptx::copy_bulk_to(3, shared().a, kSixteen, 16, shared().never);
               allocate<2>();

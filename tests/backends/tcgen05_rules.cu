@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kThreads) product(BrokenRule rule) {
   for (int i = thread; i < ScaleAtom::kBytes; i += kThreads) {
     s.a_scales[i] = 0x38;
     for (auto& atom : s.b_scales) atom[i] = 0x38;
+    if (i == 0 && is_odds(BrokenRule::kOddScales)) s.b_scales[Columns::kAtoms - 1][i] = 0x30;
   }
   sync_blocks<kBlocks>();
   if constexpr (kBlocks > 1) {

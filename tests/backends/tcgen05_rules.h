@@ -31,6 +31,7 @@ enum class BrokenRule {
   kColumnsInEights,  // a product of N = 8 more
   kBothGroups,       // scales are copied in the even block alone, by cta_group::1
   kScalesOfFewer,    // scales of the first 128 columns of N alone
+  kOddScales,        // has one other scale of B
   kOddHasLess,       // has allocated fewer columns
   kOddIsEarly,       // loads sums that are not there yet
   kOddLeavesSums,    // does not load what the next product begins anew

@@ -71,6 +71,7 @@ TEST_F(SlowTcgen05RulesDeathTest, ThoseOfPairsDoToo) {
       {BrokenRule::kBothGroups, "instructions of both cta_groups"},
       {BrokenRule::kNoScalesOfA, "scales of A were not written"},
       {BrokenRule::kScalesOfFewer, "scales of B were not written"},
+      {BrokenRule::kOddScales, "scales of B in a pair's odd block are not those in its even one"},
       {BrokenRule::kOddHasLess, "sums take columns which are not all allocated"},
       {BrokenRule::kOverlap, "overlap in tensor memory"},
       {BrokenRule::kAddsToNothing, "adds where nothing was written"},

@@ -2,6 +2,9 @@
 #include "testing/gpu_stage.h"
 
 #include "device/gpu_executor.h"
+#ifdef TESSERA_CUDA_EMULATED
+#include "device/cuda/emulated/capability.h"
+#endif
 
 namespace tessera::testing {
 
@@ -18,6 +21,12 @@ verify::StageMemory& gpu_stage_memory() {
   static const std::unique_ptr<device::Executor> executor = device::make_gpu_executor(find_test_gpu(why_not).value());
   static verify::StageMemory memory(*executor);
   return memory;
+}
+
+void seed_test_gpu([[maybe_unused]] uint32_t seed) {
+#ifdef TESSERA_CUDA_EMULATED
+  device::emulated::seed_chance(seed);
+#endif
 }
 
 }  // namespace tessera::testing

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The GPU on which tests run a GPU's variants. Without CUDA in the build there is none.
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -20,5 +21,7 @@ constexpr bool kGpuIsEmulated = false;
 std::optional<device::GpuDevice> find_test_gpu(std::string& why_not);
 // Where arrays are staged on it.
 verify::StageMemory& gpu_stage_memory();
+// What an emulated GPU does by chance from now on follows from `seed`; another GPU does not care.
+void seed_test_gpu(uint32_t seed);
 
 }  // namespace tessera::testing

@@ -159,8 +159,10 @@ inline constexpr ops::Variant<ops::Linear> kScalarLinear = {"scalar", nullptr, n
 // Fresh random data each run; the seed is shown when a test fails.
 class RandomTest : public ::testing::Test {
  protected:
-  RandomTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {}
-  uint64_t seed_;
+  RandomTest() : seed_(fresh_seed()), rng_(seed_), trace_(__FILE__, __LINE__, "seed " + std::to_string(seed_)) {
+    seed_test_gpu(seed_);
+  }
+  uint32_t seed_;
   Rng rng_;
   ::testing::ScopedTrace trace_;
 };

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """tools/check_budgets reads objects and finds what is over its limit; tools/check_ptx finds each fence that is taken out;
-tools/check_ptx_wrappers finds each change of what a wrapper becomes; what tools/mutate_tcgen05 and tools/mutate_sm120
-change is in the sources, and in the tables of what they say."""
+tools/check_ptx_wrappers finds each change of what a wrapper becomes; what tools/mutate_tcgen05, mutate_sm120 and
+mutate_clusters change is in the sources, and in the tables of what they say."""
 import importlib.machinery
 import importlib.util
 import json
@@ -364,7 +364,8 @@ class Wrappers(unittest.TestCase):
 
 class Mutations(unittest.TestCase):
     """Trying them takes hours and is done by hand: what can go stale unnoticed meanwhile is looked at here."""
-    TOOLS = {'mutate_tcgen05': 'nvfp4_blackwell_tcgen05.md', 'mutate_sm120': 'nvfp4_blackwell.md'}
+    TOOLS = {'mutate_tcgen05': 'nvfp4_blackwell_tcgen05.md', 'mutate_sm120': 'nvfp4_blackwell.md',
+             'mutate_clusters': 'attention_hopper.md'}
 
     def test_the_sources_have_what_is_to_be_changed(self):
         for name in self.TOOLS:

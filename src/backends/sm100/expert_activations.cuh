@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "backends/cuda_common/ptx/conversions.cuh"
+#include "backends/cuda_common/quantized_block.cuh"
 #include "backends/sm100/input_tiles.cuh"
-#include "backends/sm100/quantized_block.cuh"
 
 namespace tessera::backends::sm100 {
 
@@ -38,7 +38,7 @@ class TokenBlock {
       values[j + kPairs] = __uint_as_float(pairs_[j] & 0xFFFF0000);
     }
     largest = cuda_common::ptx::larger_bf16x2(largest, largest >> 16);
-    const QuantizedBlock found = quantize_block(values, __uint_as_float(largest << 16), g);
+    const cuda_common::QuantizedBlock found = cuda_common::quantize_block(values, __uint_as_float(largest << 16), g);
     to.store(block, found.codes, found.scale);
   }
 

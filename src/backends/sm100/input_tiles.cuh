@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "backends/cuda_common/amax.cuh"
+#include "backends/cuda_common/quantized_block.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/sm100/input_tile.h"
-#include "backends/sm100/quantized_block.cuh"
 #include "numeric/nvfp4.h"
 
 namespace tessera::backends::sm100 {
@@ -39,11 +39,11 @@ __device__ inline float quantize_into(const InputRow& to, const cuda_common::Val
   const int num_blocks = static_cast<int>(round_up<int64_t>(width, InputTile::kColumns)) / kNvfp4Block;
   for (int block = static_cast<int>(threadIdx.x); block < num_blocks; block += kQuantizeThreads) {
     float values[kNvfp4Block] = {};
-    QuantizedBlock found;
+    cuda_common::QuantizedBlock found;
     if (is_there && block * kNvfp4Block < width) {
 #pragma unroll
       for (int i = 0; i < kNvfp4Block; ++i) values[i] = x[begin + block * kNvfp4Block + i];
-      found = quantize_block(values, numeric::abs_max(values, kNvfp4Block), g);
+      found = cuda_common::quantize_block(values, numeric::abs_max(values, kNvfp4Block), g);
     }
     to.store(block, found.codes, found.scale);
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // NVFP4 activations (docs/contracts/numerics.md, section 3) from BF16 rows, in the order in which they are multiplied
-// (scaled_units.h). What bounds it: the divisions, which are IEEE's. Which rows, a class Map says (scaled_sums.cuh):
+// (scaled_units.h). What bounds it: instructions, two products and two conversions of each value, since a row is read
+// twice and the second time from a cache. Which rows, a class Map says (scaled_sums.cuh):
 //   source(work, token)  the row's values, and where its scale g is given by a bound that (0: it is measured); called
 //                        by all threads of a block
 //   factor(work, token)  takes g
@@ -9,6 +10,7 @@
 
 #include "backends/cuda_common/amax.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/quantized_block.cuh"
 #include "backends/sm120/scaled_units.h"
 #include "numeric/bf16.h"
 
@@ -21,8 +23,8 @@ struct InputSource {
 
 constexpr int kInputThreads = 128;
 
-// Codes of 16 neighbouring values, eight to a word, and their scale.
-__device__ inline uint8_t quantize_block(const uint16_t* values, float g, uint2& codes) {
+// Codes of 16 neighbouring values, and their scale.
+__device__ inline cuda_common::QuantizedBlock quantize_values(const uint16_t* values, float g) {
   const uint4* pieces = reinterpret_cast<const uint4*>(values);
   float floats[numeric::kNvfp4Block];
 #pragma unroll
@@ -34,13 +36,7 @@ __device__ inline uint8_t quantize_block(const uint16_t* values, float g, uint2&
       floats[8 * i + j] = numeric::bf16_to_float(static_cast<uint16_t>(words[j / 2] >> 16 * (j % 2)));
     }
   }
-  uint8_t bytes[numeric::kNvfp4Block / 2], scale;
-  numeric::nvfp4_quantize_row(floats, numeric::kNvfp4Block, g, bytes, &scale);
-  uint32_t words[2] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) words[i / 4] |= static_cast<uint32_t>(bytes[i]) << 8 * (i % 4);
-  codes = {words[0], words[1]};
-  return scale;
+  return cuda_common::quantize_block(floats, numeric::abs_max(floats, numeric::kNvfp4Block), g);
 }
 
 // Grid: work by rows of a tile, those too that only fill a unit.
@@ -63,15 +59,15 @@ __global__ void __launch_bounds__(kInputThreads) arrange_inputs(Map map) {
   }
   const int num_blocks = static_cast<int>(units_of_row(width)) * kUnitBlocks, in_unit = row % InputUnit::kRows;
   for (int block = static_cast<int>(threadIdx.x); block < num_blocks; block += kInputThreads) {
-    uint2 codes{0, 0};
-    uint8_t scale = 0;
+    cuda_common::QuantizedBlock found;
     const int column = block * numeric::kNvfp4Block;
-    if (is_there && column < width) scale = quantize_block(source.values + column, g, codes);
+    if (is_there && column < width) found = quantize_values(source.values + column, g);
     char* unit = map.inputs(work) + (block / kUnitBlocks * num_units + row / InputUnit::kRows) * InputUnit::kBytes;
     const int in_row = block % kUnitBlocks, first = in_row * numeric::kNvfp4Block;
-    *reinterpret_cast<uint32_t*>(unit + InputUnit::codes_at(in_unit, first)) = codes.x;
-    *reinterpret_cast<uint32_t*>(unit + InputUnit::codes_at(in_unit, first + kWordCodes)) = codes.y;
-    unit[InputUnit::scale_at(in_unit, in_row)] = static_cast<char>(scale);
+    *reinterpret_cast<uint32_t*>(unit + InputUnit::codes_at(in_unit, first)) = static_cast<uint32_t>(found.codes);
+    *reinterpret_cast<uint32_t*>(unit + InputUnit::codes_at(in_unit, first + kWordCodes)) =
+        static_cast<uint32_t>(found.codes >> 32);
+    unit[InputUnit::scale_at(in_unit, in_row)] = static_cast<char>(found.scale);
   }
 }
 

@@ -14,7 +14,7 @@ namespace tessera::backends::cuda_common::ptx {
 // numeric::e2m1_from_float of eight values, the first in the lowest four bits.
 __device__ inline uint32_t e2m1_codes(const float (&values)[8]) {
   uint32_t codes = 0;
-#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM100_EMULATED)
+#if defined(TESSERA_CUDA_EMULATED) || defined(TESSERA_SM100_EMULATED) || defined(TESSERA_SM120_EMULATED)
   for (int i = 0; i < 8; ++i) codes |= static_cast<uint32_t>(numeric::e2m1_from_float(values[i])) << 4 * i;
 #else
   asm("{\n.reg .b8 b0, b1, b2, b3;\n"

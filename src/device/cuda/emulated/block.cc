@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cuda/emulated/capability.h"
 #include "device/cuda/emulated/fibre.h"
 
 #ifndef __SANITIZE_ADDRESS__
@@ -215,16 +216,20 @@ class Grid {
     if (rank < 0 || rank >= cluster_size()) fail("reaches for a block that the cluster does not have");
     Block& block = blocks_[static_cast<size_t>(rank)];
     if (block.num_alive == 0) fail("reaches into shared memory of a block that has ended");
+    if (rank != current.rank && num_cluster_barriers_ == 0) {
+      fail("reaches into shared memory of a block that may not have begun: the cluster has not met");
+    }
     return block.shared;
   }
   int cluster_size() const { return static_cast<int>(blocks_.size()); }
   size_t dynamic_shared_bytes() const { return shared_bytes_; }
   Thread& running() { return *running_; }
+  void seed_chance(uint32_t seed) { random_.seed(seed * 0x9E3779B9u); }
   bool toss() { return (random_() >> 16 & 1) != 0; }
   int below(int count) { return static_cast<int>((random_() >> 8) % static_cast<unsigned>(count)); }
 
  private:
-  static constexpr int kNobody = -1;
+  static constexpr int kStepsOfAChoice = 16;  // on average, where the cluster does not meet
   static constexpr const char* kTensorWork = "work of the tensor cores";
   static constexpr const char *kAtBarrier = "a barrier", *kAtClusterBarrier = "the cluster's barrier";
 
@@ -258,6 +263,7 @@ class Grid {
   bool open_cluster_barrier() {
     if (num_at_cluster_barrier_ < num_alive()) return false;
     num_at_cluster_barrier_ = 0, ++num_cluster_barriers_;
+    leave_meeting();
     for (int i = 0; i < num_cluster_threads(); ++i) {
       Thread& thread = thread_at(0, i);
       thread.walk.way = 0;
@@ -312,7 +318,7 @@ class Grid {
 #endif
     engine_work_.clear();
     num_tensor_work_ = num_at_cluster_barrier_ = num_cluster_barriers_ = 0;
-    ahead_ = cluster_size() > 1 ? below(cluster_size()) : kNobody;
+    leave_meeting();
     for (Block& block : blocks_) {
       if (block.shared != nullptr) std::memset(block.shared, kPoison, shared_bytes_);
       block.state.reset();
@@ -356,11 +362,24 @@ class Grid {
     if (num_alive() > 0 && num_at_cluster_barrier_ > 0) open_cluster_barrier();
   }
 
-  // Now and then one block of a cluster runs as far as it can without the others, so that who needs them to be there,
-  // or to be there still, has to say so.
-  void choose_who_is_ahead() {
-    if (cluster_size() > 1 && below(16) == 0) ahead_ = below(2) == 0 ? kNobody : below(cluster_size());
+  // Some blocks of a cluster run as far as they can without the others, one alone or all but one too: who is far ahead
+  // overwrites what the others still read, reads what they have not written, ends while they need it. Who they are is
+  // chosen whenever the cluster has met. Half of the time it stays so until they wait for the others, however many
+  // steps lie between; else, and from then on, others are chosen now and then.
+  void choose_who_runs() {
+    run_all();
+    if (cluster_size() > 1) who_runs_ = 1 + static_cast<unsigned>(below(static_cast<int>(all_blocks() - 1)));
   }
+  void leave_meeting() {
+    choose_who_runs();
+    is_choice_kept_ = toss();
+  }
+  void run_all() {
+    who_runs_ = all_blocks();
+  }
+  unsigned all_blocks() const {
+    return (1u << cluster_size()) - 1;
+  }  // a bit for each rank
 
   // Nobody can run, and nothing is under way.
   void blame_who_waits() {
@@ -377,10 +396,10 @@ class Grid {
     begin_cluster();
     while (num_alive() > 0) {
       bool has_run = false;
-      choose_who_is_ahead();
+      if (cluster_size() > 1 && !is_choice_kept_ && below(kStepsOfAChoice) == 0) toss() ? choose_who_runs() : run_all();
       for (const int i : order_) {
         Thread& thread = thread_at(0, i);
-        if (thread.fibre.has_ended() || (ahead_ != kNobody && thread.rank != ahead_)) continue;
+        if (thread.fibre.has_ended() || (who_runs_ >> thread.rank & 1) == 0) continue;
         current.rank = thread.rank;  // what it waits for may look at its block
         if (!thread.can_run()) continue;
         has_run = true;
@@ -390,10 +409,10 @@ class Grid {
       if (num_alive() == 0) break;  // what is under way now nobody has waited for
       // Late enough where nobody can run; the tensor cores' work now and then before.
       Late late{};
-      const bool was_ahead = ahead_ != kNobody;
-      if (!has_run && was_ahead) {
+      const bool did_all = who_runs_ == all_blocks();
+      if (!has_run && !did_all) {
         if (toss()) late = take_late_work();
-        if (late.work == nullptr) ahead_ = kNobody;
+        if (late.work == nullptr) run_all(), is_choice_kept_ = false;
       } else if (!has_run) {
         late = take_late_work();
       } else if (num_tensor_work_ > 0 && below(8) == 0) {
@@ -401,7 +420,7 @@ class Grid {
       }
       if (late.work != nullptr) {
         make_late(late);
-      } else if (!has_run && !was_ahead) {
+      } else if (!has_run && did_all) {
         blame_who_waits();
       }
       if (!broken_rule_.empty()) return report();
@@ -432,7 +451,8 @@ class Grid {
   Thread* running_ = nullptr;
   int num_threads_ = 0;  // of a block
   int num_at_cluster_barrier_ = 0, num_cluster_barriers_ = 0, num_tensor_work_ = 0;
-  int ahead_ = kNobody;  // the block that alone runs
+  unsigned who_runs_ = 1;  // of the cluster's blocks, a bit for each rank
+  bool is_choice_kept_ = false;
   std::minstd_rand random_{1};
 };
 
@@ -454,6 +474,10 @@ std::string words(const Site& site) {
   const std::string path = site.file_name();
   const size_t source = path.rfind("src/");
   return (source == std::string::npos ? path : path.substr(source)) + ":" + std::to_string(site.line());
+}
+
+void seed_chance(uint32_t seed) {
+  the_grid().seed_chance(seed);
 }
 
 bool run_grid(const ThreadCode& code, dim3 grid, dim3 block, size_t shared_bytes, int cluster) {

@@ -66,7 +66,7 @@ class Aside {
 };
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
-// That of the cluster's block `rank`; breaks a rule where that has ended.
+// That of the cluster's block `rank`; breaks a rule where that has ended, or another may not have begun.
 void* dynamic_shared_of(int rank);
 // 0 to below - 1, by chance.
 int random_below(int below);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "backends/cuda_common/ptx/emulated/pair_digest.h"
 #include "backends/cuda_common/ptx/emulated/tcgen05_decode.h"
 #include "backends/cuda_common/ptx/emulated/tcgen05_sums.h"
 
@@ -76,6 +77,8 @@ struct TensorSlot {
   uint32_t posted;                    // commands
   Quadrant quadrants[4];
   uint32_t arrived[kCommands];  // warps that have come to a commit
+  // Of a product of a pair, in its even block's slot: what 32 lanes of the block that came first had as B's scales.
+  PairDigest b_scales[kCommands][4];
   alignas(16) TensorCommand commands[kCommands];
   uint32_t cells[kTensorColumns][kLanes];
 
@@ -170,8 +173,22 @@ __device__ inline void make_copy(TensorSlot& slot, const TensorCommand& command,
   mark_columns(slot.quadrants[warp].written, command.d, 4, lane);
 }
 
+// Each block of a pair multiplies by its own copy of all of B's scales, at a pace of its own: the second warp of the
+// two that have the same lanes compares. `digest` is of this lane's scales.
+__device__ inline void check_scales_of_pair(const TensorCommand& command, uint32_t index, int warp, int lane,
+                                            uint32_t digest) {
+  if (command.num_blocks == 1) return;
+  for (int step = 16; step > 0; step /= 2) digest += __shfl_xor_sync(~0u, digest, step);
+  if (lane != 0) return;
+  PairDigest& of_pair = slot_of_rank(cluster_rank_of_block() & ~1u).b_scales[index][warp];
+  const uint32_t before = atomicCAS(&of_pair.bits, PairDigest::kNone, PairDigest::bits_of(digest));
+  if (!PairDigest::agrees(before, digest))
+    fail_at(command.site, "tcgen05.mma", "scales of B in a pair's odd block are not those in its even one");
+}
+
 // Rows 32 warp to 32 warp + 31 of the block's 128, a row for each lane; a lane fetches columns for all.
-__device__ inline void make_product(TensorSlot& slot, const TensorCommand& command, int warp, int lane) {
+__device__ inline void make_product(TensorSlot& slot, const TensorCommand& command, uint32_t index, int warp,
+                                    int lane) {
   constexpr const char* kWhat = "tcgen05.mma";
   TensorSlot::Quadrant& quadrant = slot.quadrants[warp];
   const uint32_t n = command.n, n_each = n / command.num_blocks;
@@ -189,6 +206,7 @@ __device__ inline void make_product(TensorSlot& slot, const TensorCommand& comma
   a.load(command.a, row, rank);
   uint8_t a_scales[kGroupsOfProduct];
   bytes_of(__ldcg(&slot.cells[command.a_scales + static_cast<uint32_t>(warp)][row]), a_scales);
+  uint32_t digest = 0;
   for (uint32_t begin = 0; begin < n; begin += 32) {
     const uint32_t mine = begin + static_cast<uint32_t>(lane);
     RowOfHalves b;
@@ -196,6 +214,7 @@ __device__ inline void make_product(TensorSlot& slot, const TensorCommand& comma
     if (mine < n) {
       b.load(command.b, mine % n_each, first_rank + mine / n_each);
       scales = __ldcg(&slot.cells[command.b_scales + begin / 32][row]);  // of lane 32 warp + mine % 32
+      digest += digest_of_scales(mine, scales);
     }
 #pragma unroll 1
     for (uint32_t i = 0; i < 32 && begin + i < n; ++i) {
@@ -211,6 +230,7 @@ __device__ inline void make_product(TensorSlot& slot, const TensorCommand& comma
       __stcg(&sum, add_scaled_groups(command.adds != 0 ? __ldcg(&sum) : 0, groups, a_scales, b_scales));
     }
   }
+  check_scales_of_pair(command, index, warp, lane, digest);
   mark_columns(quadrant.written, command.d, n, lane);
   mark_columns(quadrant.uncommitted, command.d, n, lane);
 }
@@ -252,7 +272,7 @@ __device__ __attribute__((noinline)) inline bool make_next_command(int warp, int
   if (command.kind == TensorCommand::kCopy) {
     make_copy(slot, command, warp, lane);
   } else if (command.kind == TensorCommand::kProduct) {
-    make_product(slot, command, warp, lane);
+    make_product(slot, command, index, warp, lane);
   } else {
     make_commit(slot, command, index, warp, lane);
   }

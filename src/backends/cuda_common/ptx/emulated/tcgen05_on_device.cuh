@@ -94,11 +94,16 @@ __device__ inline void post_command(const TensorCommand& command, const Site& si
     const uint32_t others = atomicCAS(&slot.num_blocks, 0, command.num_blocks);
     if (others != 0 && others != command.num_blocks)
       fail_at(site, what, "a kernel has instructions of both cta_groups");
-    const uint32_t posted = __ldcg(&slot.posted), index = posted % TensorSlot::kCommands;
+    const uint32_t posted = __ldcg(&slot.posted);
     for (TensorSlot::Quadrant& quadrant : slot.quadrants) {
       while (posted - atomicAdd(&quadrant.made, 0) >= TensorSlot::kCommands) __nanosleep(1000);
     }
+  });
+  // Both blocks are done with what has the place: either may have left something in the even one's slot.
+  for_each_slot(num_blocks, [&](TensorSlot& slot) {
+    const uint32_t index = __ldcg(&slot.posted) % TensorSlot::kCommands;
     slot.arrived[index] = 0;
+    for (PairDigest& digest : slot.b_scales[index]) digest.bits = PairDigest::kNone;
     slot.commands[index] = command;
     slot.commands[index].site = site;
   });

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A block of 16 NVFP4 activations (docs/contracts/numerics.md, section 3), with the bits of
-// numeric::nvfp4_quantize_row: that divides by IEEE's rules, here a product with the step's reciprocal, a little too
-// small and a little too large, gives the same code nearly always. Where the two do not agree, a quotient may lie
-// between: then it is divided.
+// A block of 16 NVFP4 activations (docs/contracts/numerics.md, section 3) by Blackwell's conversion to E2M1
+// (ptx/conversions.cuh), with the bits of numeric::nvfp4_quantize_row: that divides by IEEE's rules, here a product
+// with the step's reciprocal, a little too small and a little too large, gives the same code nearly always. Where the
+// two do not agree, a quotient may lie between: then it is divided.
 #include <cstdint>
 
 #include "backends/cuda_common/ptx/conversions.cuh"
 #include "numeric/nvfp4.h"
 
-namespace tessera::backends::sm100 {
+namespace tessera::backends::cuda_common {
 
 struct QuantizedBlock {
   uint64_t codes = 0;
@@ -18,7 +18,6 @@ struct QuantizedBlock {
 
 // `amax` is the largest magnitude, NaN where one of the values is; g is the row's.
 __device__ inline QuantizedBlock quantize_block(const float (&values)[numeric::kNvfp4Block], float amax, float g) {
-  namespace ptx = cuda_common::ptx;
   QuantizedBlock block;
   if (!numeric::detail::is_finite(amax) || !numeric::detail::is_finite(g)) {
     block.scale = numeric::kE4m3Nan;
@@ -55,4 +54,4 @@ __device__ inline QuantizedBlock quantize_block(const float (&values)[numeric::k
   return block;
 }
 
-}  // namespace tessera::backends::sm100
+}  // namespace tessera::backends::cuda_common
