@@ -80,8 +80,8 @@ uint64_t peer_of(const tcp::socket& socket) {
   return error ? 1 : std::max<uint64_t>(1, std::hash<std::string>()(endpoint.address().to_string()));
 }
 
-// The last set that names a signal gives it its default action back when it goes. One more set, that never goes, keeps a
-// signal that comes when all is over from making a failure of an end that went well.
+// The last set that names a signal gives it its default action back when it goes. One more set, that never goes, keeps
+// a signal that comes when all is over from making a failure of an end that went well.
 void keep_signals_from_killing() {
   static asio::io_context* const context = new asio::io_context(1);
   [[maybe_unused]] static const asio::signal_set* const kept = new asio::signal_set(*context, SIGTERM, SIGINT);
