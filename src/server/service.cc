@@ -219,8 +219,7 @@ std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view nam
   }
   if (!workers_.add(
           std::make_unique<Preparation>(*this, route, std::move(body), caller, exchange, Compiling::kKnownOnly))) {
-    exchange->refuse(
-        full(fmt::format("requests being prepared: expected fewer than {}, found as many", options_.max_preparing)), 1);
+    exchange->refuse(overloaded("requests being prepared", options_.max_preparing, options_.max_preparing), 1);
   }
   return exchange;
 }
@@ -269,10 +268,10 @@ void Service::prepare(Preparation& preparation) noexcept {
       const CompilingLane::Added added = compilers_.add(unknown.key(), std::move(waiting));
       if (added != CompilingLane::Added::kYes) {
         const bool has_requests = added == CompilingLane::Added::kTooManyRequests;
-        exchange.refuse(full(fmt::format("new schemas, patterns and tools being compiled: expected fewer than {} "
-                                         "{}, found as many",
-                                         has_requests ? options_.max_preparing : options_.max_compiling,
-                                         has_requests ? "requests that wait" : "different ones")),
+        const size_t limit = has_requests ? options_.max_preparing : options_.max_compiling;
+        exchange.refuse(overloaded(has_requests ? "requests whose schemas, patterns and tools are being compiled"
+                                                : "different new schemas, patterns and tools being compiled",
+                                   limit, limit),
                         kCompilingRetrySeconds);
       }
     } catch (...) {
