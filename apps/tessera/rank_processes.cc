@@ -141,6 +141,12 @@ void RankProcesses::end(double seconds) noexcept {
   }
 }
 
+void RankProcesses::abandon() const noexcept {
+  for (const Process& process : processes_) {
+    if (process.id != 0) kill(process.id, SIGKILL);
+  }
+}
+
 std::optional<std::string> inherited_secret(const std::string& file) {
   if (!file.starts_with(kDescriptors)) return std::nullopt;
   int descriptor = -1;

@@ -28,6 +28,8 @@ class RankProcesses final : public comm::JoinWatch {
   std::string fault() override;
   // Waits until all have ended, at most so long; then ends those that are left.
   void end(double seconds) noexcept;
+  // Ends them without waiting. From any thread, once they were started.
+  void abandon() const noexcept;
 
  private:
   struct Process {

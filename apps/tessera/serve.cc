@@ -18,6 +18,7 @@
 #include "device/device_choice.h"
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
+#include "loading_server.h"
 #include "model/memory_fit.h"
 #include "model_flags.h"
 #include "ranks.h"
@@ -77,7 +78,7 @@ class ServeEvents final : public server::http::ServerEvents {
   explicit ServeEvents(bool is_quiet) : is_quiet_(is_quiet) {}
   void draining(double seconds) override {
     notify_service_manager("STOPPING=1");
-    if (is_quiet_) return;
+    if (is_quiet_ || seconds == 0) return;  // nothing is waited for
     print_note(fmt::format("ending: no new requests; those that run have {:.0f} s (once more ends them now)", seconds));
   }
 
@@ -113,8 +114,8 @@ Serve::Serve(CLI::App& app) : command_(app.add_subcommand("serve", "Answer reque
   server::http::HttpOptions& http = flags_.http;
   c.footer(R"(
 Speaks OpenAI's API (/v1/chat/completions, /v1/completions, /v1/responses, /v1/models), Anthropic's (/v1/messages),
-/tokenize, /health/{live,ready,deep}, /metrics and /openapi.json; a page to chat with is at /. The address and a curl to
-paste go to stdout, everything else to stderr.
+/tokenize, /health/{live,ready,deep}, /metrics and /openapi.json; a page to chat with is at /. Requests get 503 while the
+weights load; once they are there, the address and a curl to paste go to stdout. Everything else goes to stderr.
 
 Examples:
   tessera serve
@@ -395,6 +396,18 @@ int Serve::answer(Ranks& ranks) {
   server::http::HttpServer::check(flags_.http);
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
+
+  std::signal(SIGPIPE, SIG_IGN);
+  // These fork: before the weights are there, and before the socket is, which others would keep open.
+  const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
+  text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
+  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
+  server::Figures figures;
+  ServeLog log(flags_.logs_requests);
+  ServeEvents events(flags_.is_quiet);
+  flags_.http.handles_signals = true;
+  server::http::HttpServer http(flags_.http, figures, &events, &log);
+  LoadingServer server(http, ranks);
   CacheMemory memory;
   if (ranks.is_alone()) {
     const device::Machine machine = device::machine_of(flags_.model.device);
@@ -402,12 +415,6 @@ int Serve::answer(Ranks& ranks) {
     check_room(memory, machine);
     load.extra_bytes = memory.running + memory.prefixes;
   }
-
-  std::signal(SIGPIPE, SIG_IGN);
-  // Before the weights: it forks.
-  const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
-  text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
-  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   ranks.agree_on(loaded);
   if (!ranks.is_alone()) memory = agreed_memory(folder, load, ranks);
@@ -425,7 +432,6 @@ int Serve::answer(Ranks& ranks) {
   runner.new_sequence(flags_.max_model_len);
   loaded.runner->reserve(memory.running + memory.prefixes);
   const engine::ReservedBudget budget(spec, memory.running);
-  ServeLog log(flags_.logs_requests);
   CacheTiers tiers;
   if (memory.prefixes > 0) {
     tiers = make_cache_tiers(flags_.tiers, facts, device::machine_of(flags_.model.device), log);
@@ -437,19 +443,17 @@ int Serve::answer(Ranks& ranks) {
   options.steps.max_running = flags_.max_running;
   if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
   engine::Engine engine(runner, budget, options);
-  ServeEvents events(flags_.is_quiet);
   server::ServiceOptions service_options;
   service_options.max_preparing = static_cast<size_t>(flags_.max_waiting);
   service_options.page = server::http::chat_page();
   service_options.tiers = tiers.all();
-  server::Service service(serving(folder, facts, grammars), engine, service_options, &log);
-  flags_.http.handles_signals = true;
-  server::http::HttpServer http(flags_.http, service, &events, &log);
+  server::Service service(serving(folder, facts, grammars), engine, figures, service_options, &log);
   if (!flags_.is_quiet) print_figures(loaded, memory);
   if (!flags_.is_quiet) print_cache_tiers(tiers);
-  print_address(http.port(), service.serving().model.names.front());
-  notify_service_manager("READY=1");
-  http.run();
+  server.serve(service, [&] {
+    print_address(http.port(), service.serving().model.names.front());
+    notify_service_manager("READY=1");
+  });
   return load.bypass.any() ? kExitMismatch : kExitOk;
 }
 

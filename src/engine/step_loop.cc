@@ -276,17 +276,18 @@ void StepLoop::prepare(Live& live, Choice& choice, const Scheduler::Slice& slice
   // After a prompt each choice draws from the same row.
   const bool is_drawn_once = is_drawn && (live.request.num_choices == 1 || known > live.num_prompt());
   model::Draw* draw = nullptr;
-  const std::span<const uint32_t> shared = live.shared_mask();
-  const bool adds_mask = choice.constraint != nullptr || (!shared.empty() && shared.data() != last_shared_mask_);
+  const std::span<const uint32_t> shared = live.shared_mask(choice);
+  const bool asks = choice.constraint != nullptr && shared.empty();
+  const bool adds_mask = asks || (!shared.empty() && shared.data() != last_shared_mask_);
   const bool has_room = !adds_mask || num_masks_ < model::kMaxMasksPerStep;
   if (const auto one = is_drawn_once && has_room ? choice.sampler.draw_in_step(known) : std::nullopt) {
-    if (choice.constraint != nullptr) {
+    if (asks) {
       ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
       num_masks_ += choice.mask.empty() ? 0 : 1;
     }
     draw = &draws_.emplace_back(*one);
-    draw->mask = choice.constraint != nullptr ? std::span<const uint32_t>(choice.mask) : shared;
-    if (adds_mask && choice.constraint == nullptr) last_shared_mask_ = shared.data(), ++num_masks_;
+    draw->mask = asks ? std::span<const uint32_t>(choice.mask) : shared;
+    if (adds_mask && !asks) last_shared_mask_ = shared.data(), ++num_masks_;
   }
   const bool needs_row = is_drawn && (draw == nullptr || live.request.logprobs);
   const bool is_decode = end == known && count == 1 && known > live.num_prompt();

@@ -100,10 +100,11 @@ void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<
     if (slice.draw != nullptr) {
       token.id = Sampler::drawn(*slice.draw);
     } else {
-      if (choice.constraint != nullptr) ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
-      const std::span<const uint32_t> shared = live.shared_mask();
+      const std::span<const uint32_t> shared = live.shared_mask(choice);
+      const bool asks = choice.constraint != nullptr && shared.empty();
+      if (asks) ask_constraint(*choice.constraint, runner_.facts().vocab_size, choice.mask);
       token.id = choice.sampler.draw(runner_, row, static_cast<int64_t>(choice.ids.size()),
-                                     shared.empty() ? std::span<const uint32_t>(choice.mask) : shared);
+                                     asks ? std::span<const uint32_t>(choice.mask) : shared);
     }
     if (choice.constraint != nullptr) choice.constraint->drawn(token.id);
     if (live.request.logprobs) token.logprobs = logprobs_of(row, token.id, *live.request.logprobs);

@@ -46,8 +46,10 @@ struct StepLoop::Live {
   Outcome outcome{};
 
   int64_t num_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
-  std::span<const uint32_t> shared_mask() const {
-    if (request.constraint != nullptr || request.allowed == nullptr) return {};
+  // Of a choice that need not be asked: its constraint's or, without one, the request's.
+  std::span<const uint32_t> shared_mask(const Choice& choice) const {
+    if (choice.constraint != nullptr) return choice.constraint->shared_mask();
+    if (request.allowed == nullptr) return {};
     return *request.allowed;
   }
   bool draws() const { return capacity > num_prompt(); }

@@ -16,6 +16,9 @@ class TokenConstraint {
   // The tokens that may be drawn now. `mask` [ops::mask_words(vocab)], zeroes: kSome sets bit id % 32 of word id / 32
   // for each; kAll and kNone leave it undefined. Where none may be, the choice ends as failed.
   virtual Allowed allowed(std::span<uint32_t> mask) = 0;
+  // Where those tokens are all of one mask that others are held to as well: it, until the next drawn(). allowed() need
+  // not be asked then, and a step has one mask for all. Else empty.
+  virtual std::span<const uint32_t> shared_mask() const { return {}; }
   // What was drawn: one that was allowed.
   virtual void drawn(int32_t id) = 0;
   // Nothing may follow what was drawn: the choice has ended as by an end token.

@@ -29,8 +29,8 @@ std::optional<Refusal> WaitingRoom::refusal(int64_t num_tokens) const {
   const int64_t seconds = retry_after(excess_requests, excess_tokens);
   return Refusal{
       .reason = Refusal::Reason::kFull,
-      .message = fmt::format("busy: {} of at most {} requests and {} of at most {} prompt tokens wait; this "
-                             "one has {}; try again in {} s",
+      .message = fmt::format("busy: requests that wait: {} of {}, their prompt tokens: {} of {}; this one has {}; try "
+                             "again in {} s",
                              num_requests_, limits_.max_requests, num_tokens_, limits_.max_tokens, num_tokens, seconds),
       .retry_after_seconds = seconds};
 }

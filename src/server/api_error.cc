@@ -103,6 +103,11 @@ ApiError unavailable(std::string_view state) {
   return made(503, "server_error", "unavailable", fmt::format("server: expected ready, found {}", state));
 }
 
+ApiError model_loading() {
+  return made(503, "server_error", "model_loading",
+              "server: expected ready, found loading; its weights are not there yet");
+}
+
 ApiError internal_error(std::string_view what) {
   return made(500, "server_error", "internal_error", printable(what, kMaxMessageBytes));
 }

@@ -26,6 +26,10 @@ void Figures::add_gaps(std::span<const double> seconds) {
   for (const double gap : seconds) stats_.between_tokens.add(gap);
 }
 
+double Figures::uptime_seconds() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+}
+
 void Figures::add_connections(int64_t difference) {
   const std::lock_guard<std::mutex> hold(lock_);
   stats_.num_connections += static_cast<uint64_t>(difference);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the server counts while it runs, for /metrics. Thread-safe.
+// What the server counts while it runs, for /metrics, from before there is a service on. Thread-safe.
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -26,11 +27,14 @@ class Figures {
   void add_gaps(std::span<const double> seconds);
   void add_connections(int64_t difference);
   void add_streams(int64_t difference);
+  // Since it was made.
+  double uptime_seconds() const;
 
   // With what the engine says of itself; replay, cache and resident figures are the caller's to fill in.
   ServerStats snapshot(const engine::Engine::Status& status) const;
 
  private:
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   mutable std::mutex lock_;
   ServerStats stats_;
   std::map<std::string, uint64_t, std::less<>> finished_{

@@ -68,7 +68,7 @@ JsonObject get(std::string_view about, std::string_view type, const JsonObject& 
 }
 
 JsonObject get(std::string_view about, std::string_view type, const JsonObject& answer) {
-  return get(about, type, answer, true, {}, {});
+  return get(about, type, answer, true, {{"503", error_answer("Loading.")}}, {});
 }
 
 JsonObject health(std::string_view about, bool needs_key) {
@@ -109,9 +109,10 @@ std::string render_openapi(std::string_view version) {
   paths.add("/v1/models", get("The models that are served.", "application/json", object_with({"object", "data"})));
   const JsonObject name{
       {"name", "model"}, {"in", "path"}, {"required", true}, {"schema", JsonObject{{"type", "string"}}}};
-  paths.add("/v1/models/{model}", get("One of them.", "application/json", object_with({"id", "object"}), true,
-                                      {{"404", error_answer("The model is not served.")}}, {name}));
-  paths.add("/health", health("Whether the process answers: /health/live by another name.", false));
+  paths.add("/v1/models/{model}",
+            get("One of them.", "application/json", object_with({"id", "object"}), true,
+                {{"404", error_answer("The model is not served.")}, {"503", error_answer("Loading.")}}, {name}));
+  paths.add("/health", health("Whether the process answers, and has loaded its model.", false));
   paths.add("/health/live", health("Whether the process answers.", false));
   paths.add("/health/ready", health("Whether requests are taken.", false));
   paths.add("/health/deep", health("Whether a token can be made.", true));

@@ -15,7 +15,7 @@ constexpr Route kRoutes[] = {
     {RouteKind::kDetokenize, "/detokenize", true, true},
     {RouteKind::kModels, "/v1/models", false, true},
     {RouteKind::kModel, "/v1/models/*", false, true},
-    {RouteKind::kLive, "/health", false, false},
+    {RouteKind::kHealth, "/health", false, false},
     {RouteKind::kLive, "/health/live", false, false},
     {RouteKind::kReady, "/health/ready", false, false},
     {RouteKind::kDeep, "/health/deep", false, true},

@@ -19,6 +19,7 @@ enum class RouteKind : uint8_t {
   kDetokenize,
   kModels,
   kModel,
+  kHealth,
   kLive,
   kReady,
   kDeep,

@@ -125,20 +125,20 @@ class Service::Preparation final : public Job {
   std::string grammar;  // the key of the one that it waits for in the lane
 };
 
-Service::Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log)
+Service::Service(Serving serving, engine::Engine& engine, Figures& figures, ServiceOptions options, LogSink* log)
     : serving_(std::move(serving)),
       engine_(engine),
       options_(std::move(options)),
       log_(log),
-      started_(now()),
       replay_(options_.replay_bytes),
+      figures_(figures),
       preparer_(serving_, replay_, ids_),
       compilers_(options_.max_compiling, options_.max_preparing),
       workers_(options_.num_workers, options_.max_preparing) {}
 
 Health Service::health() const {
   Health health;
-  health.uptime_seconds = now() - started_;
+  health.uptime_seconds = figures_.uptime_seconds();
   const engine::Engine::Status status = engine_.status();
   health.readiness = is_draining_ || status.is_draining ? Readiness::kDraining : Readiness::kReady;
   if (!status.fault.empty()) {
@@ -185,8 +185,9 @@ std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view nam
       reply.ok() ? exchange->reply({}, std::move(reply.value())) : exchange->refuse(reply.error());
       return exchange;
     }
+    case RouteKind::kHealth:
     case RouteKind::kLive:
-      exchange->reply({}, render_liveness(now() - started_));
+      exchange->reply({}, render_liveness(figures_.uptime_seconds()));
       return exchange;
     case RouteKind::kReady: {
       const Health health = this->health();
@@ -218,8 +219,7 @@ std::shared_ptr<Exchange> Service::open(const Route& route, std::string_view nam
   }
   if (!workers_.add(
           std::make_unique<Preparation>(*this, route, std::move(body), caller, exchange, Compiling::kKnownOnly))) {
-    exchange->refuse(
-        full(fmt::format("requests being prepared: expected fewer than {}, found as many", options_.max_preparing)), 1);
+    exchange->refuse(overloaded("requests being prepared", options_.max_preparing, options_.max_preparing), 1);
   }
   return exchange;
 }
@@ -268,10 +268,10 @@ void Service::prepare(Preparation& preparation) noexcept {
       const CompilingLane::Added added = compilers_.add(unknown.key(), std::move(waiting));
       if (added != CompilingLane::Added::kYes) {
         const bool has_requests = added == CompilingLane::Added::kTooManyRequests;
-        exchange.refuse(full(fmt::format("new schemas, patterns and tools being compiled: expected fewer than {} "
-                                         "{}, found as many",
-                                         has_requests ? options_.max_preparing : options_.max_compiling,
-                                         has_requests ? "requests that wait" : "different ones")),
+        const size_t limit = has_requests ? options_.max_preparing : options_.max_compiling;
+        exchange.refuse(overloaded(has_requests ? "requests whose schemas, patterns and tools are being compiled"
+                                                : "different new schemas, patterns and tools being compiled",
+                                   limit, limit),
                         kCompilingRetrySeconds);
       }
     } catch (...) {

@@ -38,8 +38,8 @@ struct ServiceOptions {
 
 class Service {
  public:
-  // Engine and log (null: none) must outlive it; the tokenizer of `serving` too.
-  Service(Serving serving, engine::Engine& engine, ServiceOptions options, LogSink* log);
+  // Engine, figures and log (null: none) must outlive it; the tokenizer of `serving` too.
+  Service(Serving serving, engine::Engine& engine, Figures& figures, ServiceOptions options, LogSink* log);
 
   // A request with its whole body, or none; a worker puts it together. `name` is what find_route gave. Thread-safe;
   // does not wait. The service
@@ -49,7 +49,6 @@ class Service {
   // No more requests are taken.
   void set_draining() { is_draining_ = true; }
   Health health() const;
-  Figures& figures() { return figures_; }
   const Serving& serving() const { return serving_; }
   engine::Engine& engine() { return engine_; }
 
@@ -67,11 +66,10 @@ class Service {
   engine::Engine& engine_;
   const ServiceOptions options_;
   LogSink* const log_;
-  const double started_;
   std::atomic<bool> is_draining_{false};
   RandomIds ids_;
   ReplayStore replay_;
-  Figures figures_;
+  Figures& figures_;
   const Preparer preparer_;
   CompilingLane compilers_;  // a new grammar may take seconds, and only other new ones wait for it
   WorkerPool workers_;       // last: its jobs use all else

@@ -30,7 +30,7 @@ class Constraint final : public engine::TokenConstraint {
   Allowed allowed(std::span<uint32_t> mask) override {
     const auto end = static_cast<size_t>(terms_->budget.end_think_id);
     const uint32_t end_bit = uint32_t{1} << (end % 32);
-    if (reasoning_ && num_tokens_ >= terms_->budget.num_tokens) {
+    if (must_end()) {
       is_used_up_ = true;
       mask[end / 32] |= end_bit;
       return Allowed::kSome;
@@ -41,6 +41,12 @@ class Constraint final : public engine::TokenConstraint {
     if (others == Allowed::kAll) std::fill(mask.begin(), mask.end(), ~uint32_t{0});
     mask[end / 32] &= ~end_bit;
     return Allowed::kSome;
+  }
+  std::span<const uint32_t> shared_mask() const override {
+    if (must_end() || is_used_up_) return {};
+    if (inner_ != nullptr) return inner_->shared_mask();
+    if (terms_->allowed == nullptr) return {};
+    return *terms_->allowed;
   }
   void drawn(int32_t id) override {
     if (inner_ != nullptr) inner_->drawn(id);
@@ -54,6 +60,7 @@ class Constraint final : public engine::TokenConstraint {
   bool has_ended() const override { return inner_ != nullptr && inner_->has_ended(); }
 
  private:
+  bool must_end() const { return reasoning_ && num_tokens_ >= terms_->budget.num_tokens; }
   Allowed allowed_besides(std::span<uint32_t> mask) {
     if (inner_ != nullptr) return inner_->allowed(mask);
     if (terms_->allowed == nullptr) return Allowed::kAll;

@@ -101,6 +101,40 @@ class ChatPage(ProgramTest):
     def ask(self, question):
         self.browser.type('#text', question + '\ue007')
 
+    def watch_requests(self, held):
+        """Keeps the messages of each request in `sent`; where `held`, none gets an answer."""
+        self.browser.run('window.sent = []; const real = window.fetch; window.fetch = (url, options) => {'
+                         'window.sent.push(JSON.parse(options.body).messages);'
+                         f'if (!{str(held).lower()}) return real(url, options);'
+                         'return new Promise((_, fail) => options.signal.addEventListener("abort", () => '
+                         'fail(new DOMException("stopped", "AbortError")))); }')
+
+    def test_a_question_without_an_answer_is_shown_as_such(self):
+        page = self.browser
+        self.watch_requests(held=True)
+        self.ask('Spell mire.')
+        page.until('return window.sent.length')
+        page.click('#stop')
+        page.idle()
+        for _ in range(2):  # the second time after a reload
+            self.assertEqual(page.articles(), [['user unanswered', 'Spell mire.']])
+            page.call('POST', '/refresh', {})
+            page.until('return document.getElementById("model").textContent')
+        self.watch_requests(held=False)
+        first, second = ({'role': 'user', 'content': text} for text in ('Compute 257-7.', 'Compute 12+30.'))
+        for question in (first, second):
+            self.ask(question['content'])
+            page.idle()
+        self.assertEqual(page.articles()[:3], [['user unanswered', 'Spell mire.'], ['user', 'Compute 257-7.'], ['assistant', '250']])
+        answer = {'role': 'assistant', 'content': '250', 'reasoning_content': ''}
+        self.assertEqual(page.run('return window.sent'), [[first], [first, answer, second]])
+        # Nor does an error answer it.
+        page.run('document.getElementById("temperature").value = "9"')
+        self.ask('Reverse it.')
+        page.idle()
+        self.assertEqual([kind for kind, _ in page.articles()[-2:]], ['user unanswered', 'error'])
+        self.assertEqual(self.server.end(), 0)
+
     def test_types_streams_stops_and_reloads(self):
         page = self.browser
         self.assertEqual(page.run('return document.getElementById("model").textContent'), MODEL.name)

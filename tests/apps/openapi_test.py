@@ -54,7 +54,7 @@ def conform(test, server, *flags, seconds=None):
 
 
 class OpenApi(ProgramTest):
-    """Half a minute together; tools/try_clients has more examples, and bad values one by one."""
+    """Half a minute together; tools/soak_server.py --only conformance has more examples, and bad values one by one."""
 
     @classmethod
     def setUpClass(cls):

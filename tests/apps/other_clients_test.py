@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""LangChain, lm-eval's local-completions and schemathesis against tessera serve. tools/try_clients installs them and runs
-this; it is no part of ./test.
+"""LangChain and lm-eval's local-completions against tessera serve. tools/try_clients, which .ci/run calls, installs them and
+runs this; it is no part of ./test.
 
     other_clients_test.py PROGRAM MODEL_FOLDER
 """
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import unittest
 
-from openapi_test import OFFLINE, conform
+from openapi_test import OFFLINE
 from program import MODEL, ProgramTest, run
 from served import Server
 
@@ -42,7 +41,7 @@ metric_list:
 class OtherClients(ProgramTest):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server('--max-model-len', '512')
+        cls.server = Server('--max-model-len', '2048')
 
     @classmethod
     def tearDownClass(cls):
@@ -104,10 +103,6 @@ class OtherClients(ProgramTest):
         # Every answer equals that of `tessera generate`, and the right one is likelier than the wrong ones.
         self.assertEqual(results['tiny_arithmetic_text']['exact_match,none'], 1.0)
         self.assertEqual(results['tiny_arithmetic_choice']['acc,none'], 1.0)
-
-    def test_schemathesis(self):
-        conform(self, self.server, '--phases', 'examples,coverage,fuzzing', '--max-examples', os.environ.get('EXAMPLES', '100'),
-                '--seed', '1')
 
 
 if __name__ == '__main__':

@@ -19,6 +19,7 @@ import unittest
 import urllib.request
 
 from program import MODEL, PROGRAM, ProgramTest, environment, run
+from served import LoadingServer
 
 QUESTION = 'Compute 257-7.'
 LAUNCHER = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
@@ -125,6 +126,19 @@ class Ranks(ProgramTest):
             server.process.send_signal(signal.SIGTERM)
             self.assertEqual(server.process.wait(60), 0, server.process.stderr.read())
             self.assertFalse(is_running(server.followers[0]))
+
+    def test_a_server_that_loads_ends_all(self):
+        with LoadingServer('--ranks', '2') as server:
+            followers = children_of(server.process.pid)
+            self.assertEqual(len(followers), 1)
+            self.assertEqual(server.end(), 0)
+            for _ in range(500):
+                if not is_running(followers[0]):
+                    break
+                time.sleep(0.01)
+            self.assertFalse(is_running(followers[0]))
+            server.go_on()
+            self.assertEqual(server.said(), [])
 
     def expect_all_end(self, victim, by, named):
         with Server('--ranks', '4') as server:

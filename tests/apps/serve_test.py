@@ -5,8 +5,10 @@
     serve_test.py PROGRAM MODEL_FOLDER
 """
 import concurrent.futures
+import http.client
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -18,7 +20,7 @@ import unittest
 import urllib.request
 
 from program import MODEL, PROGRAM, ProgramTest, environment, random_numbers, run
-from served import Server, chat, end_at_a_moment, post_bytes, stream_text
+from served import LoadingServer, Server, chat, end_at_a_moment, post_bytes, stream_text
 
 try:
     import anthropic
@@ -407,6 +409,44 @@ class Lives(ProgramTest):
         self.assertRegex(notes, r'caches .*: a token takes \d+ B, a sequence [\d.]+ \S+ besides')
         self.assertRegex(notes, r'prefix cache 512\S* MiB: a snapshot takes [\d.]+ \S+ besides its pages of [\d.]+ \S+, '
                                 r'which snapshots share, for 256 tokens each')
+
+    def test_it_says_that_it_loads(self):
+        with LoadingServer() as server:
+            self.assertEqual(json.loads(server.get('/health/live')[1])['status'], 'live')
+            for path in ('/health', '/health/ready', '/health/deep'):
+                status, body = server.get(path)
+                self.assertEqual((status, json.loads(body)['status']), (503, 'loading'), path)
+            kept = http.client.HTTPConnection('127.0.0.1', server.port, timeout=60)
+            self.addCleanup(kept.close)
+            question = ('POST', '/v1/chat/completions', json.dumps(chat('Compute 257-7.', temperature=0)))
+            kept.request(*question)
+            answer = kept.getresponse()
+            self.assertEqual((answer.status, answer.getheader('Retry-After')), (503, '5'))
+            self.assertEqual(json.loads(answer.read())['error']['code'], 'model_loading')
+            self.assertEqual(select.select([server.process.stdout], [], [], 0)[0], [], 'an address before it is ready')
+            server.go_on()
+            self.assertEqual(server.process.stdout.readline().strip(), f'http://127.0.0.1:{server.port}')
+            self.assertEqual(server.get('/health/ready')[0], 200)
+            kept.request(*question)
+            self.assertEqual(kept.getresponse().status, 200)
+            self.assertEqual(server.end(), 7)  # of the switch that lets it stand still
+
+    def test_it_ends_while_it_loads(self):
+        for by in (signal.SIGTERM, signal.SIGINT):
+            with LoadingServer() as server:
+                self.assertEqual(server.end(by), 0)
+                self.assertEqual(server.process.stdout.read(), '')
+
+    def test_a_load_that_fails_ends_it(self):
+        with LoadingServer('--cache-memory', '0.0000001') as server:
+            self.assertEqual(server.get('/health/ready')[0], 503)
+            server.go_on()
+            self.assertEqual(server.process.wait(30), 4)
+            self.assertEqual(server.process.stdout.read(), '')
+            lines = server.said()
+            self.assertEqual(len(lines), 2, lines)
+            self.assertIn('TESSERA_BYPASS', lines[0])
+            self.assertIn('--cache-memory', lines[1])
 
     def test_the_end_lets_streams_finish(self):
         with Server() as server:

@@ -2,9 +2,11 @@
 """A running `tessera serve`, what is asked of it, and how it may end: for tests of this folder and tools/soak_server.py."""
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 from program import MODEL, PROGRAM, environment
@@ -66,6 +68,54 @@ class Server:
             if line.startswith('tessera_cache_tier_' + name + '{') and 'tier="disk"' in line:
                 return float(line.rsplit(' ', 1)[1])
         raise KeyError(name)
+
+
+class LoadingServer(Server):
+    """The program once it listens, standing still before its weights: what it has to say then finds no room in stderr."""
+
+    def __init__(self, *flags):
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            self.port = free.getsockname()[1]
+        self.stderr, full = os.pipe()
+        os.set_blocking(full, False)
+        try:
+            while True:
+                os.write(full, b'.')
+        except BlockingIOError:
+            os.set_blocking(full, True)
+        self.process = subprocess.Popen(
+            [PROGRAM, 'serve', '--model', str(MODEL), '--port', str(self.port), '--quiet', *flags], stdout=subprocess.PIPE,
+            stderr=full, env=environment(TESSERA_BYPASS='routed_experts'), text=True)
+        os.close(full)
+        self.reader, self.text = threading.Thread(target=self.read_all), b''
+        while self.process.poll() is None:
+            try:
+                if self.get('/health/live')[0] == 200:
+                    break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+
+    def go_on(self):
+        self.reader.start()
+
+    def read_all(self):
+        while part := os.read(self.stderr, 65536):
+            self.text += part
+
+    def said(self):
+        """Its lines on stderr, after go_on() and its end."""
+        self.reader.join()
+        return self.text.lstrip(b'.').decode().splitlines()
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.reader.is_alive():
+            self.reader.join()
+        os.close(self.stderr)
+        self.process.stdout.close()
 
 
 def chat(question, **more):

@@ -49,6 +49,36 @@ class BinarySource final : public ConstraintSource {
   const int64_t most_, none_after_;
 };
 
+// All tokens but one, by a mask that others have too, up to the `most`-th draw; then asked, and all.
+class Shared final : public TokenConstraint {
+ public:
+  Shared(std::shared_ptr<const std::vector<uint32_t>> mask, int64_t most) : mask_(std::move(mask)), most_(most) {}
+  std::span<const uint32_t> shared_mask() const override {
+    return num_drawn_ < most_ ? std::span<const uint32_t>(*mask_) : std::span<const uint32_t>();
+  }
+  Allowed allowed(std::span<uint32_t>) override {
+    EXPECT_GE(num_drawn_, most_) << "asked for no need";
+    return Allowed::kAll;
+  }
+  void drawn(int32_t) override { ++num_drawn_; }
+  bool has_ended() const override { return false; }
+
+ private:
+  const std::shared_ptr<const std::vector<uint32_t>> mask_;
+  const int64_t most_;
+  int64_t num_drawn_ = 0;
+};
+
+class SharedSource final : public ConstraintSource {
+ public:
+  SharedSource(std::shared_ptr<const std::vector<uint32_t>> mask, int64_t most) : mask_(std::move(mask)), most_(most) {}
+  std::unique_ptr<TokenConstraint> begin() const override { return std::make_unique<Shared>(mask_, most_); }
+
+ private:
+  const std::shared_ptr<const std::vector<uint32_t>> mask_;
+  const int64_t most_;
+};
+
 class Keep final : public GenerateObserver {
  public:
   bool token(int32_t) override { return true; }
@@ -121,6 +151,29 @@ TEST_F(ConstraintTest, EndsWhereItSaysSo) {
   EXPECT_EQ(sinks[0]->ids[0].size(), 5u);
   EXPECT_EQ(sinks[0]->outcome.reasons[0], FinishReason::kEndOfText);
   EXPECT_EQ(alone(request(1, 40, std::make_shared<BinarySource>(5)), 7), sinks[0]->ids[0]);
+}
+
+// As if the request named the mask; whether drawn in the step, or after it, as with penalties and several choices.
+TEST_F(ConstraintTest, MasksOfOthersNeedNoAsking) {
+  const std::vector<int32_t> free = alone(request(1, 40, nullptr), 7);
+  const auto mask = std::make_shared<std::vector<uint32_t>>(mask_without(free[3], kHashVocab));
+  std::vector<Request> requests;
+  for (const int64_t most : {40, 0, 4}) requests.push_back(request(1, 40, std::make_shared<SharedSource>(mask, most)));
+  for (int i = 0; i < 2; ++i) {
+    requests.push_back(requests[0]);
+    requests.back().num_choices = 2;
+    requests.back().sampling.params.presence_penalty = 1;
+    if (i == 1) requests.back().constraint = nullptr, requests.back().allowed = mask;
+  }
+  requests.push_back(request(1, 40, nullptr));
+  requests.back().allowed = mask;
+  const auto sinks = run(requests);
+  const std::vector<int32_t>& held = sinks[0]->ids[0];
+  EXPECT_EQ(held, sinks[5]->ids[0]);
+  EXPECT_EQ(std::count(held.begin(), held.end(), free[3]), 0);
+  EXPECT_EQ(sinks[1]->ids[0], free);
+  EXPECT_TRUE(std::equal(held.begin(), held.begin() + 4, sinks[2]->ids[0].begin()));
+  EXPECT_EQ(sinks[3]->ids, sinks[4]->ids);
 }
 
 TEST_F(ConstraintTest, NoTokenAllowedFailsItsRequestAlone) {

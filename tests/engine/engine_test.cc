@@ -164,9 +164,8 @@ TEST_F(EngineTest, RefusesWithFigures) {
   };
   const Refusal full = refusal({.prompt = {1, 2}});
   EXPECT_EQ(full.reason, Refusal::Reason::kFull);
-  EXPECT_EQ(
-      full.message,
-      "busy: 0 of at most 0 requests and 0 of at most 1048576 prompt tokens wait; this one has 2; try again in 1 s");
+  EXPECT_EQ(full.message,
+            "busy: requests that wait: 0 of 0, their prompt tokens: 0 of 1048576; this one has 2; try again in 1 s");
   EXPECT_EQ(full.retry_after_seconds, 1);
   EXPECT_EQ(engine.check_room(2)->reason, Refusal::Reason::kFull);
   // Of a request in which one thing is other than in a good one.

@@ -97,19 +97,26 @@ TEST_F(GrammarConstraint, ABudgetLeavesTheEndOfTheReasoningAlone) {
   const auto mask = std::make_shared<std::vector<uint32_t>>(engine::mask_without(x, tiny().vocab_size()));
   for (const auto& allowed : {mask, decltype(mask)()}) {
     const auto cut = with_thinking_budget({1, end}, nullptr, allowed, tiny(), ends_)->begin();
+    EXPECT_EQ(cut->shared_mask().data(), allowed == nullptr ? nullptr : allowed->data());
     cut->drawn(y);
+    EXPECT_TRUE(cut->shared_mask().empty());
     EXPECT_FALSE(allows(*cut, y));
     EXPECT_TRUE(allows(*cut, end));
     cut->drawn(end);
     EXPECT_TRUE(allows(*cut, y));
     EXPECT_EQ(allows(*cut, x), allowed == nullptr);
     EXPECT_FALSE(allows(*cut, end)) << "it has ended";
+    EXPECT_TRUE(cut->shared_mask().empty());
   }
   const auto none = with_thinking_budget({0, end}, nullptr, nullptr, tiny(), ends_)->begin();
   EXPECT_TRUE(allows(*none, x));
   EXPECT_FALSE(allows(*none, end)) << "it stands in the prompt";
   const auto free = with_thinking_budget({20, end}, nullptr, mask, tiny(), ends_)->begin();
-  for (const int32_t id : bytes_of(text::kEndThinkToken)) free->drawn(id);
+  for (const int32_t id : bytes_of(text::kEndThinkToken)) {
+    EXPECT_EQ(free->shared_mask().data(), mask->data());
+    free->drawn(id);
+  }
+  EXPECT_EQ(free->shared_mask().data(), mask->data());
   for (int i = 0; i < 30; ++i) {
     EXPECT_TRUE(allows(*free, y));
     EXPECT_FALSE(allows(*free, x));

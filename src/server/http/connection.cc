@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "server/loading.h"
 
 namespace tessera::server::http {
 
@@ -94,12 +95,12 @@ Connection::Connection(Shared& shared, std::unique_ptr<Transport> transport, uin
       bell_(shared.io),
       space_(shared.io),
       watchdog_(shared.io) {
-  shared_.service.figures().add_connections(1);
+  shared_.figures.add_connections(1);
 }
 
 Connection::~Connection() {
   forget_body();
-  shared_.service.figures().add_connections(-1);
+  shared_.figures.add_connections(-1);
 }
 
 void Connection::forget_body() {
@@ -263,7 +264,7 @@ std::string_view Connection::blame(const std::exception& error) const noexcept {
   const bool is_short = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
                         (ours != nullptr && ours->code() == ErrorCode::kResourceExhausted);
   try {
-    if (is_busy_ && !has_answered_) shared_.service.figures().add_answered(route_, is_short ? 503 : 500);
+    if (is_busy_ && !has_answered_) shared_.figures.add_answered(route_, is_short ? 503 : 500);
     if (shared_.log != nullptr) {
       shared_.log->write(LogLevel::kWarning, fmt::format("{}: {}", route_, printable(error.what(), 300)));
     }
@@ -454,15 +455,30 @@ asio::awaitable<bool> Connection::serve_one() {
     if (!is_read) co_return false;
   }
   set_deadline(kNever);
+  Service* const service = shared_.service;
+  if (service == nullptr) {
+    const ReplyPart whole = loading_reply(*route, shared_.figures.uptime_seconds());
+    goes_on = co_await send_whole(head, *route, whole);
+    co_return goes_on&& head.keeps_alive;
+  }
   // However it ends; nothing, where it was completed.
   struct Cancelling {
     explicit Cancelling(std::shared_ptr<Exchange> its_exchange) : exchange(std::move(its_exchange)) {}
     ~Cancelling() { exchange->cancel(); }
     const std::shared_ptr<Exchange> exchange;
   };
-  const Cancelling opened(shared_.service.open(*route, name, std::move(body), caller, doorbell_));
+  const Cancelling opened(service->open(*route, name, std::move(body), caller, doorbell_));
   goes_on = co_await send_parts(head, *route, *opened.exchange);
   co_return goes_on&& head.keeps_alive;
+}
+
+asio::awaitable<bool> Connection::send_whole(const RequestHead& head, const Route& route, const ReplyPart& whole) {
+  std::string out = head_text(head, *whole.head, whole.text.size());
+  if (head.method != "HEAD") out += whole.text;
+  shared_.figures.add_answered(route.path, whole.head->status);
+  note(head, whole.head->status);
+  const bool is_written = co_await write(out);
+  co_return is_written;
 }
 
 asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Route& route, Exchange& exchange) {
@@ -483,15 +499,14 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
     std::string out;
     if (part.head) {
       is_stream = part.head->is_stream;
-      if (is_stream) counted.emplace(shared_.service.figures());
-      out = head_text(head, *part.head, is_stream ? 0 : part.text.size());
-      if (!is_stream && head.method != "HEAD") out += part.text;
-      shared_.service.figures().add_answered(route.path, part.head->status);
-      note(head, part.head->status);
       if (!is_stream) {
-        const bool is_written = co_await write(out);
+        const bool is_written = co_await send_whole(head, route, part);
         co_return is_written;
       }
+      counted.emplace(shared_.figures);
+      out = head_text(head, *part.head, 0);
+      shared_.figures.add_answered(route.path, part.head->status);
+      note(head, part.head->status);
     }
     const bool is_chunked = !head.is_old;
     if (!part.text.empty()) out += is_chunked ? chunk(part.text) : part.text;
@@ -567,7 +582,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
   if (now.request_id.empty()) now.request_id = RandomIds().next("req_");
   std::string_view name;
   const Route* route = find_route(head.path, name);
-  shared_.service.figures().add_answered(route != nullptr ? route->path : "other", error.status);
+  shared_.figures.add_answered(route != nullptr ? route->path : "other", error.status);
   note(now, error.status);
   const std::string body = error_body(error_style(head.path), error);
   std::string extra;

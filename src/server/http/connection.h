@@ -5,6 +5,7 @@
 //   reader coroutine: bytes -> inbox_ (bounded), and notices that the client has gone
 //   main coroutine:   inbox_ -> parser -> service -> answer
 //   watchdog:         closes the socket at deadline_, which ends both
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
@@ -27,9 +28,10 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     asio::io_context& io;
     const HttpOptions& options;
     const ApiKeys& keys;
-    Service& service;
+    Figures& figures;
     LogSink* log;
     Bells& bells;
+    std::atomic<Service*> service{nullptr};  // null: the model loads
     bool is_draining = false;
     uint64_t num_body_bytes = 0;  // of the requests under way
   };
@@ -58,6 +60,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   asio::awaitable<bool> read_head(Parser& parser);
   size_t put_body(Parser& parser, error_code& error);
   asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, BodyPieces& body);
+  asio::awaitable<bool> send_whole(const RequestHead& head, const Route& route, const ReplyPart& whole);
   asio::awaitable<bool> send_parts(const RequestHead& head, const Route& route, Exchange& exchange);
   std::string head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const;
   asio::awaitable<bool> refuse(const RequestHead& head, const ApiError& error, bool keeps_alive);

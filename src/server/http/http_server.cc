@@ -91,10 +91,11 @@ void keep_signals_from_killing() {
 
 class HttpServer::Body {
  public:
-  Body(HttpOptions options, Service& service, ServerEvents* events, LogSink* log);
+  Body(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log);
   ~Body();
   uint16_t port() const { return port_; }
   void run();
+  void attach(Service& service) noexcept { shared_.service = &service; }
   void drain() noexcept {
     ++num_stops_;
     io_.stop();  // run() looks
@@ -106,6 +107,7 @@ class HttpServer::Body {
   void begin_accepting();
   void watch_signals();
   void begin_drains();
+  void tell_of_drain(double seconds) const noexcept;
   void turn(bool is_endless) noexcept;
   bool has_connections() const;
   void tell(std::string_view what, const std::exception& error) const noexcept;
@@ -113,7 +115,6 @@ class HttpServer::Body {
   void each_connection(const Act& act);
 
   const HttpOptions options_;
-  Service& service_;
   ServerEvents* const events_;
   LogSink* const log_;
   const ApiKeys keys_;
@@ -132,13 +133,10 @@ class HttpServer::Body {
   std::vector<std::thread> drainers_;
 };
 
-HttpServer::Body::Body(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)
-    : options_(std::move(options)),
-      service_(service),
-      events_(events),
-      log_(log),
-      keys_(options_.api_keys),
-      shared_{io_, options_, keys_, service, log, bells_, false} {
+HttpServer::Body::Body(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log)
+    : options_(std::move(options)), events_(events), log_(log), keys_(options_.api_keys), shared_{io_,   options_,
+                                                                                                  keys_, figures,
+                                                                                                  log,   bells_} {
   if (!options_.tls_cert.empty()) load_pem(tls_, options_);
   listen_at(acceptor_, options_);
   port_ = acceptor_.local_endpoint().port();
@@ -227,23 +225,32 @@ void HttpServer::Body::watch_signals() {
   is_watching_ = true;
 }
 
+void HttpServer::Body::tell_of_drain(double seconds) const noexcept {
+  if (events_ == nullptr) return;
+  try {
+    events_->draining(seconds);
+  } catch (const std::exception& error) {
+    tell("saying that the server drains", error);
+  }
+}
+
 // The first one waits for what runs, a second one ends it.
 void HttpServer::Body::begin_drains() {
   shared_.is_draining = true;
-  service_.set_draining();
+  Service* const service = shared_.service;
+  if (service == nullptr) {
+    is_drained_ = true;
+    return tell_of_drain(0);
+  }
+  service->set_draining();
   while (drainers_.size() < 2 && drainers_.size() < static_cast<size_t>(num_stops_)) {
     const bool is_first = drainers_.empty();
     const double seconds = is_first ? options_.drain_seconds : 0;
-    drainers_.emplace_back([this, seconds, is_first] {
-      service_.engine().drain(seconds);
+    drainers_.emplace_back([this, service, seconds, is_first] {
+      service->engine().drain(seconds);
       if (is_first) is_drained_ = true;
     });
-    if (!is_first || events_ == nullptr) continue;
-    try {
-      events_->draining(seconds);
-    } catch (const std::exception& error) {
-      tell("saying that the server drains", error);
-    }
+    if (is_first) tell_of_drain(seconds);
   }
 }
 
@@ -299,8 +306,8 @@ void HttpServer::Body::run() {
   while (has_connections()) turn(false);
 }
 
-HttpServer::HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log)
-    : body_(std::make_unique<Body>(std::move(options), service, events, log)) {}
+HttpServer::HttpServer(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log)
+    : body_(std::make_unique<Body>(std::move(options), figures, events, log)) {}
 HttpServer::~HttpServer() = default;
 void HttpServer::check(const HttpOptions& options) {
   if (!options.tls_cert.empty()) {
@@ -316,6 +323,9 @@ uint16_t HttpServer::port() const {
 }
 void HttpServer::run() {
   body_->run();
+}
+void HttpServer::attach(Service& service) noexcept {
+  body_->attach(service);
 }
 void HttpServer::drain() noexcept {
   body_->drain();

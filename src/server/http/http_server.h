@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The service behind a socket: HTTP/1.1 with keep-alive, TLS, API keys. One thread does all input and output.
-// docs/serving.md says what clients may expect, docs/decisions/0020-http-server.md why it is built so.
+// The service behind a socket: HTTP/1.1 with keep-alive, TLS, API keys. One thread does all input and output. It
+// listens before there is a service, and says that the model loads then. docs/serving.md says what clients may expect,
+// docs/decisions/0020-http-server.md why it is built so.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,16 +37,16 @@ struct HttpOptions {
 class ServerEvents {
  public:
   virtual ~ServerEvents() = default;
-  // No more requests are taken; what runs may take so long.
+  // No more requests are taken; what runs may take so long. 0 where nothing can run, since the model loads.
   virtual void draining(double seconds) = 0;
 };
 
 class HttpServer {
  public:
-  // Binds and listens; connections wait until run(). Service, events and log (both may be null) must outlive it. Throws
+  // Binds and listens; connections wait until run(). Figures, events and log (both may be null) must outlive it. Throws
   // kInvalidArgument or kNotFound, naming host, port or file, for what cannot be used.
-  HttpServer(HttpOptions options, Service& service, ServerEvents* events, LogSink* log);
-  // Throws what the constructor would, now: a model takes minutes to load before there is a service.
+  HttpServer(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log);
+  // Throws what the constructor would, now, for who has other things to do before it listens.
   static void check(const HttpOptions& options);
   ~HttpServer();
   HttpServer(const HttpServer&) = delete;
@@ -54,6 +55,9 @@ class HttpServer {
   uint16_t port() const;
   // Serves until a drain has ended and all connections are closed.
   void run();
+  // From now on `service` answers, also on the connections that there are; it must outlive run(). Once, from any
+  // thread.
+  void attach(Service& service) noexcept;
   // Ends run(): new requests get 503, those that run may finish for drain_seconds. Again: ends them at once.
   // Thread-safe.
   void drain() noexcept;

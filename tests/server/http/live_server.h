@@ -32,6 +32,7 @@ struct LiveSetup {
   engine::EngineOptions engine{};
   int64_t step_microseconds = 0;
   size_t max_preparing = ServiceOptions().max_preparing, max_compiling = ServiceOptions().max_compiling;
+  bool loads = false;                              // until attach()
   std::vector<const engine::PrefixTier*> tiers{};  // asked for figures by /metrics alone
   LogSink* log = nullptr;
 };
@@ -58,9 +59,10 @@ class ServedRunner {
     options.page = "<!doctype html>";
     options.max_preparing = setup.max_preparing, options.max_compiling = setup.max_compiling;
     options.tiers = setup.tiers;
-    service_ = std::make_unique<Service>(std::move(serving), *engine_, std::move(options), setup.log);
+    service_ = std::make_unique<Service>(std::move(serving), *engine_, figures_, std::move(options), setup.log);
     setup.http.port = 0;
-    http_ = std::make_unique<HttpServer>(setup.http, *service_, nullptr, setup.log);
+    http_ = std::make_unique<HttpServer>(setup.http, figures_, nullptr, setup.log);
+    if (!setup.loads) attach();
     thread_ = std::thread([this] {
       http_->run();
       has_ended_ = true;
@@ -78,6 +80,7 @@ class ServedRunner {
   HttpServer& http() { return *http_; }
   engine::Engine& engine() { return *engine_; }
   Service& service() { return *service_; }
+  void attach() { http_->attach(*service_); }
   // HttpServer::run() has returned.
   bool has_ended() const { return has_ended_; }
   // Waits until the engine has ended all requests and `is_empty()` says so too; false after ten seconds.
@@ -95,6 +98,7 @@ class ServedRunner {
  private:
   const engine::ReservedBudget budget_;
   text::GrammarCompiler grammars_;
+  Figures figures_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<HttpServer> http_;
@@ -125,6 +129,7 @@ class LiveServer {
   HttpServer& http() { return served_->http(); }
   engine::Engine& engine() { return served_->engine(); }
   Service& service() { return served_->service(); }
+  void attach() { served_->attach(); }
   bool has_ended() const { return served_->has_ended(); }
   // Waits until the engine holds nothing; false after ten seconds.
   bool becomes_idle() const {
