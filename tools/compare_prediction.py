@@ -15,9 +15,11 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Kernels of few tokens, and those of many, which are others since e160f5f: of each record the rows of today's kernels.
+# Kernels of few tokens, those of many, which are others since e160f5f, and the ring of one token, which is younger than
+# the first record: of each record the rows of today's kernels.
 FEW = "bench/results/2026-11-23-h200-nvfp4-ops.json"
 MANY = "bench/results/2026-11-23-h200-many-tokens.json"
+RING = "bench/results/2026-11-24-h200-one-token.json"
 MOST_MAP_TOKENS, MOST_EXPERT_TOKENS = 8, 128
 
 
@@ -26,23 +28,32 @@ def sets_a_constant(shape, tokens):
     if not shape.startswith("flash"):
         return False
     if "experts" in shape:
-        return tokens in (4, 16)
-    return "wo_b" in shape or "wq_b" in shape and tokens > MOST_MAP_TOKENS
+        return tokens in (1, 2, 4, 16)
+    return "wo_b" in shape and tokens > 1 or "wq_b" in shape and tokens > MOST_MAP_TOKENS
 
 
-def rows_of(record):
+def read(record):
     with open(os.path.join(ROOT, record)) as file:
-        rows = json.load(file)["rows"]
+        return json.load(file)
+
+
+def named(rows):
     for row in rows:
-        if " nvfp4 " in row["op"] and "zipf" not in row["op"]:
-            yield row["op"].split(" ", 1)[1].replace(" nvfp4", "").replace(" a16", ""), row["tokens"], row
+        op = row["op"] if "op" in row else row["name"]
+        if " nvfp4 " in op and "zipf" not in op:
+            yield op.split(" ", 1)[1].replace(" nvfp4", "").replace(" a16", ""), row["tokens"], row
 
 
 def measured_rows(model):
-    few = [(name, tokens, row["median_us"]) for name, tokens, row in rows_of(FEW)
+    """(shape, tokens, us, whether the ring was measured)."""
+    few = [(name, tokens, row["median_us"], False) for name, tokens, row in named(read(FEW)["rows"])
            if tokens <= (MOST_EXPERT_TOKENS if "experts" in name else MOST_MAP_TOKENS)]
-    many = [(name, tokens, statistics.mean(row["now_us"])) for name, tokens, row in rows_of(MANY)]
-    return [row for row in few + many if row[0].startswith(model)]
+    many = [(name, tokens, statistics.mean(row["now_us"]), False) for name, tokens, row in named(read(MANY)["rows"])]
+    record = read(RING)["first run, both forms by one program"]
+    ring = [(name, tokens, row["median_us"], True)
+            for rows, most in ((record["maps"]["ring 1"], 1), (record["experts"]["ring 8"], 2))
+            for name, tokens, row in named(rows) if tokens <= most]
+    return [row for row in few + many + ring if row[0].startswith(model)]
 
 
 def predictions(program, model, tokens):
@@ -107,9 +118,11 @@ def main():
     rows, missing = [], []
     for model in ("flash", "pro"):
         measured = measured_rows(model)
-        predicted = predictions(arguments.program, model, sorted({tokens for _, tokens, _ in measured}))
-        for shape, tokens, us in measured:
+        predicted = predictions(arguments.program, model, sorted({tokens for _, tokens, _, _ in measured}))
+        for shape, tokens, us, is_ring in measured:
             row = predicted.get((shape, tokens))
+            if (row is not None and row["pessimistic"]["kernels"][0]["name"].endswith("_ring")) != is_ring:
+                continue
             (missing if row is None else rows).append((shape, tokens, us, row))
     print("| shape | tokens | measured, µs | predicted | off | limit |\n| --- | --- | --- | --- | --- | --- |")
     off = {}

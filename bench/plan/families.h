@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Kernels of the three families of targets, and what they share. Used by forms.cc alone.
+#include <span>
+
 #include "bench/plan/forms.h"
 
 namespace tessera::bench {
@@ -31,6 +33,13 @@ struct StreamWork {
 };
 Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target);
 StreamWork stream_of(const ops::Linear::Desc& desc, int64_t tokens);
+
+// One launch of maps of one input, of at most kMostStreamTokens tokens: Hopper's ring of units where it has one
+// (sm90/unit_ring.cuh), else the stream of `work`, which is all of theirs.
+Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
+                         const Target& target);
+// Whether a layer's shared expert, of NVFP4 and as wide, is in the launches of the routed ones.
+bool are_launched_together(const PlanShape& experts, int64_t tokens, const Target& target);
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target);
 std::vector<Kernel> tensor_memory_kernels(const PlanShape& shape, int64_t tokens, const Target& target);

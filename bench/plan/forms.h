@@ -18,6 +18,7 @@ struct PlanShape {
   bool is_experts = false;
   ops::Linear::Desc map{};
   ops::MoeExperts::Desc experts{};  // of one GPU
+  bool has_shared = false;          // and the shared one, where are_launched_together() (families.h)
   bool is_square = false;           // a product that others measure, of inputs that are NVFP4 before
 };
 // Maps and experts of a model's layer; "square N": N outputs of N inputs.

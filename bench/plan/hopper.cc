@@ -36,6 +36,10 @@ constexpr double kWeightCopies = 1.35;
 // 32 products at 6.2 (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last
 // chunk.
 constexpr double kFewCycles = 1'030, kFewGatedEnd = 600, kFewDownEnd = 360;
+// Cycles of a scheduler for a unit in unit_ring.cuh, whose warps copy nothing: of tiles of one token, whose sums of a
+// chunk are 16, and of up to eight; and for each token, as in a stream. Set by Flash's experts at one and two tokens
+// (bench/results/2026-11-24-h200-one-token.json).
+constexpr double kRingCycles = 930, kRingCyclesOfEight = 1'110, kRingCyclesOfToken = 64;
 // Of a tile: its first stages' way and its end, and for each token of its products stores of 128 rows. Set by Flash's
 // wq_b and wo_b.
 constexpr double kTileCycles = 2'450, kEndCyclesOfToken = 7.3;
@@ -94,6 +98,49 @@ Kernel few_kernel(const std::string& name, const ExpertLoad& load, int64_t rows,
   return k;
 }
 
+// A launch of unit_ring.cuh. Blocks have neighbouring tiles, of which the fullest has one more than others may have;
+// their units go to 16 warps by turns. Multiplying begins when each warp has its first unit.
+Kernel ring_kernel(const std::string& name, int64_t row_tiles, int64_t width, int passes, double tokens,
+                   int64_t latencies, const Target& target) {
+  constexpr int64_t kSchedulers = 4, kWarps = RingPlan<1>::kWarps;
+  const int64_t tile_units = width / PackedNvfp4::kColumns * passes;
+  const int64_t blocks = std::clamp<int64_t>(row_tiles, 1, target.multiprocessors);
+  const int64_t block_units = ceil_div(row_tiles, blocks) * tile_units;
+  int64_t units = 0;  // of the fullest scheduler
+  for (int64_t warp = 0; warp < kWarps; warp += kSchedulers) {
+    units += ceil_div(std::max<int64_t>(block_units - warp, 0), kWarps);
+  }
+  const double cycles = (tokens > 1 ? kRingCyclesOfEight : kRingCycles) + kRingCyclesOfToken * std::ceil(tokens);
+  Kernel k;
+  k.name = name;
+  k.tiles = target.multiprocessors;
+  k.issue_cycles = static_cast<double>(units) * cycles;
+  k.memory_bytes = static_cast<double>(row_tiles * tile_units) * PackedNvfp4::kBytes;
+  k.first_bytes = static_cast<double>(blocks * std::min(block_units, kWarps)) * PackedNvfp4::kBytes;
+  k.drain_cycles = static_cast<double>(kWarps / kSchedulers) * cycles;
+  k.latencies = latencies;
+  k.requested_bytes = k.memory_bytes / target.multiprocessors;
+  return k;
+}
+
+std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
+  const ops::MoeExperts::Desc& e = shape.experts;
+  const ExpertLoad load = expert_load(shape, tokens, tokens == 1 ? 1 : FewPlan::kTokens);
+  const int64_t entries = std::lround(load.tiles) + (shape.has_shared ? 1 : 0);
+  const double slots = tokens == 1 ? 1 : std::max(load.slots_of_tile, 1 + 1e-3);  // tiles of eight
+  const auto kernel = [&](const char* name, int64_t rows, int64_t width, int passes) {
+    return ring_kernel(name, entries * ceil_div<int64_t>(rows, PackedNvfp4::kRows), width, passes, slots, kExpertLoads,
+                       target);
+  };
+  std::vector<Kernel> kernels = {
+      kernel(shape.has_shared ? "all_gate_and_up_ring" : "gate_and_up_ring", e.inner, e.hidden, 2),
+      kernel(shape.has_shared ? "all_down_ring" : "down_ring", e.hidden, e.inner, 1)};
+  const double flops =
+      shape_flops(shape, tokens) + (shape.has_shared ? 6.0 * static_cast<double>(tokens * e.hidden * e.inner) : 0);
+  kernels[0].flops = flops * 2 / 3, kernels[1].flops = flops / 3;
+  return kernels;
+}
+
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
   const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors);
   if (choice.kernels == LinearKernels::kChunks) return {};  // not described
@@ -102,7 +149,7 @@ std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, c
   std::vector<Kernel> kernels;
   if (tile_tokens == 0) {
     if (tokens > kMostStreamTokens) return {};  // the portable kernel of more, which this model does not describe
-    kernels.push_back(stream_kernel("cuda linear_stream", stream_of(desc, tokens), target));
+    kernels.push_back(few_tokens_kernel({&desc, 1}, stream_of(desc, tokens), tokens, target));
   } else {
     const double bytes = 2.0 * static_cast<double>(tokens * desc.groups * desc.in);
     kernels.push_back(pass_kernel("arrange_inputs", bytes, bytes, target));
@@ -128,6 +175,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
   std::vector<Kernel> kernels;
   switch (expert_kernels(e, tokens, target.multiprocessors)) {
     case ExpertKernels::kPortable:
+      if (uses_ring(e, tokens, target.multiprocessors)) return ring_expert_kernels(shape, tokens, target);
       return portable_kernels(shape, tokens, target);
     case ExpertKernels::kFew: {
       const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
@@ -161,6 +209,21 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
 }
 
 }  // namespace
+
+Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
+                         const Target& target) {
+  if (target.family == Family::kHopper && uses_ring(maps, 1, tokens, target.multiprocessors)) {
+    return ring_kernel("linear_ring", work.tiles, work.width, 1, 1, 0, target);
+  }
+  return stream_kernel("cuda linear_stream", work, target);
+}
+
+bool are_launched_together(const PlanShape& experts, int64_t tokens, const Target& target) {
+  const ops::MoeExperts::Desc& e = experts.experts;
+  return target.family == Family::kHopper && e.format == ops::WeightFormat::kNvfp4 &&
+         expert_kernels(e, tokens, target.multiprocessors) == ExpertKernels::kPortable &&
+         uses_ring(e, tokens, target.multiprocessors);
+}
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
   if (shape.is_experts) return expert_kernel_list(shape, tokens, target);

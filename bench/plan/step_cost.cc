@@ -26,6 +26,7 @@ using model::ParallelPlan, model::WeightRow;
 // Rates of an H200 that set what the model of kernels does not describe, in cycles of one of its multiprocessors so
 // that other GPUs follow: docs/performance/{cuda,hopper,prefill}.md.
 constexpr double kPortablePart = 27'450;  // 15 us: attention, 128 keys for 16 heads (13 to 17 in what was measured)
+constexpr double kClusterPart = 16'300;   // 8.9 us: the same by a cluster of four (10.9 of a window's, launch and all)
 constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys for 64 heads
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
@@ -33,7 +34,8 @@ constexpr double kStreamCycles = 2.12;    // a value of the streams: products, m
 constexpr double kStreamEnd = 4'600;      // 2.5 us of 4.5 that each of its kernels takes for one token
 constexpr double kRouterEnd = 3'660;      // 2 of 4 us
 constexpr int64_t kFewRows = 8;           // up to here attention may be the portable kernel's on Hopper too,
-constexpr int64_t kFewBlocks = 132;       // where it has so many thread blocks at most
+constexpr int64_t kFewBlocks = 132;       // where it has so many thread blocks at most,
+constexpr int64_t kFewClusters = 48;      // or clusters of four
 constexpr int64_t kMostSpread = 44;       // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
@@ -89,9 +91,13 @@ class Layer {
     maps("router", {"ffn.gate"});
     part("router").us += us(pass(0, 0, kRouterEnd));
     routed();
-    maps("shared expert", {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
-    const double h = rows() * static_cast<double>(held_.at("ffn.shared_experts.w1").rows);
-    if (load_.rows() > kFewRows) add("shared expert", {pass(4 * h, 2 * h)});
+    if (are_experts_together()) {
+      shared_with_routed();
+    } else {
+      maps("shared expert", {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
+      const double h = rows() * static_cast<double>(held_.at("ffn.shared_experts.w1").rows);
+      if (load_.rows() > kFewRows) add("shared expert", {pass(4 * h, 2 * h)});
+    }
     const double out = 2 * rows() * static_cast<double>(c_.hidden_size);
     if (load_.rows() > kFewRows) {
       add("combine", {pass(out * static_cast<double>(c_.experts_per_token + 1), out)});
@@ -182,6 +188,7 @@ class Layer {
   // Maps of one input: one launch where they stream weights. `parts`: of their rows, over so many ranks.
   void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1) {
     std::vector<Kernel> streams, others;
+    std::vector<ops::Linear::Desc> of_together;
     std::optional<StreamWork> together;
     for (const char* map : names) {
       const Held& held = held_.at(map);
@@ -205,10 +212,10 @@ class Layer {
       if (!is_stream) {
         others.insert(others.end(), kernels.begin(), kernels.end());
       } else if (together && together->format == work.format && together->width == work.width) {
-        together->tiles += work.tiles;
-        streams.back() = stream_kernel(kernels[0].name, *together, t_);
+        together->tiles += work.tiles, of_together.push_back(shape.map);
+        streams.back() = few_tokens_kernel(of_together, *together, load_.rows(), t_);
       } else {
-        together = work;
+        together = work, of_together = {shape.map};
         streams.push_back(kernels[0]);
       }
     }
@@ -279,13 +286,15 @@ class Layer {
     const auto num_parts = static_cast<int64_t>(std::ceil(parts)), num_heads = static_cast<int64_t>(heads);
     const bool are_few = parts > 1 && load_.rows() <= kFewRows &&
                          load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
-    const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few;
+    const bool are_clusters =
+        t_.family == Family::kHopper && load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewClusters;
+    const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few && !are_clusters;
     const int64_t blocks = load_.rows() * ceil_div(num_heads, is_wide ? int64_t{64} : int64_t{16});
     Kernel kernel = pass(0, 0);
     // Parts of few tokens are spread over multiprocessors and merged by a second kernel.
     const bool is_spread = parts > 1 && (is_wide ? blocks <= kMostSpread : blocks < t_.multiprocessors);
     kernel.tiles = is_spread ? blocks * num_parts : blocks;
-    kernel.issue_cycles = (is_wide ? kWidePart : kPortablePart) * (is_spread ? 1 : parts);
+    kernel.issue_cycles = (is_wide ? kWidePart : are_clusters ? kClusterPart : kPortablePart) * (is_spread ? 1 : parts);
     const double bytes = static_cast<double>(load_.sequences) *
                          (load_.tokens == 1 ? keys : keys + static_cast<double>(load_.tokens)) *
                          static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
@@ -296,17 +305,45 @@ class Layer {
     need("attention", bytes, 4 * rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
   }
 
-  void routed() {
-    const bool is_by_id = plan_.experts == model::ExpertSplit::kById && plan_.world > 1;
+  bool are_experts_by_id() const { return plan_.experts == model::ExpertSplit::kById && plan_.world > 1; }
+  PlanShape routed_shape() const {
     const Held& w1 = held_.at("ffn.experts.0.w1");
     PlanShape shape;
     shape.is_experts = true;
     shape.experts = {.hidden = c_.hidden_size,
                      .inner = w1.rows,
-                     .num_local = is_by_id ? c_.num_experts / plan_.world : c_.num_experts,
+                     .num_local = are_experts_by_id() ? c_.num_experts / plan_.world : c_.num_experts,
                      .num_experts = c_.num_experts,
                      .top_k = c_.experts_per_token,
                      .format = w1.format};
+    return shape;
+  }
+
+  // The shared expert in the launches of the routed ones.
+  bool are_experts_together() const {
+    const PlanShape shape = routed_shape();
+    for (const char* matrix : {"w1", "w3", "w2"}) {
+      if (held_.at(std::string("ffn.shared_experts.") + matrix).format != ops::WeightFormat::kNvfp4) return false;
+    }
+    return held_.at("ffn.shared_experts.w1").rows == shape.experts.inner &&
+           are_launched_together(shape, load_.rows(), t_);
+  }
+  void shared_with_routed() {
+    PlanShape shape = routed_shape();
+    const double alone = estimate(our_kernels(shape, load_.rows(), t_), t_, true).us;
+    shape.has_shared = true;
+    const Estimate both = estimate(our_kernels(shape, load_.rows(), t_), t_, true);
+    CostPart& p = part("shared expert");
+    p.us += both.us - alone;
+    p.bound = both.limit.name;
+    const auto values = 3 * static_cast<double>(shape.experts.hidden * shape.experts.inner);
+    need("shared expert", nvfp4_bytes(values), 2 * rows() * values, true);
+  }
+
+  void routed() {
+    const bool is_by_id = are_experts_by_id();
+    const PlanShape shape = routed_shape();
+    const Held& w1 = held_.at("ffn.experts.0.w1");
     const int64_t n = load_.rows();
     const bool is_nvfp4 = w1.format == ops::WeightFormat::kNvfp4;
     const double touched = expert_load(shape, n, 1).touched;

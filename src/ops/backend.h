@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "device/machine.h"
+#include "ops/all_experts/all_experts.h"
 #include "ops/attention/attention.h"
 #include "ops/cache_write/cache_write.h"
 #include "ops/compressor/compressor.h"
@@ -45,7 +46,7 @@ struct VariantLists {
 using AllVariants =
     VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
                  CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample,
-                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, GroupedLinear>;
+                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, AllExperts, GroupedLinear>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

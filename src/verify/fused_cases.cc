@@ -239,4 +239,64 @@ Case<ops::LinearGroup> make_case(Rng& rng, const Spec<ops::LinearGroup>& spec) {
   return one;
 }
 
+std::vector<Spec<ops::AllExperts>> specs_of(ops::AllExperts, bool is_quick) {
+  std::vector<Spec<ops::AllExperts>> specs;
+  // The shared expert, of that width and format, beside routed ones.
+  const auto with_shared = [](const ops::MoeExperts::Desc& routed, int64_t inner, WeightFormat format) {
+    const auto map = [&](int64_t in, int64_t out) {
+      return ops::Linear::Desc{.in = in,
+                               .out = out,
+                               .format = format,
+                               .input = routed.input,
+                               .activation = routed.activation,
+                               .output = routed.activation};
+    };
+    const ops::Linear::Desc gate = map(routed.hidden, inner);
+    const ops::SwiGlu::Desc swiglu{.inner = inner, .limit = routed.swiglu_limit, .activation = routed.activation};
+    return ops::AllExperts::Desc{
+        .routed = routed, .gated = {.maps = {gate, gate}, .swiglu = swiglu}, .down = map(inner, routed.hidden)};
+  };
+  ops::MoeExperts::Desc routed{
+      .hidden = 48, .inner = 80, .first_expert = 1, .num_local = 4, .top_k = 3, .swiglu_limit = 10};
+  add_small<ops::AllExperts>(specs, with_shared(routed, 80, WeightFormat::kNvfp4));
+  add_small<ops::AllExperts>(specs, with_shared(routed, 37, WeightFormat::kFp8Block));
+  routed.format = WeightFormat::kF32, routed.input = InputMode::kF32, routed.activation = DType::kF32;
+  add_small<ops::AllExperts>(specs, with_shared(routed, 80, WeightFormat::kF32));
+  // Whole units of packed weights, and not; few of all experts, so that few slots are expected.
+  routed = {
+      .hidden = 512, .inner = 512, .first_expert = 1, .num_local = 3, .num_experts = 64, .top_k = 3, .swiglu_limit = 1};
+  add_small<ops::AllExperts>(specs, with_shared(routed, 512, WeightFormat::kNvfp4));
+  routed.hidden = 640, routed.inner = 384;
+  add_small<ops::AllExperts>(specs, with_shared(routed, 384, WeightFormat::kNvfp4));
+  if (is_quick) return specs;
+  const ops::MoeExperts::Desc flash{.hidden = 4096, .inner = 2048, .num_local = 8, .top_k = 6, .swiglu_limit = 10};
+  for (const int64_t tokens : {1, 2, 17}) {
+    specs.push_back({with_shared(flash, 2048, WeightFormat::kNvfp4), tokens, Fill::kMixed, 0,
+                     "Flash, 8 of 256 experts and the shared one"});
+  }
+  return specs;
+}
+
+Case<ops::AllExperts> make_case(Rng& rng, const Spec<ops::AllExperts>& spec) {
+  const ops::AllExperts::Desc& desc = spec.desc;
+  const int64_t tokens = spec.num_tokens, hidden = desc.down.out, inner = desc.down.in;
+  const DType dtype = desc.routed.activation;
+  Case<ops::MoeExperts> routed =
+      make_case(rng, Spec<ops::MoeExperts>{desc.routed, tokens, spec.fill, spec.context, spec.label, spec.form});
+  Case<ops::AllExperts> one{{}, std::move(routed.arrays)};
+  one.args.routed = routed.args;
+  ops::LinearGroup::Args& gated = one.args.gated;
+  gated.x = one.args.routed.x;
+  for (size_t i = 0; i < 2; ++i) {
+    gated.weights[i] = one.arrays.weight(rng, desc.gated.maps[i].format, inner, hidden);
+    gated.y[i] = one.arrays.tensor(filled(rng, Fill::kNormal, tokens, inner), dtype, {tokens, inner});
+    one.arrays.clobbers(i == 0 ? "gate" : "up", gated.y[i]);
+  }
+  one.args.down.x = gated.y[0];
+  one.args.down.weight = one.arrays.weight(rng, desc.down.format, hidden, inner);
+  one.args.down.y = one.arrays.output("shared", dtype, {tokens, hidden}, Rule::kRows);
+  one.args.num_tokens = tokens;
+  return one;
+}
+
 }  // namespace tessera::verify

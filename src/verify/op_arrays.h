@@ -226,6 +226,13 @@ inline void add_arrays(Stage& stage, const ops::LinearGroup::Desc& desc, ops::Li
   }
 }
 
+inline void add_arrays(Stage& stage, const ops::AllExperts::Desc& desc, ops::AllExperts::Args& args) {
+  args.routed.num_tokens = args.gated.num_tokens = args.down.num_tokens = args.num_tokens;
+  add_arrays(stage, desc.routed, args.routed);
+  add_arrays(stage, desc.gated, args.gated);
+  add_arrays(stage, desc.down, args.down);
+}
+
 inline void add_arrays(Stage& stage, const ops::GroupedLinear::Desc& desc, ops::GroupedLinear::Args& args) {
   const int64_t num_sizes = desc.num_groups + (desc.layout == ops::RowLayout::kContiguous ? 1 : 0);
   stage.add(args.x, Access::kInput);

@@ -62,25 +62,35 @@ class PackedWeights {
  public:
   PackedWeights(const ops::Variant<Op>& variant, const typename Op::Desc& desc, typename Op::Args& args) {
     if (layout_for(variant, desc) == nullptr) return;
+    pack_of(variant, desc, desc, args);
+    if constexpr (std::is_same_v<Op, ops::AllExperts>) {
+      pack_of(variant, desc, desc.routed, args.routed);
+      pack_of(variant, desc, desc.gated, args.gated);
+      pack_of(variant, desc, desc.down, args.down);
+    }
+  }
+
+ private:
+  // Those of a call, or of a part of one, whose description is `of`.
+  template <class Of, class Args>
+  void pack_of(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const Of& of, Args& args) {
     if constexpr (requires { args.weight.tensor_scale; }) {
       packed_.push_back(weight_for(variant, desc, args.weight));
       args.weight = packed_.back().view;
     }
-    if constexpr (requires { desc.maps; }) {
-      for (size_t i = 0; i < desc.maps.size(); ++i) {
+    if constexpr (requires { of.maps; }) {
+      for (size_t i = 0; i < of.maps.size(); ++i) {
         packed_.push_back(weight_for(variant, desc, args.weights[i]));
         args.weights[i] = packed_.back().view;
       }
     }
     if constexpr (requires { args.w1; }) {
       for (const ops::WeightView** weights : {&args.w1, &args.w3, &args.w2}) {
-        pack(variant, desc, *weights, desc.num_local);
+        pack(variant, desc, *weights, of.num_local);
       }
     }
-    if constexpr (requires { desc.num_groups; }) pack(variant, desc, args.weights, desc.num_groups);
+    if constexpr (requires { of.num_groups; }) pack(variant, desc, args.weights, of.num_groups);
   }
-
- private:
   // A matrix of each expert.
   void pack(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const ops::WeightView*& weights,
             int64_t count) {

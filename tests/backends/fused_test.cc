@@ -195,6 +195,46 @@ TEST_F(FusedTest, LinearGroup) {
   compare_linear_groups();
 }
 
+TEST_F(FusedTest, AllExperts) {
+  std::deque<verify::VariantWeight> packed;
+  std::deque<std::vector<ops::WeightView>> views;
+  const auto pack = [&](const auto& op, const ops::WeightView& weight) {
+    return packed.emplace_back(testing::weight_for(*op.variant, op.desc, weight)).view;
+  };
+  const auto pack_experts = [&](const auto& op, int64_t num_local, ops::MoeExperts::Args& args) {
+    for (const ops::WeightView** weights : {&args.w1, &args.w3, &args.w2}) {
+      std::vector<ops::WeightView>& all = views.emplace_back();
+      for (int64_t e = 0; e < num_local; ++e) all.push_back(pack(op, (*weights)[e]));
+      *weights = all.data();
+    }
+  };
+  for_each_backend<ops::AllExperts>([&](ops::Planner& planner) {
+    compare<ops::AllExperts>(
+        planner,
+        [&](const ops::AllExperts::Desc& desc, const ops::AllExperts::Args& given, std::vector<ops::Chosen>& parts) {
+          ops::AllExperts::Args args = ops::with_parts_filled_in(given);
+          const Bound<ops::MoeExperts> routed = planner.bind<ops::MoeExperts>("part", desc.routed);
+          parts.push_back(routed.chosen());
+          pack_experts(routed, desc.routed.num_local, args.routed);
+          run(routed, args.routed);
+          const auto map = [&](const ops::Linear::Desc& of, ops::Linear::Args its) {
+            const Bound<ops::Linear> op = planner.bind<ops::Linear>("part", of);
+            parts.push_back(op.chosen());
+            its.weight = pack(op, its.weight);
+            run(op, its);
+          };
+          for (size_t i = 0; i < 2; ++i) map(desc.gated.maps[i], ops::linear_of_group(args.gated, i));
+          part<ops::SwiGlu>(planner, *desc.gated.swiglu, ops::swiglu_of_group(args.gated), parts);
+          map(desc.down, args.down);
+        },
+        [&](const Bound<ops::AllExperts>& fused, ops::AllExperts::Args& args) {
+          pack_experts(fused, fused.desc.routed.num_local, args.routed);
+          for (size_t i = 0; i < 2; ++i) args.gated.weights[i] = pack(fused, args.gated.weights[i]);
+          args.down.weight = pack(fused, args.down.weight);
+        });
+  });
+}
+
 #ifdef TESSERA_CUDA_EMULATED
 // Maps of NVFP4 inputs, behind a norm too.
 TEST_F(FusedTest, LinearGroupOnBlackwell) {

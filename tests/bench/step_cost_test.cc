@@ -48,6 +48,7 @@ TEST(StepCost, LayersOfFlashAreWithinASixthOfTheRecord) {
   int compared = 0;
   for (const nlohmann::json& row : record["layers"]["rows"]) {
     const int64_t tokens = row["tokens"];
+    if (tokens == 1) continue;  // by kernels before the ring
     const std::string name = row["name"];
     const bool is_prefill = name.find("behind") != std::string::npos;
     const int64_t behind = !is_prefill ? 8192 : name.ends_with(" 4096") ? 4096 : 0;
@@ -62,16 +63,38 @@ TEST(StepCost, LayersOfFlashAreWithinASixthOfTheRecord) {
                    std::to_string(cost.us() / measured - 1));
     ++compared;
   }
-  EXPECT_EQ(compared, 5);
+  EXPECT_EQ(compared, 4);
 }
 
-// Four layers and the head decode 1,093 tokens/s at 4,096 (docs/performance/hopper.md).
-TEST(StepCost, FourLayersAndTheHeadAreWithinASixth) {
-  const model::StoredModel model = published_model(with_layers(published_config("flash"), 4), WeightFormat::kNvfp4);
-  const double decode = step_cost(model, {}, target_of("h200"), {1, 1, 4096}).us();
-  EXPECT_GT(decode, 0.84 * 1e6 / 1093);
-  EXPECT_LT(decode, 1.1 * 1e6 / 1093);
-  RecordProperty("decode_us", std::to_string(decode));
+// One token, with attention's maps and the shared expert in FP8: of what is measured today's kernels, since with NVFP4
+// the shared expert has been in the routed ones' launches only after the record.
+TEST(StepCost, LayersOfOneTokenAreWithinASixth) {
+  const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-24-h200-one-token.json";
+  const nlohmann::json rows =
+      nlohmann::json::parse(std::ifstream(path))["first run, both forms by one program"]["layers, FP8 dense"]["1-132"];
+  EXPECT_EQ(rows.size(), 3u);
+  for (const nlohmann::json& row : rows) {
+    const std::string kind = row["kind"];
+    const double measured = row["median_us"];
+    const double us =
+        layer_cost(stored("flash", WeightFormat::kFp8Block), {}, target_of("h200"), {1, 1, 8192}, layer_of(kind)).us();
+    EXPECT_GT(us, 0.84 * measured) << kind;
+    EXPECT_LT(us, 1.1 * measured) << kind;
+    RecordProperty(kind, std::to_string(us / measured - 1));
+  }
+}
+
+// Up to two tokens the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds,
+// where it had two launches before.
+TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
+  const auto shared = [](WeightFormat dense, int64_t sequences) {
+    return part_of(step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192}), "shared expert") /
+           43;
+  };
+  EXPECT_LT(shared(WeightFormat::kNvfp4, 1), 4.5);
+  EXPECT_GT(shared(WeightFormat::kNvfp4, 1), 3.1);  // its bytes
+  EXPECT_GT(shared(WeightFormat::kNvfp4, 3), 6.0);
+  EXPECT_GT(shared(WeightFormat::kFp8Block, 1), 8.0);
 }
 
 // By hand: a token of Flash reads 3.65 GB of experts and 7.94 of the rest with maps in FP8.

@@ -95,10 +95,10 @@ extern constinit const Backend cuda_backend = {
     .name = "cuda",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,      kMhcHead,  kLinear,
-                  kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,   kHadamard, kCompressorPool,
-                  kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck,  kSample,   kRandomFill,
-                  kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kGroupedLinear}},
+    .variants = make_variants(kEmbedding, kRmsNorm, kRope, kMhcPre, kMhcPost, kMhcHead, kLinear, kMoeExperts, kSwiGlu,
+                              kMoeCombine, kRouter, kCacheWrite, kHadamard, kCompressorPool, kIndexScores, kTopK,
+                              kAttention, kStreamAdd, kFiniteCheck, kSample, kRandomFill, kQuantizeNvfp4, kNormRope,
+                              kMhcPostPre, kLinearGroup, kGroupedLinear),
     .is_on_gpu = true,
 };
 

@@ -58,6 +58,8 @@ constexpr Variant<MhcPostPre> kMhcPostPre[] = {
     plain<MhcPostPre>(mhc_post_pre_reference, mhc_post_pre_reference_supports)};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     plain<LinearGroup>(linear_group_reference, linear_group_reference_supports, linear_group_reference_workspace)};
+constexpr Variant<AllExperts> kAllExperts[] = {
+    plain<AllExperts>(all_experts_reference, all_experts_reference_supports, all_experts_reference_workspace)};
 constexpr Variant<GroupedLinear> kGroupedLinear[] = {plain<GroupedLinear>(
     grouped_linear_reference, grouped_linear_reference_supports, grouped_linear_reference_workspace)};
 
@@ -67,10 +69,10 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,      kMhcHead,  kLinear,
-      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,   kHadamard, kCompressorPool,
-      kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck,  kSample,   kRandomFill,
-      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kGroupedLinear}},
+    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,     kMhcHead,      kLinear,
+      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,  kHadamard,     kCompressorPool,
+      kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck, kSample,       kRandomFill,
+      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kAllExperts,  kGroupedLinear}},
 };
 
 }  // namespace tessera::backends

@@ -30,6 +30,9 @@ const PackedLayout* packed_layout(const Desc& desc) {
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
   return packed_layout(desc.maps.front());
 }
+const PackedLayout* packed_layout_of_experts(const AllExperts::Desc& desc) {
+  return packed_layout(desc.routed);
+}
 
 constexpr Variant<Linear> kWgmmaLinear = {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>,
                                           sm90::linear_workspace, sm90::linear};
@@ -41,6 +44,8 @@ constexpr Variant<GroupedLinear> kGroupedLinear[] = {{"wgmma", sm90::grouped_lin
                                                       sm90::grouped_linear_workspace, sm90::grouped_linear}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"wgmma", sm90::linear_group_supports, packed_layout_of_group, sm90::linear_group_workspace, sm90::linear_group}};
+constexpr Variant<AllExperts> kAllExperts[] = {
+    {"wgmma", sm90::all_experts_supports, packed_layout_of_experts, sm90::all_experts_workspace, sm90::all_experts}};
 constexpr Variant<Attention> kAttention[] = {
     {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
 
@@ -50,7 +55,7 @@ extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAttention),
+    .variants = make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAllExperts, kAttention),
     .is_on_gpu = true,
     .extends = &cuda_backend,
 };

@@ -20,6 +20,10 @@ void grouped_linear(const ops::GroupedLinear::Desc& desc, const ops::GroupedLine
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not);
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens);
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue);
+// Of the kernels above, but for a few slots.
+bool all_experts_supports(const ops::AllExperts::Desc& desc, std::string& why_not);
+int64_t all_experts_workspace(const ops::AllExperts::Desc& desc, int64_t max_tokens);
+void all_experts(const ops::AllExperts::Desc& desc, const ops::AllExperts::Args& args, device::Queue& queue);
 bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
 int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// moe_experts of a few slots by unit_ring.cuh: gate and up, then down, whose blocks list the slots themselves. What
-// bounds it: the read of the chosen experts' weights.
+// moe_experts of a few slots by unit_ring.cuh: gate and up, then down, whose blocks list the slots themselves; and
+// all_experts, where both launches have the shared expert's tiles too. What bounds it: the read of the weights.
 #include <algorithm>
 #include <type_traits>
 
 #include "backends/cuda/expert_tiles.cuh"
+#include "backends/sm90/all_expert_tiles.cuh"
 #include "backends/sm90/ring_maps.h"
 #include "backends/sm90/unit_ring.cuh"
 
@@ -21,23 +22,69 @@ struct ExpertRing {
   expert_tiles::OwnList list;
 };
 
-// Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does and for its reasons.
-template <int kTokens, class Tiles>
+__device__ const expert_tiles::Job& routed_of(const expert_tiles::Job& job) {
+  return job;
+}
+__device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
+  return job.routed;
+}
+
+// A block's tiles where the shared expert's come first, since they are known before others are: they are dealt out for
+// themselves, and others so that a block has as many tiles in all as any other or one more.
+struct SharedFirstRange {
+  RingRange shared;
+  int count, others;  // of all; the first of the others, less the place that it has here
+
+  __device__ SharedFirstRange(int num_shared, int num_tiles) : shared(num_shared) {
+    const RingRange all(num_tiles);
+    count = all.count, others = num_shared + all.first - shared.first - shared.count;
+  }
+  // The shared expert's units of a block that the ring has room for.
+  template <int kTokens>
+  __device__ int num_first(const RingShape& shape) const {
+    return min(units_of(shape, shared), UnitRing<kTokens>::kStages);
+  }
+  __device__ int tile(int local) const { return local < shared.count ? shared.first + local : others + local; }
+};
+
+// Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does and for its reasons; of gate and up
+// those of the shared expert, as many as the ring holds.
+template <int kTokens, class Tiles, class Job>
 __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
-    ring_experts(expert_tiles::Job job, RingShape shape, cuda_common::FastDivisor row_tiles) {
+    ring_experts(const __grid_constant__ Job job, RingShape shape, cuda_common::FastDivisor row_tiles) {
+  constexpr bool kHasShared = std::is_same_v<Job, AllExpertsJob>;
+  const expert_tiles::Job& routed = routed_of(job);
   auto& s = *cuda_common::dynamic_shared<ExpertRing<kTokens>>();
   s.ring.init();
   if constexpr (Tiles::kIsFirst) {
-    expert_tiles::prefetch_matrices(job);
+    expert_tiles::prefetch_matrices(routed);
+    if constexpr (kHasShared) {
+      __syncthreads();
+      if (is_copying_warp()) {
+        const Tiles tiles(job, {s.list.entries, 0}, row_tiles);
+        const SharedFirstRange range(tiles.num_shared(), tiles.num_shared());
+        copy_units(shape, range, tiles, s.ring, 0, range.template num_first<kTokens>(shape));
+      }
+    }
     cuda_common::wait_for_previous();
   }
-  const Tiles tiles(job, expert_tiles::work_of<kTokens>(job, s.list), row_tiles);
-  const RingRange range(tiles.count());
+  const Tiles tiles(job, expert_tiles::work_of<kTokens>(routed, s.list), row_tiles);
+  const auto range = [&] {
+    if constexpr (kHasShared) {
+      return SharedFirstRange(tiles.num_shared(), tiles.count());
+    } else {
+      return RingRange(tiles.count());
+    }
+  }();
   const auto zero_foreign = [&] {
-    for (int64_t slot = blockIdx.x; slot < job.num_slots; slot += gridDim.x) expert_tiles::zero_if_foreign(job, slot);
+    for (int64_t slot = blockIdx.x; slot < routed.num_slots; slot += gridDim.x) {
+      expert_tiles::zero_if_foreign(routed, slot);
+    }
   };
   if (is_copying_warp()) {
-    copy_units(shape, range, tiles, s.ring);
+    int first = 0;
+    if constexpr (Tiles::kIsFirst && kHasShared) first = range.template num_first<kTokens>(shape);
+    copy_units(shape, range, tiles, s.ring, first, units_of(shape, range));
     if constexpr (Tiles::kIsFirst) zero_foreign();
     return;
   }
@@ -49,29 +96,52 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
   ring_tiles(shape, range, tiles, s.ring);
 }
 
-template <int kTokens>
-void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
-  expert_tiles::Job job{};
-  expert_tiles::begin(desc, args, true, queue, job);
+// Of both launches, by tiles GateAndUp and Down of a job.
+template <int kTokens, class GateAndUp, class Down, class Job>
+void run(const char* gate_and_up, const char* down, const ops::MoeExperts::Desc& desc,
+         const ops::MoeExperts::Args& args, const Job& job, int64_t num_slots, device::Queue& queue) {
   const auto start = [&](const char* name, auto all, int64_t width, int64_t rows) {
     using Tiles = typename decltype(all)::type;
     using Ring = ExpertRing<kTokens>;
     const cuda_common::FastDivisor row_tiles(static_cast<uint32_t>(rows / cuda_common::kTileRows));
     const auto blocks =
-        static_cast<unsigned>(std::min<int64_t>(job.num_slots * row_tiles.divisor(), cuda_common::multiprocessors()));
-    cuda_common::launch(name, queue, ring_experts<kTokens, Tiles>, dim3(blocks), RingPlan<kTokens>::kThreads,
+        static_cast<unsigned>(std::min<int64_t>(num_slots * row_tiles.divisor(), cuda_common::multiprocessors()));
+    cuda_common::launch(name, queue, ring_experts<kTokens, Tiles, Job>, dim3(blocks), RingPlan<kTokens>::kThreads,
                         sizeof(Ring), job, RingShape(width, Tiles::kPasses, RingPlan<kTokens>::kRoundUnits), row_tiles);
   };
-  start("gate_and_up_ring", std::type_identity<expert_tiles::GateAndUpTiles<Share>>(), desc.hidden, desc.inner);
-  expert_tiles::round_h(desc, args, DType::kBF16, job, queue);
-  start("down_ring", std::type_identity<expert_tiles::DownTiles<Share>>(), desc.inner, desc.hidden);
+  start(gate_and_up, std::type_identity<GateAndUp>(), desc.hidden, desc.inner);
+  if constexpr (std::is_same_v<Job, expert_tiles::Job>) {
+    expert_tiles::round_h(desc, args, DType::kBF16, job, queue);
+  }
+  start(down, std::type_identity<Down>(), desc.inner, desc.hidden);
+}
+
+// Calls with(std::integral_constant<int, tokens of a tile>).
+template <class With>
+void with_tokens(int64_t num_tokens, const With& with) {
+  if (num_tokens == 1) return with(std::integral_constant<int, 1>());
+  with(std::integral_constant<int, cuda_common::kTileTokens>());
 }
 
 }  // namespace
 
 void moe_experts_ring(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
-  if (args.num_tokens == 1) return run<1>(desc, args, queue);
-  run<cuda_common::kTileTokens>(desc, args, queue);
+  expert_tiles::Job job{};
+  expert_tiles::begin(desc, args, true, queue, job);
+  with_tokens(args.num_tokens, [&](auto tokens) {
+    run<tokens.value, expert_tiles::GateAndUpTiles<Share>, expert_tiles::DownTiles<Share>>(
+        "gate_and_up_ring", "down_ring", desc, args, job, job.num_slots, queue);
+  });
+}
+
+void all_experts_ring(const ops::AllExperts::Desc& desc, const ops::AllExperts::Args& args, device::Queue& queue) {
+  const ops::AllExperts::Args parts = ops::with_parts_filled_in(args);
+  AllExpertsJob job{{}, shared_expert_of(desc, parts)};
+  expert_tiles::begin(desc.routed, parts.routed, true, queue, job.routed);
+  with_tokens(args.num_tokens, [&](auto tokens) {
+    run<tokens.value, AllGateAndUpTiles<Share>, AllDownTiles<Share>>(
+        "all_gate_and_up_ring", "all_down_ring", desc.routed, parts.routed, job, job.routed.num_slots + 1, queue);
+  });
 }
 
 }  // namespace tessera::backends::sm90

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
   __syncthreads();
   const Tiles tiles(job);
   const RingRange range(num_tiles);
-  if (is_copying_warp()) return copy_units(shape, range, tiles, s);
+  if (is_copying_warp()) return copy_units(shape, range, tiles, s, 0, units_of(shape, range));
   cuda_common::wait_for_previous();
   ring_tiles(shape, range, tiles, s);
 }

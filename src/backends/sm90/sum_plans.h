@@ -11,6 +11,7 @@
 #include "backends/cuda/expert_plan.h"
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_limit.h"
+#include "ops/all_experts/all_experts.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_group/linear_group.h"
@@ -231,6 +232,12 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
       num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
   const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
   return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
+}
+
+// Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring.
+inline bool uses_ring(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  return expert_kernels(desc.routed, num_tokens, multiprocessors) == ExpertKernels::kPortable &&
+         uses_ring(desc.routed, num_tokens, multiprocessors);
 }
 
 // Whether a group's matrix is whole units: what few_sums.cuh and wide_sums.cuh take of grouped_linear.

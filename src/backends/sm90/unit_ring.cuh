@@ -58,31 +58,39 @@ struct RingRange {
     const int each = num_tiles / blocks, others = num_tiles - each * blocks;
     first = each * block + min(block, others), count = each + (block < others ? 1 : 0);
   }
+  __device__ int tile(int local) const { return first + local; }
 };
+
+// Of a Range: RingRange, or what else has `count` tiles of all, each with a number.
+template <class Range>
+__device__ int units_of(const RingShape& shape, const Range& range) {
+  return range.count * static_cast<int>(shape.tile_units.divisor());
+}
 
 // A unit of the range: its tile, and which of the tile's it is.
 struct RingUnit {
   int tile, part;
 
-  __device__ RingUnit(const RingShape& shape, const RingRange& range, int unit) {
+  template <class Range>
+  __device__ RingUnit(const RingShape& shape, const Range& range, int unit) {
     const int local = static_cast<int>(shape.tile_units.quotient(static_cast<uint32_t>(unit)));
-    tile = range.first + local, part = unit - local * static_cast<int>(shape.tile_units.divisor());
+    tile = range.tile(local), part = unit - local * static_cast<int>(shape.tile_units.divisor());
   }
 };
 
-// By the copying warp, of which few lanes issue copies.
-template <int kTokens, class Tiles>
-__device__ void copy_units(const RingShape& shape, const RingRange& range, const Tiles& tiles, UnitRing<kTokens>& s) {
+// Units [begin, end) of the range by the copying warp, of which few lanes issue copies.
+template <int kTokens, class Tiles, class Range>
+__device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, UnitRing<kTokens>& s,
+                           int begin, int end) {
   using Layout = cuda_common::PackedNvfp4;
   constexpr int kLanes = 4, kStages = UnitRing<kTokens>::kStages;
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
   if (lane >= kLanes) return;
-  const int num_units = range.count * static_cast<int>(shape.tile_units.divisor());
-  for (int first = 0; first < num_units; first += kLanes) {
+  for (int first = begin; first < end; first += kLanes) {
     // No lane is a round of the ring ahead of another: a barrier tells only two rounds apart.
     __syncwarp((1u << kLanes) - 1);
     const int unit = first + lane, stage = unit % kStages;
-    if (unit >= num_units) continue;
+    if (unit >= end) continue;
     const RingUnit at(shape, range, unit);
     const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
     const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
@@ -159,8 +167,8 @@ __device__ int streamed_at(int i) {
 }
 
 // All tiles of this block, by its consumer warps.
-template <int kTokens, class Tiles>
-__device__ void ring_tiles(const RingShape& shape, const RingRange& range, const Tiles& tiles, UnitRing<kTokens>& s) {
+template <int kTokens, class Tiles, class Range>
+__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, UnitRing<kTokens>& s) {
   using Ring = UnitRing<kTokens>;
   constexpr int kPasses = Tiles::kPasses;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
@@ -172,7 +180,7 @@ __device__ void ring_tiles(const RingShape& shape, const RingRange& range, const
   for (int first = 0, turn = 0; first < range.count; first += shape.round_tiles, turn ^= 1) {
     const int num_tiles = min(shape.round_tiles, range.count - first), num_sums = num_tiles * Ring::kSums;
     const int begin = first * tile_units, end = begin + num_tiles * tile_units;
-    const auto place_of = [&](int i) { return tiles.place(range.first + first + i / Ring::kSums); };
+    const auto place_of = [&](int i) { return tiles.place(range.tile(first + i / Ring::kSums)); };
     // Of this thread's first result, on their way while sums are worked out.
     typename Tiles::Place place;
     typename Tiles::Ticket ticket;

@@ -36,6 +36,13 @@ MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_has
     shared_gated_ = builder.bind_fused<ops::LinearGroup>(prefix + "shared_experts.gated",
                                                          {.maps = {gate.desc, up.desc}, .swiglu = swiglu_.desc},
                                                          {gate.chosen(), swiglu_.chosen()});
+    const ops::Bound<ops::Linear>& down = shared_w2_.op();
+    const bool are_alike = experts_.chosen() == gate.chosen() && down.chosen() == gate.chosen();
+    if (are_alike && !bypass_.routed_experts && !bypass_.shared_experts) {
+      all_experts_ = builder.bind_fused<ops::AllExperts>(
+          prefix + "all_experts", {experts_.desc, {.maps = {gate.desc, up.desc}, .swiglu = swiglu_.desc}, down.desc},
+          {experts_.chosen(), gate.chosen(), up.chosen(), swiglu_.chosen(), down.chosen()});
+    }
   }
   combine_ = builder.bind<ops::MoeCombine>(
       prefix + "combine", {.hidden = c.hidden_size, .top_k = c.experts_per_token, .activation = activation});
@@ -89,23 +96,18 @@ void MoeLayer::load_experts(LayerBuilder& builder) {
   w1_ = place(w1), w2_ = place(w2), w3_ = place(w3);
 }
 
-TensorView MoeLayer::run_shared(const StepContext& context, const TensorView& x) const {
-  const int64_t n = context.num_tokens();
-  const TensorView gate = shared_w1_.take_output(context), up = shared_w3_.take_output(context);
+void MoeLayer::run_shared(const StepContext& context, const ops::LinearGroup::Args& gated,
+                          const ops::Linear::Args& down) const {
+  const int64_t n = gated.num_tokens;
   if (shared_gated_.is_bound() && context.tracer == nullptr) {
-    shared_gated_.run({.x = x,
-                       .weights = {shared_w1_.weight(), shared_w3_.weight()},
-                       .y = {gate, up},
-                       .num_tokens = n,
-                       .workspace = context.workspace},
-                      context.queue);
+    shared_gated_.run(gated, context.queue);
   } else {
-    shared_w1_.run_into(context, x, gate, n);
-    shared_w3_.run_into(context, x, up, n);
-    swiglu_.run({.gate = gate, .up = up, .out = gate, .num_tokens = n}, context.queue);
-    context.trace(prefix_, "shared_experts.swiglu", gate);
+    shared_w1_.run_into(context, gated.x, gated.y[0], n);
+    shared_w3_.run_into(context, gated.x, gated.y[1], n);
+    swiglu_.run(ops::swiglu_of_group(gated), context.queue);
+    context.trace(prefix_, "shared_experts.swiglu", gated.y[0]);
   }
-  return shared_w2_.run(context, gate, n);
+  shared_w2_.run_into(context, down.x, down.y, n);
 }
 
 ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView& x) const {
@@ -124,26 +126,36 @@ ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView
   context.trace(prefix_, "expert_ids", ids);
   context.trace(prefix_, "expert_weights", weights);
 
-  TensorView routed, shared;
+  ops::MoeExperts::Args routed{.x = x,
+                               .experts = ids.as<int32_t>(),
+                               .routing = weights.as<float>(),
+                               .w1 = w1_.as<ops::WeightView>(),
+                               .w3 = w3_.as<ops::WeightView>(),
+                               .w2 = w2_.as<ops::WeightView>(),
+                               .num_tokens = n,
+                               .workspace = context.workspace};
+  ops::LinearGroup::Args gated{
+      .x = x, .weights = {shared_w1_.weight(), shared_w3_.weight()}, .num_tokens = n, .workspace = context.workspace};
+  ops::Linear::Args down{.weight = shared_w2_.weight(), .num_tokens = n, .workspace = context.workspace};
+  if (!bypass_.routed_experts) routed.out = context.take(context.activation, {n, k, experts_.desc.hidden});
+  if (!bypass_.shared_experts) {
+    gated.y = {shared_w1_.take_output(context), shared_w3_.take_output(context)};
+    down.x = gated.y[0], down.y = shared_w2_.take_output(context);
+  }
+  const bool are_fused = all_experts_.is_bound() && context.tracer == nullptr;
+  if (are_fused) {
+    all_experts_.run({.routed = routed, .gated = gated, .down = down, .num_tokens = n, .workspace = context.workspace},
+                     context.queue);
+  }
   if (!bypass_.routed_experts) {
-    routed = context.take(context.activation, {n, k, experts_.desc.hidden});
-    experts_.run({.x = x,
-                  .experts = ids.as<int32_t>(),
-                  .routing = weights.as<float>(),
-                  .w1 = w1_.as<ops::WeightView>(),
-                  .w3 = w3_.as<ops::WeightView>(),
-                  .w2 = w2_.as<ops::WeightView>(),
-                  .out = routed,
-                  .num_tokens = n,
-                  .workspace = context.workspace},
-                 context.queue);
+    if (!are_fused) experts_.run(routed, context.queue);
     // One summand of each slot is not zero: every rank gets the bits of the one that has the expert, and combines them
     // in the order of experts, as one rank does.
-    if (slot_sum_.is_needed()) slot_sum_.run(context, routed, routed);
-    context.trace(prefix_, "experts", routed);
+    if (slot_sum_.is_needed()) slot_sum_.run(context, routed.out, routed.out);
+    context.trace(prefix_, "experts", routed.out);
   }
-  if (!bypass_.shared_experts) shared = run_shared(context, x);
-  return {.routed = routed, .shared = shared, .out = context.take_rows(experts_.desc.hidden), .num_tokens = n};
+  if (!bypass_.shared_experts && !are_fused) run_shared(context, gated, down);
+  return {.routed = routed.out, .shared = down.y, .out = context.take_rows(experts_.desc.hidden), .num_tokens = n};
 }
 
 }  // namespace tessera::model

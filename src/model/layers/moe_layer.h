@@ -24,7 +24,8 @@ class MoeLayer {
 
  private:
   void load_experts(LayerBuilder& builder);
-  TensorView run_shared(const StepContext& context, const TensorView& x) const;
+  // Into gated.y[0], then down.y.
+  void run_shared(const StepContext& context, const ops::LinearGroup::Args& gated, const ops::Linear::Args& down) const;
 
   std::string prefix_;
   Bypass bypass_;
@@ -37,6 +38,7 @@ class MoeLayer {
   LinearLayer shared_w1_, shared_w2_, shared_w3_;
   ops::Bound<ops::SwiGlu> swiglu_;
   ops::Bound<ops::LinearGroup> shared_gated_;  // w1, w3 and swiglu
+  ops::Bound<ops::AllExperts> all_experts_;    // these, w2 and the routed experts
   ops::Bound<ops::MoeCombine> combine_;
   RankSum slot_sum_;    // experts by id: a slot is zero on all ranks but that of its expert
   RankSum output_sum_;  // experts by width

@@ -99,7 +99,8 @@ TEST(EmulatedGpu, FusedOpsChangeNoBit) {
   const auto with = load(true), without = load(false);
   EXPECT_GT(testing::num_fused(with), 5 * with.config.num_layers);
   // The emulated GPU is a Hopper, whose backend takes the maps and leaves the rest to the portable one.
-  for (const char* op : {"norm_rope cuda.simple", "mhc_post_pre cuda.simple", "linear_group sm90.wgmma"}) {
+  for (const char* op :
+       {"norm_rope cuda.simple", "mhc_post_pre cuda.simple", "linear_group sm90.wgmma", "all_experts sm90.wgmma"}) {
     EXPECT_TRUE(std::any_of(with.plan.begin(), with.plan.end(), [&](const ops::PlanLine& line) {
       return line.op + " " + line.chosen == op;
     })) << op;
