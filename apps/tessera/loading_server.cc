@@ -30,16 +30,20 @@ void LoadingServer::end() noexcept {
   thread_.join();
 }
 
-void LoadingServer::serve(server::Service& service, const std::function<void()>& ready) {
+bool LoadingServer::serve(server::Service& service, const std::function<void()>& ready) {
   is_loading_ = false;
-  http_.attach(service);
-  try {
-    ready();
-  } catch (...) {
-    end();  // the service goes before this does
-    throw;
+  const bool is_ready = !http_.has_been_told_to_end();
+  if (is_ready) {
+    http_.attach(service);
+    try {
+      ready();
+    } catch (...) {
+      end();  // the service goes before this does
+      throw;
+    }
   }
   thread_.join();
+  return is_ready;
 }
 
 }  // namespace tessera::app

@@ -20,8 +20,9 @@ class LoadingServer {
   LoadingServer(const LoadingServer&) = delete;
   LoadingServer& operator=(const LoadingServer&) = delete;
 
-  // Lets `service` answer, calls `ready`, and returns when the server has ended.
-  void serve(server::Service& service, const std::function<void()>& ready);
+  // Lets `service` answer, calls `ready`, and returns when the server has ended. False, and nobody is called ready,
+  // where it was told to end before.
+  bool serve(server::Service& service, const std::function<void()>& ready);
 
  private:
   void end() noexcept;

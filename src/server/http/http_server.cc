@@ -32,6 +32,8 @@ using asio::ip::tcp;
 
 // What connections get to finish writing once the engine has nothing to do.
 constexpr auto kFlushTime = std::chrono::seconds(5);
+constexpr auto kShortFlushTime =
+    std::chrono::milliseconds(500);  // of an end at once: no more than an error is on its way
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 // How long something that failed waits to be tried again, and how often the end of a drain is looked for.
 constexpr auto kMoment = std::chrono::milliseconds(10);
@@ -92,10 +94,10 @@ void keep_signals_from_killing() {
 class HttpServer::Body {
  public:
   Body(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log);
-  ~Body();
   uint16_t port() const { return port_; }
   void run();
   void attach(Service& service) noexcept { shared_.service = &service; }
+  bool has_been_told_to_end() const noexcept { return num_stops_ > 0; }
   void drain() noexcept {
     ++num_stops_;
     io_.stop();  // run() looks
@@ -130,7 +132,7 @@ class HttpServer::Body {
   Bells bells_{io_};
   Connection::Shared shared_;
   std::vector<std::weak_ptr<Connection>> connections_;
-  std::vector<std::thread> drainers_;
+  std::vector<std::jthread> drainers_;
 };
 
 HttpServer::Body::Body(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log)
@@ -145,10 +147,6 @@ HttpServer::Body::Body(HttpOptions options, Figures& figures, ServerEvents* even
   // From here on a signal waits for run().
   signals_.add(SIGTERM);
   signals_.add(SIGINT);
-}
-
-HttpServer::Body::~Body() {
-  for (std::thread& thread : drainers_) thread.join();
 }
 
 template <class Act>
@@ -297,13 +295,18 @@ void HttpServer::Body::run() {
   }
   error_code ignored;
   acceptor_.close(ignored);
-  signals_.cancel(ignored);
   each_connection([](Connection& connection) { connection.close_when_idle(); });
-  // A client that does not take its answer's end holds up nothing for long.
-  const auto end = std::chrono::steady_clock::now() + kFlushTime;
-  while (has_connections() && std::chrono::steady_clock::now() < end) turn(false);
+  // A client that does not take its answer's end, or does not send its request's, holds up nothing for long.
+  const auto begin = std::chrono::steady_clock::now();
+  const auto goes_on = [&] {
+    const bool is_short = num_stops_ > 1 || shared_.service == nullptr;
+    return std::chrono::steady_clock::now() - begin < (is_short ? kShortFlushTime : kFlushTime);
+  };
+  while (has_connections() && goes_on()) turn(false);
   each_connection([](Connection& connection) { connection.close_now(); });
   while (has_connections()) turn(false);
+  signals_.cancel(ignored);
+  drainers_.clear();  // their engine is the service's: neither has to outlive this
 }
 
 HttpServer::HttpServer(HttpOptions options, Figures& figures, ServerEvents* events, LogSink* log)
@@ -326,6 +329,9 @@ void HttpServer::run() {
 }
 void HttpServer::attach(Service& service) noexcept {
   body_->attach(service);
+}
+bool HttpServer::has_been_told_to_end() const noexcept {
+  return body_->has_been_told_to_end();
 }
 void HttpServer::drain() noexcept {
   body_->drain();

@@ -58,6 +58,8 @@ class HttpServer {
   // From now on `service` answers, also on the connections that there are; it must outlive run(). Once, from any
   // thread.
   void attach(Service& service) noexcept;
+  // By a signal or drain(), from any thread.
+  bool has_been_told_to_end() const noexcept;
   // Ends run(): new requests get 503, those that run may finish for drain_seconds. Again: ends them at once.
   // Thread-safe.
   void drain() noexcept;

@@ -72,8 +72,10 @@ class ServedRunner {
     http_->drain();
     http_->drain();
     thread_.join();
-    http_.reset();
+    // As the program does it: once run() has returned, nothing of the server looks at either.
+    service_.reset();
     engine_.reset();
+    http_.reset();
   }
 
   uint16_t port() const { return http_->port(); }
