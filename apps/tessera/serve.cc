@@ -25,6 +25,7 @@
 #include "server/http/api_keys.h"
 #include "server/http/chat_page.h"
 #include "server/http/http_server.h"
+#include "server/json_text.h"
 #include "server/service.h"
 #include "service_manager.h"
 #include "text/chat/effort.h"
@@ -35,6 +36,13 @@
 namespace tessera::app {
 
 namespace {
+
+// One word of a shell.
+std::string shell_quoted(std::string_view text) {
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
 
 // Of what caches may take, the least that is left for prefixes where --prefix-cache-memory does not say.
 constexpr double kPrefixShare = 0.25;
@@ -327,11 +335,12 @@ void Serve::print_address(uint16_t port, const std::string& name) const {
   std::string host = is_every ? "127.0.0.1" : http.host;
   if (host.find(':') != std::string::npos) host = "[" + host + "]";
   const std::string base = fmt::format("{}://{}:{}", http.tls_cert.empty() ? "http" : "https", host, port);
+  const server::JsonObject question{
+      {"model", name},
+      {"messages", server::JsonArray{server::JsonObject{{"role", "user"}, {"content", "Compute 257-7."}}}}};
   const std::string key = http.api_keys.empty() ? "" : " -H \"Authorization: Bearer $TESSERA_API_KEY\"";
-  print_result(
-      fmt::format("{}\ncurl {}/v1/chat/completions{} -H 'Content-Type: application/json' -d "
-                  "'{{\"model\": \"{}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Compute 257-7.\"}}]}}'\n",
-                  base, base, key, name));
+  print_result(fmt::format("{}\ncurl {}/v1/chat/completions{} -H 'Content-Type: application/json' -d {}\n", base, base,
+                           key, shell_quoted(question.text())));
 }
 
 // Of ranks, what each has left when its share of the weights is there; caches have one size on all of them. Ranks of
@@ -450,11 +459,11 @@ int Serve::answer(Ranks& ranks) {
   server::Service service(serving(folder, facts, grammars), engine, figures, service_options, &log);
   if (!flags_.is_quiet) print_figures(loaded, memory);
   if (!flags_.is_quiet) print_cache_tiers(tiers);
-  server.serve(service, [&] {
+  const bool has_served = server.serve(service, [&] {
     print_address(http.port(), service.serving().model.names.front());
     notify_service_manager("READY=1");
   });
-  return load.bypass.any() ? kExitMismatch : kExitOk;
+  return has_served && load.bypass.any() ? kExitMismatch : kExitOk;
 }
 
 }  // namespace

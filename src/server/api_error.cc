@@ -21,13 +21,13 @@ ApiError made(int status, std::string_view type, std::string_view code, std::str
 std::string_view anthropic_type(int status) {
   switch (status) {
     case 400:
+    case 405:
       return "invalid_request_error";
     case 401:
       return "authentication_error";
     case 403:
       return "permission_error";
     case 404:
-    case 405:
       return "not_found_error";
     case 413:
       return "request_too_large";
@@ -83,10 +83,10 @@ ApiError not_found(std::string_view method, std::string_view path) {
       fmt::format("path: expected a route of this server, found {} {}", printable(method, 20), printable(path, 100)));
 }
 
-ApiError method_not_allowed(std::string_view method, std::string_view path) {
+ApiError method_not_allowed(std::string_view method, std::string_view path, std::string_view allowed) {
   return made(
       405, "invalid_request_error", "method_not_allowed",
-      fmt::format("method: expected another one for {}, found {}", printable(path, 100), printable(method, 20)));
+      fmt::format("method: expected {} for {}, found {}", allowed, printable(path, 100), printable(method, 20)));
 }
 
 ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes) {

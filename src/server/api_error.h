@@ -76,14 +76,15 @@ auto reply_of(const Read& read) -> Reply<decltype(read())> {
 }
 
 // Errors that do not come from a body. Messages say what was found and allowed, never what a secret looks like.
-ApiError unauthorized();                                                      // 401
-ApiError not_found(std::string_view method, std::string_view path);           // 404, no such route
-ApiError method_not_allowed(std::string_view method, std::string_view path);  // 405
-ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes);          // 413
-ApiError overloaded(std::string_view what, uint64_t found, uint64_t limit);   // 429; the answer carries Retry-After
-ApiError unavailable(std::string_view state);                                 // 503: draining
-ApiError model_loading();                                                     // 503; the answer carries Retry-After
-ApiError internal_error(std::string_view what);                               // 500
+ApiError unauthorized();                                             // 401
+ApiError not_found(std::string_view method, std::string_view path);  // 404, no such route
+// 405; `allowed`: the methods that there are.
+ApiError method_not_allowed(std::string_view method, std::string_view path, std::string_view allowed);
+ApiError body_too_large(uint64_t found_bytes, uint64_t limit_bytes);         // 413
+ApiError overloaded(std::string_view what, uint64_t found, uint64_t limit);  // 429; the answer carries Retry-After
+ApiError unavailable(std::string_view state);                                // 503: draining
+ApiError model_loading();                                                    // 503; the answer carries Retry-After
+ApiError internal_error(std::string_view what);                              // 500
 // 404: the request names a model that is not served.
 ApiError model_not_found(std::string_view name, const std::vector<std::string>& served);
 // 400 with both numbers: prompt and answer do not fit into the context.

@@ -14,6 +14,8 @@ namespace tessera::server {
 
 namespace {
 
+constexpr std::string_view kForeignPage = "A page of another site asks (see Origin).";
+
 JsonObject content(std::string_view type, const JsonText& schema) {
   return {{type, JsonObject{{"schema", schema}}}};
 }
@@ -33,7 +35,7 @@ JsonObject error_answer(std::string_view about) {
 // Answers that every route with a key may give, or every route that generates.
 void add_errors(JsonObject& responses, bool takes_body) {
   responses.add("401", error_answer("No API key, or another one."));
-  responses.add("403", error_answer("A page of another site asks (see Origin)."));
+  responses.add("403", error_answer(kForeignPage));
   if (!takes_body) return;
   responses.add("400", error_answer("The body is not what the schema says; the error names the field."));
   responses.add("404", error_answer("The model is not served."));
@@ -73,8 +75,9 @@ JsonObject get(std::string_view about, std::string_view type, const JsonObject& 
 
 JsonObject health(std::string_view about, bool needs_key) {
   const JsonObject answer = object_with({"status"});
-  return get(about, "application/json", answer, needs_key,
-             {{"503", answer_of("Not ready.", content("application/json", answer))}}, {});
+  JsonObject others{{"503", answer_of("Not ready.", content("application/json", answer))}};
+  if (!needs_key) others.add("403", error_answer(kForeignPage));
+  return get(about, "application/json", answer, needs_key, others, {});
 }
 
 JsonObject components() {

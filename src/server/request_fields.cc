@@ -8,6 +8,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/strings.h"
 #include "server/api_error.h"
 #include "text/chat/python_json.h"
 
@@ -306,7 +307,10 @@ void check_tools(const ToolPolicy& policy, const ServedModel& model, const std::
   const bool is_known = std::any_of(policy.tools.begin(), policy.tools.end(),
                                     [&](const Tool& tool) { return tool.name == policy.named; });
   if (policy.choice == ToolChoice::kNamed && !is_known) {
-    fail_field(kConflict, field, "the name of one of the tools", policy.named);
+    std::string names;
+    for (const Tool& tool : policy.tools) names += (names.empty() ? "" : ", ") + tool.name;
+    fail_field(kConflict, field, "the name of one of the tools (" + names + ")",
+               fmt::format("\"{}\"", printable(policy.named, 80)));
   }
   require_grammars(model, field, "auto or none: this server has no grammars", found);
 }

@@ -47,10 +47,12 @@ std::string expected(const Schema& schema) {
       words = schema.is_unsupported ? (schema.least == 0 ? "false" : "true") : "true or false";
       break;
     case Schema::Kind::kInteger:
-      words = fmt::format("an integer from {} to {}", schema.least, schema.most);
+      words = schema.least == schema.most ? fmt::format("{}", schema.least)
+                                          : fmt::format("an integer from {} to {}", schema.least, schema.most);
       break;
     case Schema::Kind::kNumber:
-      words = fmt::format("a number from {} to {}", schema.minimum, schema.maximum);
+      words = schema.minimum == schema.maximum ? fmt::format("{}", schema.minimum)
+                                               : fmt::format("a number from {} to {}", schema.minimum, schema.maximum);
       break;
     case Schema::Kind::kString:
       words = schema.values.empty() ? fmt::format("a string of {} to {} {}", schema.min_length, schema.max_length,

@@ -437,6 +437,16 @@ class Lives(ProgramTest):
                 self.assertEqual(server.end(by), 0)
                 self.assertEqual(server.process.stdout.read(), '')
 
+    def test_told_to_end_while_it_loads_it_is_never_ready(self):
+        with LoadingServer() as server, socket.create_connection(('127.0.0.1', server.port), timeout=30) as client:
+            # The end waits for this client, for long enough that the weights may be there before.
+            client.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{')
+            self.assertEqual(server.get('/health/ready')[0], 503)  # so the other connection is known too
+            server.process.send_signal(signal.SIGTERM)
+            server.go_on()
+            self.assertEqual(server.process.wait(30), 0)
+            self.assertEqual(server.process.stdout.read(), '')
+
     def test_a_load_that_fails_ends_it(self):
         with LoadingServer('--cache-memory', '0.0000001') as server:
             self.assertEqual(server.get('/health/ready')[0], 503)

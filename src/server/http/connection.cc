@@ -64,6 +64,10 @@ std::string retry_fields(int64_t seconds) {
   return fmt::format("Retry-After: {}\r\nretry-after-ms: {}\r\n", seconds, seconds * 1000);
 }
 
+std::string_view methods_of(const Route& route) {
+  return route.is_post ? "POST" : "GET, HEAD";
+}
+
 std::string chunk(const std::string& text) {
   return fmt::format("{:x}\r\n{}\r\n", text.size(), text);
 }
@@ -379,12 +383,20 @@ asio::awaitable<bool> Connection::read_body(Parser& parser, const RequestHead& h
 // Pages of other sites reach a server on this machine through their readers' browsers, which send an Origin then. A
 // site whose name leads to this machine (DNS rebinding) has its own name as Host too: without keys, a server that only
 // this machine reaches goes by this machine's names.
-bool Connection::is_foreign(const RequestHead& head) const {
+std::optional<ApiError> Connection::find_foreign(const RequestHead& head) const {
   const std::string& allowed = shared_.options.cors_origin;
-  if (head.origin.empty() || allowed == "*" || head.origin == allowed) return false;
+  if (head.origin.empty() || allowed == "*" || head.origin == allowed) return std::nullopt;
   const size_t authority = head.origin.find("://");
-  if (authority == std::string::npos || head.origin.substr(authority + 3) != head.host) return true;
-  return shared_.options.api_keys.empty() && is_this_machine(shared_.options.host) && !is_this_machine(head.host);
+  if (authority == std::string::npos || head.origin.substr(authority + 3) != head.host) {
+    return http_error(403, "origin_not_allowed",
+                      "Origin: expected this server's own, found another one (see --cors-origin)");
+  }
+  if (shared_.options.api_keys.empty() && is_this_machine(shared_.options.host) && !is_this_machine(head.host)) {
+    return http_error(403, "origin_not_allowed",
+                      "Host: expected a name of this machine, since there are no keys, found another one (see "
+                      "--api-key-file, --cors-origin)");
+  }
+  return std::nullopt;
 }
 
 // What is wrong with a request before its body is looked at. Faults that leave the connection usable keep it.
@@ -396,10 +408,7 @@ std::optional<ApiError> Connection::find_fault(Parser& parser, const RequestHead
   if (auto fault = find_framing_fault(parser.get(), head, parser.chunked())) return fault;
   if (length && *length > options.max_body_bytes) return body_too_large(*length, options.max_body_bytes);
   breaks = false;
-  if (is_foreign(head)) {
-    return http_error(403, "origin_not_allowed",
-                      "Origin: expected this server's own, found another one (see --cors-origin)");
-  }
+  if (auto fault = find_foreign(head)) return fault;
   if (route == nullptr || route->needs_key) {
     std::optional<Caller> found = shared_.keys.find(head.authorization, head.x_api_key);
     if (!found) return unauthorized();
@@ -408,7 +417,7 @@ std::optional<ApiError> Connection::find_fault(Parser& parser, const RequestHead
   if (caller.client == 0) caller.client = peer_;
   if (route == nullptr) return not_found(head.method, head.path);
   const bool is_right = route->is_post ? head.method == "POST" : head.method == "GET" || head.method == "HEAD";
-  if (!is_right) return method_not_allowed(head.method, head.path);
+  if (!is_right) return method_not_allowed(head.method, head.path, methods_of(*route));
   if (!head.content_encoding.empty() && head.content_encoding != "identity") {
     return http_error(415, "unsupported_encoding", "Content-Encoding: expected none, found one");
   }
@@ -432,7 +441,7 @@ asio::awaitable<bool> Connection::serve_one() {
   if (route != nullptr) route_ = route->path;
   Caller caller;
   bool breaks = false, goes_on = false;
-  const bool is_preflight = head.method == "OPTIONS" && !shared_.options.cors_origin.empty() && !is_foreign(head);
+  const bool is_preflight = head.method == "OPTIONS" && !shared_.options.cors_origin.empty() && !find_foreign(head);
   if (const std::optional<ApiError> fault = find_fault(parser, head, route, caller, breaks);
       fault && (breaks || !is_preflight)) {
     // Until the body has been read, an answer ends the connection: the rest of it is not another request.
@@ -544,10 +553,12 @@ std::string Connection::common_fields(const RequestHead& head, bool keeps_alive)
   std::string out = date_field();
   out += fmt::format("X-Request-Id: {}\r\nX-Content-Type-Options: nosniff\r\nConnection: {}\r\n", head.request_id,
                      keeps_alive ? "keep-alive" : "close");
+  // Where Anthropic's clients look for it.
+  if (error_style(head.path) == ErrorStyle::kAnthropic) out += fmt::format("request-id: {}\r\n", head.request_id);
   if (!shared_.options.cors_origin.empty()) {
     out += fmt::format(
         "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
-        "Access-Control-Expose-Headers: X-Request-Id, Retry-After, retry-after-ms\r\n",
+        "Access-Control-Expose-Headers: X-Request-Id, request-id, Retry-After, retry-after-ms\r\n",
         shared_.options.cors_origin);
   }
   return out;
@@ -593,7 +604,7 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
                 : "WWW-Authenticate: Bearer\r\n";
   }
   if (error.status == 429) extra = retry_fields(1);
-  if (error.status == 405 && route != nullptr) extra = route->is_post ? "Allow: POST\r\n" : "Allow: GET, HEAD\r\n";
+  if (error.status == 405 && route != nullptr) extra = fmt::format("Allow: {}\r\n", methods_of(*route));
   const std::string out =
       fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\n{}{}Content-Length: {}\r\n\r\n{}", error.status,
                   status_text(error.status), common_fields(now, keeps_alive), extra, body.size(),

@@ -72,7 +72,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   std::string common_fields(const RequestHead& head, bool keeps_alive) const;
   std::optional<ApiError> find_fault(Parser& parser, const RequestHead& head, const Route* route, Caller& caller,
                                      bool& breaks) const;
-  bool is_foreign(const RequestHead& head) const;
+  std::optional<ApiError> find_foreign(const RequestHead& head) const;
   void set_deadline(double seconds);  // from now; infinite: none
   void forget_body();
   void note(const RequestHead& head, int status) const;

@@ -166,6 +166,9 @@ TEST(HttpRequests, IdsComeBackAndNothingElseIsReflected) {
   LiveServer server;
   EXPECT_NE(ask(server.port(), get("/health/live", "X-Request-Id: my-id.1\r\n")).head.find("X-Request-Id: my-id.1"),
             std::string::npos);
+  // Anthropic's clients look for another name.
+  EXPECT_NE(ask(server.port(), get("/v1/messages", "X-Request-Id: my-id.2\r\n")).head.find("\r\nrequest-id: my-id.2"),
+            std::string::npos);
   const Answer odd = ask(server.port(), get("/health/live", "X-Request-Id: a b<c>\r\n"));
   EXPECT_EQ(odd.head.find("a b<c>"), std::string::npos);
   EXPECT_NE(odd.head.find("X-Request-Id: req_"), std::string::npos);
