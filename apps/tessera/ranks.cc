@@ -123,11 +123,9 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->type_name("N")
       ->group("Ranks");
   command
-      .add_option(
-          "--rank-split", flags.split,
-          "What is cut: experts (each whole on one rank: the results of one rank), heads besides, heads and the "
-          "width of every expert, or that width alone; auto: of GPUs what tessera plan predicts to be fastest, of "
-          "processors experts")
+      .add_option("--rank-split", flags.split,
+                  "Cut experts (each whole: one rank's results), heads too, heads and experts' width, or that alone; "
+                  "auto: GPUs by tessera plan")
       ->type_name("auto|experts|heads|width|experts-width")
       ->capture_default_str()
       ->group("Ranks");
