@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// norm_rope: a thread block per vector of any of the sets, which stays in shared memory from its load to its store.
-// What bounds it is latency: one load of the vector, a serial sum of squares, sine and cosine beside that. Sets of so
-// many vectors that bytes count go to many_vectors.cu.
+// norm_rope: a thread block per vector of any of the sets. What bounds it is latency: one load of the vector, a serial
+// sum of squares, one barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
+// that bytes count go to many_vectors.cu.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
@@ -33,86 +33,83 @@ struct Job {
   Set sets[ops::NormRope::kMostSets];
 };
 
+// Sines and cosines are worked out while the kernel before is still at work: positions and slots are a step's inputs,
+// which no kernel makes.
 __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ Job job) {
   float* s_row = dynamic_shared<float>();
-  __shared__ float s_factor;
   int64_t vector = blockIdx.x;
   int n = 0;
   while (vector >= job.sets[n].end) ++n;
   if (n > 0) vector -= job.sets[n - 1].end;
   const Set& set = job.sets[n];
   const int width = set.width, pairs = set.rope_dim / 2, thread = static_cast<int>(threadIdx.x);
-  float* s_turns = s_row + width;  // cosines, then sines
+  float *s_out = s_row + width, *s_turns = s_out + width;  // of turns cosines, then sines
+  const int64_t row = vector / set.vectors, base = vector * width;
+  constexpr int kBatch = kPerThread * kBlock;
   float weights[kPerThread];
-  const auto load_weights = [&](int64_t begin) {
+  const auto load_weights = [&](int begin) {
     for_columns(begin, width,
                 [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
   };
   if (set.has_norm) load_weights(0);
-  const int turn = thread - kWarp;  // this thread's first
-  float frequency = turn >= 0 && turn < 2 * pairs ? set.frequencies[turn % pairs] : 0;
+  const int64_t position = set.positions[row], slot = set.slots == nullptr ? 0 : set.slots[row];
+  for (int i = thread; i < 2 * pairs; i += kBlock) {
+    const double angle = rotary_angle(position, set.frequencies[i % pairs]);
+    s_turns[i] = i < pairs ? rotary_cosine(angle) : rotary_sine(angle, set.is_inverse);
+  }
 
   wait_for_previous();
-  const int64_t row = vector / set.vectors, base = vector * width;
-  const bool is_bf16 = set.x.is_bf16;
-  constexpr int64_t kBatch = int64_t{kPerThread} * kBlock;
-  // All loads are on their way before one is waited for.
-  const int64_t position = set.positions[row], slot = set.slots == nullptr ? 0 : set.slots[row];
-  float values[kPerThread];
-  const auto load_values = [&](int64_t begin) {
-    for_columns(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
-  };
-  load_values(0);
   if (slot < 0) return;  // nobody's
-  uint8_t* entry = set.slots == nullptr ? nullptr : set.cache.of_row(row).at(slot, set.entries.bytes);
-  for (int64_t begin = 0; begin < width; begin += kBatch) {
-    if (begin > 0) load_values(begin);
+  float values[kPerThread];
+  for (int begin = 0; begin < width; begin += kBatch) {
+    for_columns(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
     for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
-  if (thread < kWarp) {
-    if (set.has_norm) {
-      const float factor = norm_factor(s_row, width, set.eps);
-      if (thread == 0) s_factor = factor;
-    }
-  } else {
-    for (int i = turn; i < 2 * pairs; i += kBlock - kWarp) {
-      if (i != turn) frequency = set.frequencies[i % pairs];
-      const double angle = rotary_angle(position, frequency);
-      s_turns[i] = i < pairs ? rotary_cosine(angle) : rotary_sine(angle, set.is_inverse);
+  // By every warp for itself, which takes no longer than by one, and no barrier.
+  const float factor = set.has_norm ? norm_factor(s_row, width, set.eps) : 1.0f;
+  const bool is_bf16 = set.x.is_bf16, stays = set.has_hadamard || set.slots != nullptr;
+  const int rope_begin = width - set.rope_dim;
+  // What no step changes is where it was.
+  const int first = set.has_norm ? 0 : rope_begin;
+  for (int begin = 0; begin < width; begin += kBatch) {
+    if (begin > 0 && set.has_norm) load_weights(begin);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (begin + i * kBlock >= width) break;
+      const int c = begin + i * kBlock + thread;
+      float value = c < width ? s_row[c] : 0;
+      if (set.has_norm) value = round_to(is_bf16, value * factor * weights[i]);
+      const float other = __shfl_xor_sync(~0u, value, 1);  // of its pair, which a neighbouring lane has
+      const int turn = c - rope_begin;
+      if (c >= width) continue;
+      if (turn >= 0) {
+        const float cosine = s_turns[turn / 2], sine = s_turns[pairs + turn / 2];
+        value = round_to(is_bf16, turn % 2 == 0 ? rotated_first(value, other, cosine, sine)
+                                                : rotated_second(other, value, cosine, sine));
+      }
+      if (stays) {
+        s_out[c] = value;
+      } else if (c >= first) {
+        set.x.store(base + c, value);
+      }
     }
   }
-  __syncthreads();
-  if (set.has_norm) {
-    const float factor = s_factor;
-    for (int64_t begin = 0; begin < width; begin += kBatch) {
-      if (begin > 0) load_weights(begin);
-      for_columns(begin, width,
-                  [&](int i, int64_t c) { s_row[c] = round_to(is_bf16, s_row[c] * factor * weights[i]); });
-    }
-    __syncthreads();
-  }
-  for (int i = thread; i < pairs; i += kBlock) {
-    float* s_pair = s_row + width - set.rope_dim + 2 * i;
-    const float a = s_pair[0], b = s_pair[1], cosine = s_turns[i], sine = s_turns[pairs + i];
-    s_pair[0] = round_to(is_bf16, rotated_first(a, b, cosine, sine));
-    s_pair[1] = round_to(is_bf16, rotated_second(a, b, cosine, sine));
-  }
-  if (set.has_hadamard) hadamard_row(s_row, width, set.hadamard_scale, is_bf16, set.is_fp4);
+  if (!stays) return;
+  if (set.has_hadamard) hadamard_row(s_out, width, set.hadamard_scale, is_bf16, set.is_fp4);
   __syncthreads();
   if (set.slots != nullptr) {
+    uint8_t* entry = set.cache.of_row(row).at(slot, set.entries.bytes);
     for (int piece = thread / kWarp; piece < set.pieces; piece += kBlock / kWarp) {
-      write_piece({s_row, false}, 0, piece, set.entries, entry);
+      write_piece({s_out, false}, 0, piece, set.entries, entry);
     }
     return;
   }
-  // What no step has changed is still there.
-  const int first = set.has_norm || set.has_hadamard ? 0 : width - set.rope_dim;
-  for (int c = first + thread; c < width; c += kBlock) set.x.store(base + c, s_row[c]);
+  for (int c = thread; c < width; c += kBlock) set.x.store(base + c, s_out[c]);
 }
 
 int64_t shared_floats(const ops::NormRope::SetDesc& set) {
-  return set.rope.width + set.rope.rope_dim;
+  return 2 * set.rope.width + set.rope.rope_dim;
 }
 
 bool run_if_many(const ops::NormRope::SetDesc& from, const ops::NormRope::Set& of, device::Queue& queue) {
@@ -135,8 +132,12 @@ bool run_if_many(const ops::NormRope::SetDesc& from, const ops::NormRope::Set& o
 bool norm_rope_supports(const ops::NormRope::Desc& desc, std::string& why_not) {
   if (!ops::norm_rope_reference_supports(desc, why_not)) return false;
   for (const ops::NormRope::SetDesc& set : desc.sets) {
+    if (set.rope.width % 2 != 0) {
+      why_not = "pairs of channels are those of an even width, not of " + std::to_string(set.rope.width);
+      return false;
+    }
     if (shared_floats(set) * static_cast<int64_t>(sizeof(float)) <= static_cast<int64_t>(kSharedForAll)) continue;
-    why_not = "needs vectors that fit into 16 KiB of shared memory, not " + std::to_string(set.rope.width) + " values";
+    why_not = "needs twice a vector in 16 KiB of shared memory, not " + std::to_string(set.rope.width) + " values";
     return false;
   }
   return true;

@@ -54,12 +54,12 @@ __global__ void __launch_bounds__(kBlock)
     rope_kernel(Values x, const int64_t* positions, const float* frequencies, int vectors, int width, int rope_dim,
                 bool is_inverse, int group) {
   float* s_turns = dynamic_shared<float>();  // cosines, then sines
-  wait_for_previous();
   const int pairs = rope_dim / 2, thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < rope_dim; i += kBlock) {
     const double angle = rotary_angle(positions[blockIdx.x], frequencies[i % pairs]);
     s_turns[i] = i < pairs ? rotary_cosine(angle) : rotary_sine(angle, is_inverse);
   }
+  wait_for_previous();  // positions are a step's inputs, which no kernel makes
   __syncthreads();
   const int first = static_cast<int>(blockIdx.y) * group, count = min(group, vectors - first);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * vectors + first;

@@ -35,7 +35,7 @@ struct NormRope {
   struct Set {
     TensorView x;                        // [rows, vectors, width] activation, in place; stored ones are scratch after
     TensorView weight;                   // [width] BF16 or F32, of the norm; data null: none
-    const int64_t* positions = nullptr;  // [rows]
+    const int64_t* positions = nullptr;  // [rows]; like slots, made by no kernel: copied from the host
     const float* frequencies = nullptr;  // [rope_dim / 2]
     const int64_t* slots = nullptr;      // [rows], stored ones only; -1: of nobody, not written
     PagedEntries<uint8_t> cache;
