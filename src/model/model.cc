@@ -404,7 +404,7 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
   const TensorView logits = run_whole([this] {
     queue_step(false, [this](const StepContext& step) {
       const TensorView streams = embed(step, rows_of(streams_buffer_, 0, step.num_tokens()), ops::kHcStreams);
-      for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(step, i, streams);
+      queue_blocks(step, streams);
       queue_head(step, *head_, streams);
     });
     num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
@@ -412,6 +412,14 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
   });
   for (size_t i = 0; i < slices_.states.size(); ++i) slices_.states[i]->advance(slices_.rows[i].num_rows);
   return logits;
+}
+
+void Model::queue_blocks(const StepContext& context, const TensorView& streams) const {
+  const ArenaScope scope(context.arena);
+  Block::Handover handover = blocks_.front()->take_handover(context);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    blocks_[i]->run(context, i, streams, i + 1 < blocks_.size() ? blocks_[i + 1].get() : nullptr, handover);
+  }
 }
 
 void Model::prepare(std::span<const SequenceSlice> slices) {

@@ -84,6 +84,8 @@ class Model final : public Runner {
   void queue_step(bool is_draft, const Work& work);
   StepContext context(bool is_recorded);
   TensorView embed(const StepContext& context, const TensorView& out, int64_t streams) const;
+  // All blocks, each of which may leave its end to the next one.
+  void queue_blocks(const StepContext& context, const TensorView& streams) const;
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
   // Waits for the step and hands out its tokens; its wanted rows, in host memory.
   TensorView read_outcome();

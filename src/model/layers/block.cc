@@ -20,48 +20,57 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
       {moe_.combine().chosen(), moe_site_.post().chosen()});
+  if (sums_ranks) return;
+  begin_ = builder.bind_fused<ops::MhcPostPre>(
+      prefix + "begin", {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = norm.op().desc},
+      {moe_.combine().chosen(), moe_site_.post().chosen(), attention_site_.pre().chosen(),
+       attention_site_.norm().op().chosen()});
 }
 
 TensorView Block::turn(const StepContext& context, const TensorView& streams, const TensorView& output,
-                       HyperConnection::Coefficients& coefficients, TensorView& y) const {
+                       HyperConnection::Read& read) const {
+  const HyperConnection::Coefficients coefficients = read.coefficients;
   if (!turn_.is_bound() || context.tracer != nullptr) {
     attention_site_.write(context, streams, output, coefficients, streams);
     context.trace(prefix_, "mid", streams);
-    y = moe_site_.read(context, streams, coefficients);
+    read = moe_site_.read(context, streams);
     return streams;
   }
   const TensorView mid = context.take(context.activation, streams.shape);
-  const ops::MhcPost::Args post = HyperConnection::write_args(context, streams, output, coefficients, mid);
-  const ops::MhcPre::Args pre = moe_site_.read_args(context, mid, coefficients);
+  read = moe_site_.take_read(context);
   turn_.run({.combine = {},
-             .post = post,
-             .pre = pre,
+             .post = HyperConnection::write_args(context, streams, output, coefficients, mid),
+             .pre = moe_site_.read_args(context, mid, read),
              .weight = moe_site_.norm().weight(),
              .num_tokens = context.num_tokens(),
              .workspace = context.workspace},
             context.queue);
-  y = pre.y;
   return mid;
 }
 
-void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
-  const ArenaScope scope(context.arena);
-  HyperConnection::Coefficients coefficients{};
-  context.trace(prefix_, "in", streams);
-  TensorView y = attention_site_.read(context, streams, coefficients);
-  const TensorView attended = attention_.run(context, layer, y);
-  context.trace(prefix_, "attn_out", attended);
-  const TensorView mid = turn(context, streams, attended, coefficients, y);
-  const ops::MoeCombine::Args parts = moe_.run(context, y);
+void Block::end(const StepContext& context, const ops::MoeCombine::Args& parts, const ops::MhcPost::Args& write,
+                const Block* next, Handover& handover) const {
   const bool sums_ranks = moe_.output_sum().is_needed();
   const device::PeerView* peers = sums_ranks ? moe_.output_sum().peers(parts.out.num_bytes()) : nullptr;
-  if (end_.is_bound() && context.tracer == nullptr && (peers != nullptr || !sums_ranks)) {
+  const int64_t n = context.num_tokens();
+  if (context.tracer == nullptr && next != nullptr && next->begin_.is_bound()) {
+    next->begin_.run({.combine = parts,
+                      .post = write,
+                      .pre = next->attention_site_.read_args(context, write.out, handover.read),
+                      .weight = next->attention_site_.norm().weight(),
+                      .num_tokens = n,
+                      .workspace = context.workspace},
+                     context.queue);
+    handover.is_there = true;
+    return;
+  }
+  if (context.tracer == nullptr && end_.is_bound() && (peers != nullptr || !sums_ranks)) {
     end_.run({.combine = parts,
-              .post = HyperConnection::write_args(context, mid, parts.out, coefficients, streams),
+              .post = write,
               .pre = {},
               .weight = {},
               .peers = peers,
-              .num_tokens = context.num_tokens(),
+              .num_tokens = n,
               .workspace = context.workspace},
              context.queue);
     return;
@@ -69,8 +78,26 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
   moe_.combine().run(parts, context.queue);
   if (sums_ranks) moe_.output_sum().run(context, parts.out, parts.out);
   context.trace(prefix_, "ffn_out", parts.out);
-  moe_site_.write(context, mid, parts.out, coefficients, streams);
-  context.trace(prefix_, "out", streams);
+  moe_site_.post().run(write, context.queue);
+  context.trace(prefix_, "out", write.out);
+}
+
+void Block::run(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
+                Handover& handover) const {
+  const ArenaScope scope(context.arena);
+  context.trace(prefix_, "in", streams);
+  HyperConnection::Read read = handover.is_there ? handover.read : attention_site_.read(context, streams);
+  handover.is_there = false;
+  const TensorView attended = attention_.run(context, layer, read.y);
+  context.trace(prefix_, "attn_out", attended);
+  const TensorView mid = turn(context, streams, attended, read);
+  const ops::MoeCombine::Args parts = moe_.run(context, read.y);
+  end(context, parts, HyperConnection::write_args(context, mid, parts.out, read.coefficients, streams), next, handover);
+}
+
+void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
+  Handover none;
+  run(context, layer, streams, nullptr, none);
 }
 
 OutputHead::OutputHead(LayerBuilder& builder, const std::string& prefix)

@@ -9,25 +9,41 @@ namespace tessera::model {
 
 class Block {
  public:
+  // What the end of a block leaves for the next one of a stack, which then need not read the streams itself.
+  struct Handover {
+    HyperConnection::Read read;
+    bool is_there = false;
+  };
+
   // `prefix`: "layers.2." or "mtp.0.".
   Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass);
 
-  // streams [tokens, 4, hidden] in place; `layer` is the index of this block's caches.
+  // An empty one, with memory from the arena.
+  Handover take_handover(const StepContext& context) const { return {attention_site_.take_read(context)}; }
+  // streams [tokens, 4, hidden] in place; `layer` is the index of this block's caches. `next`: the block behind this
+  // one in a stack, null for the last.
+  void run(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
+           Handover& handover) const;
+  // A block by itself.
   void run(const StepContext& context, size_t layer, const TensorView& streams) const;
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
 
  private:
-  // Between the sublayers: writes attention's output and reads the experts' input. Returns the streams, which may be
-  // others than before.
+  // Between the sublayers: writes attention's output and reads the experts' input into `read`, which was attention's.
+  // Returns the streams, which may be others than before.
   TensorView turn(const StepContext& context, const TensorView& streams, const TensorView& output,
-                  HyperConnection::Coefficients& coefficients, TensorView& y) const;
+                  HyperConnection::Read& read) const;
+  // Combines experts and writes the streams, and reads them for `next` where that is one op.
+  void end(const StepContext& context, const ops::MoeCombine::Args& parts, const ops::MhcPost::Args& write,
+           const Block* next, Handover& handover) const;
 
   std::string prefix_;
   HyperConnection attention_site_, moe_site_;
   AttentionLayer attention_;
   MoeLayer moe_;
-  ops::Bound<ops::MhcPostPre> turn_;  // post, then pre and norm
-  ops::Bound<ops::MhcPostPre> end_;   // combine, then post
+  ops::Bound<ops::MhcPostPre> begin_;  // of the block before combine and post, then pre and norm
+  ops::Bound<ops::MhcPostPre> turn_;   // post, then pre and norm
+  ops::Bound<ops::MhcPostPre> end_;    // combine, then post
 };
 
 // Streams to logits: head reduction, norm, output projection.

@@ -26,20 +26,23 @@ HyperConnection::HyperConnection(LayerBuilder& builder, const std::string& prefi
                                                 {.mhc = pre_.desc, .combine = {}, .norm = norm_.op().desc},
                                                 {pre_.chosen(), norm_.op().chosen()})) {}
 
-ops::MhcPre::Args HyperConnection::read_args(const StepContext& context, const TensorView& streams,
-                                             Coefficients& coefficients) const {
+HyperConnection::Read HyperConnection::take_read(const StepContext& context) const {
   const int64_t n = context.num_tokens();
   const TensorView post = context.take(DType::kF32, {n, ops::kHcStreams});
   const TensorView comb = context.take(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams});
-  coefficients = {post.as<float>(), comb.as<float>()};
+  return {context.take_rows(pre_.desc.hidden), {post.as<float>(), comb.as<float>()}};
+}
+
+ops::MhcPre::Args HyperConnection::read_args(const StepContext& context, const TensorView& streams,
+                                             const Read& read) const {
   return {.x = streams,
           .fn = weights_.fn.as<float>(),
           .base = weights_.base.as<float>(),
           .scale = weights_.scale.as<float>(),
-          .y = context.take_rows(pre_.desc.hidden),
-          .post = coefficients.post,
-          .comb = coefficients.comb,
-          .num_tokens = n,
+          .y = read.y,
+          .post = read.coefficients.post,
+          .comb = read.coefficients.comb,
+          .num_tokens = context.num_tokens(),
           .workspace = context.workspace};
 }
 
@@ -54,10 +57,10 @@ ops::MhcPost::Args HyperConnection::write_args(const StepContext& context, const
           .num_tokens = context.num_tokens()};
 }
 
-TensorView HyperConnection::read(const StepContext& context, const TensorView& streams,
-                                 Coefficients& coefficients) const {
+HyperConnection::Read HyperConnection::read(const StepContext& context, const TensorView& streams) const {
   const int64_t n = context.num_tokens();
-  const ops::MhcPre::Args args = read_args(context, streams, coefficients);
+  const Read read = take_read(context);
+  const ops::MhcPre::Args args = read_args(context, streams, read);
   if (read_.is_bound() && context.tracer == nullptr) {
     read_.run({.combine = {},
                .post = {},
@@ -66,14 +69,14 @@ TensorView HyperConnection::read(const StepContext& context, const TensorView& s
                .num_tokens = n,
                .workspace = context.workspace},
               context.queue);
-    return args.y;
+    return read;
   }
   pre_.run(args, context.queue);
   context.trace(prefix_, ".read", args.y);
   context.trace(prefix_, ".post", {args.post, DType::kF32, {n, ops::kHcStreams}});
   context.trace(prefix_, ".comb", {args.comb, DType::kF32, {n, ops::kHcStreams, ops::kHcStreams}});
   norm_.run(context, args.y, args.y, n);
-  return args.y;
+  return read;
 }
 
 void HyperConnection::write(const StepContext& context, const TensorView& streams, const TensorView& output,

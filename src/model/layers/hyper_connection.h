@@ -17,22 +17,28 @@ struct MixerWeights {
 
 class HyperConnection {
  public:
-  // What read() leaves for write().
+  // What a read leaves for write().
   struct Coefficients {
-    float *post, *comb;  // [tokens, 4], [tokens, 4, 4]
+    float *post = nullptr, *comb = nullptr;  // [tokens, 4], [tokens, 4, 4]
+  };
+  struct Read {
+    TensorView y;  // [tokens, hidden], normalised
+    Coefficients coefficients;
   };
 
   HyperConnection() = default;
   // `prefix`: "layers.3.hc_attn"; `norm`: "layers.3.attn_norm", of what is read.
   HyperConnection(LayerBuilder& builder, const std::string& prefix, const std::string& norm);
 
-  TensorView read(const StepContext& context, const TensorView& streams, Coefficients& coefficients) const;
+  Read read(const StepContext& context, const TensorView& streams) const;
   // out <- post * output + C^T streams; `out` may be `streams`.
   void write(const StepContext& context, const TensorView& streams, const TensorView& output,
              const Coefficients& coefficients, const TensorView& out) const;
 
-  // The same as parts of fused calls. The first takes what it leaves from the arena.
-  ops::MhcPre::Args read_args(const StepContext& context, const TensorView& streams, Coefficients& coefficients) const;
+  // From the arena.
+  Read take_read(const StepContext& context) const;
+  // The same as parts of fused calls.
+  ops::MhcPre::Args read_args(const StepContext& context, const TensorView& streams, const Read& read) const;
   static ops::MhcPost::Args write_args(const StepContext& context, const TensorView& streams, const TensorView& output,
                                        const Coefficients& coefficients, const TensorView& out);
   const ops::Bound<ops::MhcPre>& pre() const { return pre_; }
