@@ -85,8 +85,9 @@ std::string digest_of(const std::string& directory) {
 
 std::string peer_sums_setting() {
   const std::string value = env_value("TESSERA_PEER_SUMS").value_or("auto");
-  if (value != "auto" && value != "off") {
-    fail_usage(fmt::format("TESSERA_PEER_SUMS: expected auto or off, found \"{}\"", printable(value, 40)));
+  if (value != "auto" && value != "whole" && value != "shares" && value != "off") {
+    fail_usage(
+        fmt::format("TESSERA_PEER_SUMS: expected auto, whole, shares or off, found \"{}\"", printable(value, 40)));
   }
   return value;
 }
@@ -279,16 +280,18 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  const bool wants_peer_sums = peer_sums_setting() != "off";
+  const std::string peer_sums = peer_sums_setting();
   comm::agree(*bootstrap_, facts_of(split_.name, digest(), model, load));
   if (on_gpus_) {
     executor_ = device::make_executor(device::machine_of(model.device), 1);
     comm::NcclOptions nccl;
     nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
-    if (wants_peer_sums) {
+    if (peer_sums != "off") {
+      comm::PeerOptions peer{.limit_seconds = nccl.limit_seconds};
+      if (peer_sums != "auto") peer.way = peer_sums == "whole" ? comm::PeerWay::kWhole : comm::PeerWay::kShares;
       std::string why_not;
-      comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, {.limit_seconds = nccl.limit_seconds});
+      comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, peer);
       if (!why_not.empty() && !is_follower()) {
         log_.write(LogLevel::kWarning, fmt::format("small sums go through NCCL: {}", why_not));
       }

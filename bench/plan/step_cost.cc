@@ -108,9 +108,12 @@ class Layer {
   void sums(int64_t ratio) {
     if (plan_.world == 1) return;
     const double vector = rows() * static_cast<double>(c_.hidden_size);
-    if (plan_.attention == model::AttentionSplit::kByGroup) sum(4 * vector);
-    sum(plan_.experts == model::ExpertSplit::kByWidth ? 2 * vector
-                                                      : 2 * vector * static_cast<double>(c_.experts_per_token));
+    if (plan_.attention == model::AttentionSplit::kByGroup) sum(vector, DType::kF32);
+    if (plan_.experts == model::ExpertSplit::kByWidth) {
+      sum(vector, DType::kBF16, comm::kPeerFusedBytes);  // a layer's end
+    } else {
+      sum(vector * static_cast<double>(c_.experts_per_token), DType::kBF16);
+    }
     if (plan_.cuts_projections) {
       double width = 0;
       for (const auto& [name, held] : held_) {
@@ -361,28 +364,42 @@ class Layer {
          shape_flops(shape, n), is_nvfp4);
   }
 
+  // What NCCL takes for a call with next to no bytes.
+  double nccl_us() const { return plan_.world == 2 ? t_.collective.high : t_.collective.low; }
+  // Calls for so many bytes of all ranks.
+  static double pieces(double bytes) { return std::max(1.0, std::ceil(bytes / static_cast<double>(kScratchBytes))); }
+  // Of `bytes` that every rank has, those that come from others.
+  double others(double bytes) const { return bytes * static_cast<double>(plan_.world - 1); }
+
   // `bytes` of every rank to every other, by NCCL.
   void gather(double bytes) {
-    const double one = plan_.world == 2 ? t_.collective.high : t_.collective.low;
-    const double gathered = bytes * static_cast<double>(plan_.world);
-    const double pieces = std::max(1.0, std::ceil(gathered / static_cast<double>(kScratchBytes)));
-    exchange(bytes, one * pieces, t_.link.low);
+    exchange(others(bytes), nccl_us() * pieces(bytes * static_cast<double>(plan_.world)), t_.link.low);
   }
-  // The sum over ranks of `bytes`: by peer memory where they are few and the GPUs reach each other's (comm/peer.h);
-  // else everything is gathered, then added (comm/nccl.h).
-  void sum(double bytes) {
-    if (t_.peer_rate.low > 0 && bytes <= static_cast<double>(comm::PeerOptions{}.most_bytes(plan_.world))) {
+  // The sum over ranks of `count` values, into BF16: through peer memory, where the GPUs reach each other's and it has
+  // room (comm/peer.h), in the way that `worth` leads to; else by NCCL (comm/nccl.h).
+  void sum(double count, DType in, int64_t worth = comm::kPeerShotBytes) {
+    const auto world = static_cast<int>(plan_.world);
+    const comm::PeerOptions peers;
+    const comm::PeerPlan plan = peers.plan(world, in, DType::kBF16, static_cast<int64_t>(count), worth);
+    if (t_.peer_rate.low > 0 && world <= device::kMaxPeers && plan.slots <= peers.capacity(world)) {
       // To each of the others side by side.
-      const double rate = std::min(t_.peer_rate.low * static_cast<double>(plan_.world - 1), t_.link.low);
-      return exchange(bytes, t_.peer_sum.low, rate);
+      const double rate = std::min(others(t_.peer_rate.low), t_.link.low);
+      return exchange(static_cast<double>(plan.sent_bytes(world)), plan.num_shots() * t_.peer_sum.low, rate);
     }
-    gather(bytes);
-    part(kSumsPart).us += us(pass(bytes * static_cast<double>(plan_.world), bytes));
+    const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;
+    if (in_bytes < static_cast<double>(comm::kNcclShareBytes)) {
+      gather(in_bytes);
+      part(kSumsPart).us += us(pass(in_bytes * world, out_bytes));
+    } else {
+      exchange(others(in_bytes / world), nccl_us() * pieces(in_bytes), t_.link.low);
+      part(kSumsPart).us += us(pass(in_bytes, out_bytes / world));
+      exchange(others(out_bytes / world), nccl_us(), t_.link.low);
+    }
   }
 
-  void exchange(double bytes, double begin_us, double gigabytes) {
+  void exchange(double received, double begin_us, double gigabytes) {
     CostPart& p = part(kSumsPart);
-    const double received = bytes * static_cast<double>(plan_.world - 1), link_us = received / (gigabytes * 1e3);
+    const double link_us = received / (gigabytes * 1e3);
     p.us += begin_us + link_us;
     p.received_bytes += received;
     p.limit_us += received / (t_.link.low * 1e3);

@@ -20,7 +20,8 @@ constexpr std::array kVariables = {
                 "PART[,...]: leave a part of the model out, to bisect; the program says so and exits 7"},
     EnvVariable{"TESSERA_MEMORY_BYTES", "pretend that this many bytes of memory are available"},
     EnvVariable{"TESSERA_PEER_SUMS",
-                "auto or off: whether GPUs of one machine add up small sums in each other's memory"},
+                "auto, whole, shares or off: whether and how GPUs of one machine add up sums in each other's memory "
+                "[auto]"},
     EnvVariable{"TESSERA_PLACEMENT",
                 "off: neither hold threads on processors nor deal memory out over nodes; on: hold them even where "
                 "others may want the same [auto]"},

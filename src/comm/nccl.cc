@@ -23,8 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kWatchTime = std::chrono::milliseconds(50);
 constexpr auto kInsideTime = std::chrono::milliseconds(500);  // for calls to return before an abort
-// From here on shares are summed by one rank each and gathered: twice the messages, 2 / world of the bytes.
-constexpr int64_t kTwoShotBytes = 256 << 10;
 
 int64_t width_of(DType dtype) {
   return dtype_bits(dtype) / 8;
@@ -91,7 +89,7 @@ class Nccl final : public Communicator {
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     const int64_t count = in.shape.num_elements();
     int64_t done = 0;
-    if (in.num_bytes() >= kTwoShotBytes) {
+    if (in.num_bytes() >= kNcclShareBytes) {
       const int64_t share = count / world();
       const TensorView own = part_of(out, rank() * share, share);
       // Parts of a sum in place are read by the exchange before the sum of this rank's share is written.

@@ -11,6 +11,9 @@
 
 namespace tessera::comm {
 
+// Sums of so many bytes and more are made in shares, each by one rank, and gathered: two calls, 2 / world of the bytes.
+constexpr int64_t kNcclShareBytes = 256 << 10;
+
 struct NcclOptions {
   std::string library = "libnccl.so.2";
   // What sums gather into, taken once. Larger calls are made in pieces of it: the bits are the same.

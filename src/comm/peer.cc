@@ -24,8 +24,8 @@ class Peer final : public Communicator {
  public:
   Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options)
       : Communicator(other->rank(), other->world()),
+        options_(options),
         limit_(options.limit_seconds),
-        most_bytes_(options.most_bytes(other->world())),
         other_(std::move(other)),
         memory_(std::move(memory)),
         watchdog_([this] { watch(); }) {}
@@ -49,7 +49,7 @@ class Peer final : public Communicator {
     other_->check();
   }
   const device::PeerView* peer_view(int64_t bytes) const override {
-    return bytes <= most_bytes_ ? &memory_->view() : nullptr;
+    return options_.is_fused(world(), bytes) ? &memory_->view() : nullptr;
   }
   void begin_step() override {
     note("a step", true);
@@ -62,12 +62,14 @@ class Peer final : public Communicator {
 
  protected:
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    if (in.num_bytes() > most_bytes_ || in.num_bytes() % kWordBytes != 0) {
+    const int64_t count = in.shape.num_elements();
+    const PeerPlan plan = options_.plan(world(), in.dtype, out.dtype, count);
+    if (plan.slots > memory_->view().capacity || in.num_bytes() % kWordBytes != 0) {
       return other_->all_reduce(in, out, queue);
     }
     note("all_reduce", false);
-    peer_sum_on_gpu(memory_->view(), in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
-                    in.shape.num_elements(), queue);
+    peer_sum_on_gpu(memory_->view(), plan.way, in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
+                    count, queue);
   }
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     other_->all_gather(in, out, queue);
@@ -108,8 +110,8 @@ class Peer final : public Communicator {
     }
   }
 
+  const PeerOptions options_;
   const std::chrono::duration<double> limit_;
-  const int64_t most_bytes_;
   std::unique_ptr<Communicator> other_;
   std::unique_ptr<PeerMemory> memory_;
   std::mutex lock_;
@@ -140,8 +142,7 @@ std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Co
     return other;
   }
   std::string own;
-  std::unique_ptr<PeerMemory> memory =
-      make_peer_memory(bootstrap.rank(), world, peer_slots(options.most_bytes(world) / kWordBytes), own);
+  std::unique_ptr<PeerMemory> memory = make_peer_memory(bootstrap.rank(), world, options.capacity(world), own);
   const std::vector<uint8_t> address = memory != nullptr ? memory->address() : std::vector<uint8_t>();
   const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
   if (memory != nullptr) own = memory->connect(addresses);

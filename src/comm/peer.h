@@ -1,23 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sums of few bytes between the GPUs of one machine by one kernel that writes into the others' memory
-// (cuda/peer_sum.h), in the bits that every communicator gives.
+// Sums between the GPUs of one machine by one kernel that writes into the others' memory (cuda/peer_sum.h), whole or in
+// shares (peer_plan.h), in the bits that every communicator gives. Shares have run on an emulated GPU only.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/peer_plan.h"
 
 namespace tessera::comm {
 
 struct PeerOptions {
-  // Sums that send up to so many bytes go this way: a rank sends a sum's to each other. More are faster in shares, as
-  // NCCL's are made.
+  // Sums that send up to so many bytes, in the way that they are made, go this way. Larger ones are `other`'s. A rank
+  // holds 2 * world / (world - 1) times as many for them: 64 MiB of two ranks, 37 of eight.
   int64_t most_sent_bytes = 16 << 20;
-  // Of a sum.
-  int64_t most_bytes(int world) const { return most_sent_bytes / (world > 1 ? world - 1 : 1); }
-  double limit_seconds = 30;  // as NcclOptions::limit_seconds
+  double limit_seconds = 30;     // as NcclOptions::limit_seconds
+  std::optional<PeerWay> way{};  // for tests and measurements: all sums in this way
+
+  // Slots of a sender's at each receiver, whole lines.
+  int64_t capacity(int world) const {
+    return most_sent_bytes / std::max(world - 1, 1) / kPeerSlotBytes / kPeerLanes * kPeerLanes;
+  }
+  PeerPlan plan(int world, DType in, DType out, int64_t count, int64_t worth = kPeerShotBytes) const {
+    const bool in_bf16 = in == DType::kBF16, out_bf16 = out == DType::kBF16;
+    return way ? peer_plan(*way, world, in_bf16, out_bf16, count) : peer_plan(world, in_bf16, out_bf16, count, worth);
+  }
+  // Whether a kernel that sums so many bytes of BF16 whole, together with its neighbours, is to do so.
+  bool is_fused(int world, int64_t bytes) const {
+    const PeerPlan sum = plan(world, DType::kBF16, DType::kBF16, bytes / 2, kPeerFusedBytes);
+    return sum.way == PeerWay::kWhole && sum.slots <= capacity(world);
+  }
 };
 
 // `other` with its small sums made here; itself where the GPUs of the ranks (each that of the calling thread) are not

@@ -345,7 +345,7 @@ class Cli(ProgramTest):
         self.check_error(run('bench', 'model', '--ranks', '2'), 2, '--synthetic')
         self.check_error(run('bench', 'model', '--synthetic', 'small', '--record', str(record)), 2, '--record', '--batches')
         self.check_error(run(*flags, '--plot', str(record)), 2, '--plot')
-        self.check_error(run(*flags, '--ranks', '2', TESSERA_PEER_SUMS='on'), 2, 'TESSERA_PEER_SUMS', 'auto or off')
+        self.check_error(run(*flags, '--ranks', '2', TESSERA_PEER_SUMS='on'), 2, 'TESSERA_PEER_SUMS', 'shares or off')
 
     def test_help_teaches(self):
         text = run('generate', '--help').stdout.decode()

@@ -136,6 +136,21 @@ TEST(StepCost, PlansMoveBytesAndShareWork) {
   EXPECT_GT(part_of(of(by_width, 4096), kSumsPart), 43 * 2 * target_of("h200").collective.high);
 }
 
+// By hand, for 7,168 channels: of 128 tokens attention's sum goes in shares of F32 and comes back in BF16, a layer's
+// end in shares of BF16; of one token both go whole. Of 4,096 both go through NCCL, in shares too.
+TEST(StepCost, EightRanksSumInSharesWhereThatSendsLess) {
+  const ParallelPlan by_width{.world = 8, .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth};
+  const auto of = [&](int64_t sequences, double CostPart::*value) {
+    return part_of(step_cost(stored("pro"), by_width, target_of("h200"), {sequences, 1, 8191}), kSumsPart, value) / 61;
+  };
+  const auto vector = [](double tokens) { return tokens * 7168; };
+  EXPECT_NEAR(of(1, &CostPart::received_bytes), vector(7 * (4 + 2)), 1);
+  EXPECT_NEAR(of(1, &CostPart::us), 2 * 2.8 + vector(7 * (4 + 2)) / 392e3, 1e-6);
+  EXPECT_NEAR(of(128, &CostPart::received_bytes), vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
+  EXPECT_NEAR(of(128, &CostPart::us), 4 * 2.8 + vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)) / 392e3, 1e-6);
+  EXPECT_NEAR(of(4096, &CostPart::received_bytes), vector(4096 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
+}
+
 TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
   for (const Target& target : targets()) {
     for (const auto& [name, world] : {std::pair{"flash", 2}, {"pro", 8}}) {

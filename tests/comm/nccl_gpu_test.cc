@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between two GPUs of this machine, through NCCL itself and through peer memory: what the host would sum,
-// called and recorded.
+// Collectives between two GPUs of this machine, through NCCL itself and through peer memory, as sums go there and all
+// in shares: what the host would sum, called and recorded.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -55,9 +55,11 @@ struct Rank {
   }
 };
 
+enum class Sums { kByNccl, kByPeers, kInShares };
+
 // Runs work(rank) on a thread for each GPU; what each threw.
 template <class Work>
-std::vector<std::string> run_gpus(bool is_peer, const Work& work) {
+std::vector<std::string> run_gpus(Sums sums, const Work& work) {
   Socket listener = listen_at("127.0.0.1", 0);
   const int port = port_of(listener);
   std::vector<std::string> errors(kWorld);
@@ -73,7 +75,9 @@ std::vector<std::string> run_gpus(bool is_peer, const Work& work) {
         {
           std::unique_ptr<Communicator> comm = make_nccl(bootstrap, executor->memory());
           std::string why_not;
-          if (is_peer) comm = make_peer(bootstrap, std::move(comm), why_not);
+          PeerOptions options;
+          if (sums == Sums::kInShares) options.way = PeerWay::kShares;
+          if (sums != Sums::kByNccl) comm = make_peer(bootstrap, std::move(comm), why_not, options);
           EXPECT_EQ(why_not, "");
           work(Rank{*comm, *executor});
           bootstrap.all_gather({});
@@ -106,7 +110,7 @@ std::vector<float> sum_of(uint64_t seed, int64_t count) {
   return sum;
 }
 
-class CommOnGpus : public ::testing::TestWithParam<bool> {
+class CommOnGpus : public ::testing::TestWithParam<Sums> {
  protected:
   void SetUp() override {
     const std::string why = why_not();
@@ -240,8 +244,10 @@ TEST_P(CommOnGpus, SumsBehindEachOtherOfManySizesWhoeverIsLate) {
               Each(""));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, CommOnGpus, ::testing::Bool(),
-                         [](const auto& way) { return way.param ? "Peer" : "Nccl"; });
+INSTANTIATE_TEST_SUITE_P(Ways, CommOnGpus, ::testing::Values(Sums::kByNccl, Sums::kByPeers, Sums::kInShares),
+                         [](const auto& way) {
+                           return way.param == Sums::kByNccl ? "Nccl" : way.param == Sums::kByPeers ? "Peer" : "Shares";
+                         });
 
 }  // namespace
 }  // namespace tessera::comm

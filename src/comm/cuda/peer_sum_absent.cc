@@ -5,7 +5,8 @@
 
 namespace tessera::comm {
 
-void peer_sum_on_gpu(const device::PeerView&, const void*, bool, void*, bool, int64_t, const device::Queue&, PeerPart) {
+void peer_sum_on_gpu(const device::PeerView&, PeerWay, const void*, bool, void*, bool, int64_t, const device::Queue&,
+                     PeerPart) {
   fail(ErrorCode::kUnsupported, "this build has no CUDA");
 }
 
