@@ -26,7 +26,6 @@ namespace {
 using ops::RankExperts, ops::RankExpertsPart;
 using ::testing::HasSubstr;
 
-constexpr int64_t kMultiprocessors = testing::kGpuIsEmulated ? 3 : 132;
 constexpr RankExpertsPart kParts[] = {RankExpertsPart::kDispatch, RankExpertsPart::kExperts, RankExpertsPart::kCombine};
 
 // sm90's variant; null: this machine has none.
@@ -60,22 +59,29 @@ struct GroupShape {
   }
 };
 
-// The experts' weights, packed, on the host and on the GPU.
+// The experts' weights, packed, on the host and on the GPU. Of many experts some have the same.
 class Weights {
  public:
   Weights(Rng& rng, const GroupShape& shape, device::MemorySpace& memory) {
+    constexpr int64_t kDifferent = 16;
     const ops::MoeExperts::Desc desc = shape.experts(0, shape.num_experts);
-    for (int64_t i = 0; i < 3 * shape.num_experts; ++i) {
-      const bool is_down = i % 3 == 2;
-      const testing::RandomWeight weight = testing::random_weight(rng, desc.format, is_down ? desc.hidden : desc.inner,
-                                                                  is_down ? desc.inner : desc.hidden);
-      packed_.push_back(testing::weight_for(*hopper_variant<ops::MoeExperts>(), desc, weight.view));
-      const testing::VariantWeight& packed = packed_.back();
-      views_[i % 3].push_back(packed.view);
-      placed_.push_back(packed.data.clone_into(memory)), placed_.push_back(packed.scales.clone_into(memory));
-      ops::WeightView there = packed.view;
-      there.data = placed_[placed_.size() - 2].data(), there.block_scales = placed_.back().data();
-      there_[i % 3].push_back(there);
+    for (int64_t e = 0; e < shape.num_experts; ++e) {
+      for (size_t i = 0; i < 3; ++i) {
+        if (e >= kDifferent) {
+          views_[i].push_back(views_[i][static_cast<size_t>(e - kDifferent)]);
+          there_[i].push_back(there_[i][static_cast<size_t>(e - kDifferent)]);
+          continue;
+        }
+        const bool is_down = i == 2;
+        const testing::RandomWeight weight = testing::random_weight(
+            rng, desc.format, is_down ? desc.hidden : desc.inner, is_down ? desc.inner : desc.hidden);
+        packed_.push_back(testing::weight_for(*hopper_variant<ops::MoeExperts>(), desc, weight.view));
+        const testing::VariantWeight& packed = packed_.back();
+        placed_.push_back(packed.data.clone_into(memory)), placed_.push_back(packed.scales.clone_into(memory));
+        ops::WeightView there = packed.view;
+        there.data = placed_[placed_.size() - 2].data(), there.block_scales = placed_.back().data();
+        views_[i].push_back(packed.view), there_[i].push_back(there);
+      }
     }
     for (size_t i = 0; i < 3; ++i) {
       arrays_[i] = device::Buffer(there_[i].size() * sizeof(ops::WeightView), memory);
@@ -152,7 +158,7 @@ class RankExpertsTest : public testing::RandomTest {
   void check(const GroupShape& shape, const std::vector<CallSpec>& calls);
 
   std::unique_ptr<device::Executor> executor_;
-  std::set<backends::sm90::ExpertKernels> kernels_;  // that were called
+  std::set<bool> has_many_slots_;  // of the calls, which kernels are chosen by
 };
 
 std::vector<int32_t> RankExpertsTest::random_ids(const GroupShape& shape, int64_t num_tokens, Routing routing) {
@@ -291,10 +297,7 @@ void RankExpertsTest::check(const GroupShape& shape, const std::vector<CallSpec>
     const int64_t total = std::accumulate(spec.num_tokens.begin(), spec.num_tokens.end(), int64_t{0});
     const CallArrays call(rng_, shape, spec, random_ids(shape, total, spec.routing), memory);
     const int64_t most = spec.most_tokens > 0 ? spec.most_tokens : shape.max_tokens;
-    kernels_.insert(backends::sm90::expert_kernels(shape.of_rank(0).routed, shape.world * most, kMultiprocessors) ==
-                            backends::sm90::ExpertKernels::kWide
-                        ? backends::sm90::ExpertKernels::kWide
-                        : backends::sm90::ExpertKernels::kFew);
+    has_many_slots_.insert(backends::sm90::has_many_slots(shape.of_rank(0).routed, shape.world * most));
     std::vector<int> order(static_cast<size_t>(shape.world));
     std::iota(order.begin(), order.end(), 0);
     for (const RankExpertsPart part : kParts) {
@@ -315,21 +318,28 @@ void RankExpertsTest::check(const GroupShape& shape, const std::vector<CallSpec>
 TEST_F(RankExpertsTest, GivesTheBitsOfOneRank) {
   // Several calls in turn: both halves, and each again; ranks without tokens; all at once without any.
   check({.world = 2},
-        {{{8, 8}}, {{3, 0}, Routing::kAny, true, false, 3}, {{0, 0}}, {{1, 7}, Routing::kOneRank, false}, {{8, 5}}});
+        {{{8, 3}}, {{3, 0}, Routing::kAny, true, false, 3}, {{0, 0}}, {{1, 7}, Routing::kOneRank, false}, {{2, 5}}});
   check({.world = 3, .hidden = 1024, .inner = 384, .num_experts = 9, .top_k = 4, .max_tokens = 3},
         {{{2, 3, 1}}, {{0, 0, 3}, Routing::kOneExpert}, {{1, 1, 1}, Routing::kOneRank, true, true, 1}});
   check({.world = 4, .inner = 256, .num_experts = 16, .top_k = 2, .max_tokens = 5},
-        {{{5, 1, 0, 2}}, {{0, 4, 0, 0}, Routing::kOneRank}, {{5, 5, 5, 5}, Routing::kOneExpert, false}});
+        {{{5, 1, 0, 2}}, {{0, 4, 0, 0}, Routing::kOneRank}, {{3, 5, 1, 4}, Routing::kOneExpert, false}});
   check({.world = 8, .num_experts = 16, .top_k = 9, .max_tokens = 2},
         {{{2, 0, 1, 2, 1, 0, 0, 2}}, {{0, 1, 0, 0, 0, 0, 0, 0}}});
-  using backends::sm90::ExpertKernels;
-  EXPECT_EQ(kernels_, (std::set<ExpertKernels>{ExpertKernels::kFew, ExpertKernels::kWide}));
+  EXPECT_EQ(has_many_slots_, (std::set<bool>{false, true}));
 }
 
 // More slots to an expert than a tile of few tokens has, and than one of many; an expert to a rank.
 TEST_F(RankExpertsTest, HasManyTokensToAnExpert) {
-  check({.world = 2, .num_experts = 2, .top_k = 2, .max_tokens = 70}, {{{70, 61}}, {{70, 0}}});
-  check({.world = 2, .num_experts = 32, .top_k = 2, .max_tokens = 20}, {{{20, 13}, Routing::kOneExpert}});
+  check({.world = 2, .num_experts = 2, .top_k = 2, .max_tokens = 70}, {{{70, 61}}});
+  check({.world = 2, .num_experts = 32, .top_k = 2, .max_tokens = 20}, {{{3, 14}, Routing::kOneExpert}});
+}
+
+// More than one block groups, of few slots to an expert.
+TEST_F(RankExpertsTest, GroupsManySlotsOfFewTokens) {
+  const GroupShape shape{.world = 8, .num_experts = 184, .top_k = 4, .max_tokens = 33};
+  EXPECT_GT(shape.world * shape.max_tokens * shape.top_k, backends::sm90::kMostFewSlots);
+  check(shape, {{{1, 0, 0, 1, 0, 9, 0, 2}}});
+  EXPECT_EQ(has_many_slots_, std::set<bool>{false});
 }
 
 TEST_F(RankExpertsTest, RoundsInputsAsOneRankDoes) {

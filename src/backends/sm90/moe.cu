@@ -48,8 +48,8 @@ MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
                                     job.scratch.x_factors, queue);
     job.x = job.scratch.rounded_x;
   }
-  constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_many_slots;
-  kGroup(desc, job, queue);
+  const bool is_few = std::is_same_v<Shape, Few> && job.num_slots <= kMostFewSlots;
+  is_few ? group_few_slots(desc, job, queue) : group_many_slots<typename Shape::Inputs>(desc, job, queue);
   launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
   if (is_rounded) round_h<typename Shape::Inputs>(desc, job, queue);
   return job;

@@ -52,8 +52,9 @@ int64_t moe_scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) 
 template <class Shape>
 MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
 
-// Group the slots and arrange their inputs, for tiles of wide_sums.cuh; and for those of few_sums.cuh, in one kernel,
-// for at most kMostFewSlots. Slots of experts of other ranks are zero.
+// Group the slots and arrange their inputs: any number; and at most kMostFewSlots for few_sums.cuh, in one kernel.
+// Slots of experts of other ranks are zero.
+template <class Layout>
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 

@@ -62,8 +62,7 @@ int64_t rank_experts_workspace(const ops::RankExperts::Desc& desc, int64_t max_t
   const int64_t num_slots = desc.world * max_tokens * desc.routed.top_k;
   RankRows rows{};
   return layout_rows(desc, max_tokens, nullptr, rows) +
-         std::max(moe_scratch_bytes<Wide>(desc.routed, num_slots),
-                  moe_scratch_bytes<Few>(desc.routed, std::min(num_slots, kMostFewSlots)));
+         std::max(moe_scratch_bytes<Wide>(desc.routed, num_slots), moe_scratch_bytes<Few>(desc.routed, num_slots));
 }
 
 void rank_experts(const ops::RankExperts::Desc& desc, const ops::RankExperts::Args& args, device::Queue& queue) {
@@ -91,8 +90,8 @@ void rank_experts(const ops::RankExperts::Desc& desc, const ops::RankExperts::Ar
     all.experts = rows.experts, all.routing = rows.routing, all.out = {};
     all.num_tokens = num_rows, all.workspace = static_cast<char*>(args.workspace) + rows_bytes;
     // By the most that there may be: few tokens of many take the kernel for many, with the same bits.
-    const bool is_wide = expert_kernels(routed, num_rows, cuda_common::multiprocessors()) == ExpertKernels::kWide;
-    is_wide ? run_experts<Wide>(desc, all, rows, queue) : run_experts<Few>(desc, all, rows, queue);
+    has_many_slots(routed, num_rows) ? run_experts<Wide>(desc, all, rows, queue)
+                                     : run_experts<Few>(desc, all, rows, queue);
   }
   if (args.does(Part::kCombine) && args.num_tokens > 0) {
     combine_returned(*args.peers, args.shared, args.out, args.num_tokens, queue);
