@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/cuda/peer_memory.h"
+#include "comm/connected_memory.h"
 #include "comm/cuda/peer_sum.h"
 
 namespace tessera::comm {
@@ -123,31 +123,13 @@ class Peer final : public Communicator {
   std::thread watchdog_;
 };
 
-// The first of the ranks' reasons; empty: none has one.
-std::string first_reason(Bootstrap& bootstrap, const std::string& own) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(own.data());
-  for (const std::vector<uint8_t>& why : bootstrap.all_gather({bytes, own.size()})) {
-    if (!why.empty()) return {why.begin(), why.end()};
-  }
-  return "";
-}
-
 }  // namespace
 
 std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Communicator> other, std::string& why_not,
                                         const PeerOptions& options) {
-  const int world = bootstrap.world();
-  if (world > device::kMaxPeers) {
-    why_not = fmt::format("{} ranks, at most {} can", world, device::kMaxPeers);
-    return other;
-  }
-  std::string own;
-  std::unique_ptr<PeerMemory> memory = make_peer_memory(bootstrap.rank(), world, options.capacity(world), own);
-  const std::vector<uint8_t> address = memory != nullptr ? memory->address() : std::vector<uint8_t>();
-  const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
-  if (memory != nullptr) own = memory->connect(addresses);
-  why_not = first_reason(bootstrap, own);
-  if (!why_not.empty()) return other;
+  std::unique_ptr<PeerMemory> memory =
+      make_connected_memory(bootstrap, {.capacity = options.capacity(bootstrap.world())}, why_not);
+  if (memory == nullptr) return other;
   return std::make_unique<Peer>(std::move(other), std::move(memory), options);
 }
 

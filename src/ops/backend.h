@@ -23,6 +23,7 @@
 #include "ops/norm_rope/norm_rope.h"
 #include "ops/quantize_nvfp4/quantize_nvfp4.h"
 #include "ops/random_fill/random_fill.h"
+#include "ops/rank_experts/rank_experts.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rope/rope.h"
 #include "ops/router/router.h"
@@ -46,7 +47,7 @@ struct VariantLists {
 using AllVariants =
     VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
                  CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample,
-                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, AllExperts, GroupedLinear>;
+                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, AllExperts, GroupedLinear, RankExperts>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -43,8 +43,12 @@ TESSERA_VERIFIED_OP(MhcPostPre)
 TESSERA_VERIFIED_OP(LinearGroup)
 TESSERA_VERIFIED_OP(AllExperts)
 TESSERA_VERIFIED_OP(GroupedLinear)
+TESSERA_VERIFIED_OP(RankExperts)
 
 #undef TESSERA_VERIFIED_OP
+
+// All of a call of experts but its output.
+ops::MoeExperts::Args expert_inputs(Rng& rng, const Spec<ops::MoeExperts>& spec, Arrays& arrays);
 
 // Shared by the files of cases ---------------------------------------------------------------------------------
 

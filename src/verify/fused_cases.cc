@@ -299,4 +299,25 @@ Case<ops::AllExperts> make_case(Rng& rng, const Spec<ops::AllExperts>& spec) {
   return one;
 }
 
+// One rank, whose reference says what ranks give: kernels want others (tests/backends/rank_experts_test.cc).
+std::vector<Spec<ops::RankExperts>> specs_of(ops::RankExperts, bool) {
+  std::vector<Spec<ops::RankExperts>> specs;
+  add_small<ops::RankExperts>(
+      specs, {.routed = {.hidden = 48, .inner = 80, .num_local = 4, .top_k = 3, .swiglu_limit = 10}, .world = 1});
+  return specs;
+}
+
+Case<ops::RankExperts> make_case(Rng& rng, const Spec<ops::RankExperts>& spec) {
+  const ops::MoeExperts::Desc& desc = spec.desc.routed;
+  const int64_t tokens = spec.num_tokens;
+  Case<ops::RankExperts> one;
+  one.args.routed = expert_inputs(
+      rng, Spec<ops::MoeExperts>{desc, tokens, spec.fill, spec.context, spec.label, spec.form}, one.arrays);
+  one.args.shared =
+      one.arrays.tensor(filled(rng, spec.fill, tokens, desc.hidden), desc.activation, {tokens, desc.hidden});
+  one.args.out = one.arrays.output("sum", desc.activation, {tokens, desc.hidden}, Rule::kRows);
+  one.args.num_tokens = tokens;
+  return one;
+}
+
 }  // namespace tessera::verify

@@ -224,38 +224,46 @@ ops::WeightView picking_of_experts(Arrays& arrays, Rng& rng, int64_t rows, int64
 
 }  // namespace
 
-Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
+ops::MoeExperts::Args expert_inputs(Rng& rng, const Spec<ops::MoeExperts>& spec, Arrays& arrays) {
   const ops::MoeExperts::Desc& desc = spec.desc;
   const int64_t tokens = spec.num_tokens, num_experts = desc.num_local + 2 * desc.first_expert;
   const bool is_picking = spec.form == Form::kPicking;
-  Case<ops::MoeExperts> one;
-  one.args.x = one.arrays.tensor(
-      is_picking ? exact_in_a4(rng, tokens, desc.hidden) : filled(rng, spec.fill, tokens, desc.hidden), desc.activation,
-      {tokens, desc.hidden});
-  one.args.experts = one.arrays.array(random_choices(rng, tokens, num_experts, desc.top_k, spec.form));
+  ops::MoeExperts::Args args;
+  args.x =
+      arrays.tensor(is_picking ? exact_in_a4(rng, tokens, desc.hidden) : filled(rng, spec.fill, tokens, desc.hidden),
+                    desc.activation, {tokens, desc.hidden});
+  args.experts = arrays.array(random_choices(rng, tokens, num_experts, desc.top_k, spec.form));
   std::vector<float> routing;
   for (int64_t i = 0; i < tokens * desc.top_k; ++i) routing.push_back(rng.uniform());
-  one.args.routing = one.arrays.array(routing);
+  args.routing = arrays.array(routing);
   std::vector<ops::WeightView> w1, w3, w2;
   for (int64_t e = 0; e < desc.num_local; ++e) {
     if (is_picking) {  // the least product of codes and scales is 1/16
-      w1.push_back(picking_of_experts(one.arrays, rng, desc.inner, desc.hidden, 300));
-      w3.push_back(picking_of_experts(one.arrays, rng, desc.inner, desc.hidden, 100));
-      w2.push_back(one.arrays.picking_weight(rng, desc.hidden, desc.inner));
+      w1.push_back(picking_of_experts(arrays, rng, desc.inner, desc.hidden, 300));
+      w3.push_back(picking_of_experts(arrays, rng, desc.inner, desc.hidden, 100));
+      w2.push_back(arrays.picking_weight(rng, desc.hidden, desc.inner));
       continue;
     }
     // Gate and up have different tensor scales.
-    w1.push_back(one.arrays.weight(rng, desc.format, desc.inner, desc.hidden));
-    w3.push_back(one.arrays.weight(rng, desc.format, desc.inner, desc.hidden));
-    w2.push_back(one.arrays.weight(rng, desc.format, desc.hidden, desc.inner));
+    w1.push_back(arrays.weight(rng, desc.format, desc.inner, desc.hidden));
+    w3.push_back(arrays.weight(rng, desc.format, desc.inner, desc.hidden));
+    w2.push_back(arrays.weight(rng, desc.format, desc.hidden, desc.inner));
   }
-  one.args.w1 = one.arrays.array(w1), one.args.w3 = one.arrays.array(w3), one.args.w2 = one.arrays.array(w2);
+  args.w1 = arrays.array(w1), args.w3 = arrays.array(w3), args.w2 = arrays.array(w2);
+  args.num_tokens = tokens;
+  return args;
+}
+
+Case<ops::MoeExperts> make_case(Rng& rng, const Spec<ops::MoeExperts>& spec) {
+  const ops::MoeExperts::Desc& desc = spec.desc;
+  const bool is_picking = spec.form == Form::kPicking;
+  Case<ops::MoeExperts> one;
+  one.args = expert_inputs(rng, spec, one.arrays);
   // A rounding of the inner values that falls the other way moves an output by one step of a quantised format.
   const bool is_quantised = desc.input == InputMode::kA8 || desc.input == InputMode::kA4;
   const double bound = is_picking ? kExact : is_quantised ? 0.03 : 0;
-  one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.top_k, desc.hidden},
+  one.args.out = one.arrays.output("out", desc.activation, {spec.num_tokens, desc.top_k, desc.hidden},
                                    is_quantised ? Rule::kNorm : Rule::kRows, bound);
-  one.args.num_tokens = tokens;
   return one;
 }
 

@@ -233,6 +233,13 @@ inline void add_arrays(Stage& stage, const ops::AllExperts::Desc& desc, ops::All
   add_arrays(stage, desc.down, args.down);
 }
 
+inline void add_arrays(Stage& stage, const ops::RankExperts::Desc& desc, ops::RankExperts::Args& args) {
+  args.routed.num_tokens = args.num_tokens;
+  add_arrays(stage, desc.routed, args.routed);
+  stage.add(args.shared, Access::kInput);
+  stage.add(args.out, Access::kOutput);
+}
+
 inline void add_arrays(Stage& stage, const ops::GroupedLinear::Desc& desc, ops::GroupedLinear::Args& args) {
   const int64_t num_sizes = desc.num_groups + (desc.layout == ops::RowLayout::kContiguous ? 1 : 0);
   stage.add(args.x, Access::kInput);

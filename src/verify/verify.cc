@@ -63,8 +63,8 @@ class PackedWeights {
   PackedWeights(const ops::Variant<Op>& variant, const typename Op::Desc& desc, typename Op::Args& args) {
     if (layout_for(variant, desc) == nullptr) return;
     pack_of(variant, desc, desc, args);
+    if constexpr (requires { desc.routed; }) pack_of(variant, desc, desc.routed, args.routed);
     if constexpr (std::is_same_v<Op, ops::AllExperts>) {
-      pack_of(variant, desc, desc.routed, args.routed);
       pack_of(variant, desc, desc.gated, args.gated);
       pack_of(variant, desc, desc.down, args.down);
     }

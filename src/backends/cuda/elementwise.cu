@@ -6,7 +6,7 @@
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
-#include "device/cuda/peer_exchange.cuh"
+#include "backends/cuda_common/peer_packs.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -69,24 +69,7 @@ __global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
   write_all(write, t, c, write.load<kWide, kSlotsAtOnce>(t, c));
 }
 
-// Four channels travel as a slot.
-constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = 4;
-
-__device__ uint64_t slot_words(const Pack<kSumChannels>& values) {
-  const auto word = [&](int n) {
-    return uint32_t{numeric::bf16_from_float(values.v[n + 1])} << 16 | numeric::bf16_from_float(values.v[n]);
-  };
-  return device::cuda::peer_words(word(0), word(2));
-}
-
-__device__ Pack<kSumChannels> slot_values(uint64_t words) {
-  Pack<kSumChannels> values;
-#pragma unroll
-  for (int n = 0; n < kSumChannels; ++n) {
-    values.v[n] = numeric::bf16_to_float(static_cast<uint16_t>(words >> 16 * n));
-  }
-  return values;
-}
+constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = kPeerValues;
 
 // Rank by rank, rounded; `own`: this rank's.
 __device__ Pack<kSumChannels> sum_of_ranks(const device::PeerView& peers, uint32_t call, int64_t slot,

@@ -32,7 +32,7 @@ struct SlotGroups {
 struct SlotJob {
   const int32_t* experts;  // [slots]
   const ops::WeightView *w1, *w3, *w2;
-  uint16_t* out;  // [slots, hidden]
+  uint16_t* out;  // [slots, hidden]; null: outputs lie elsewhere, and there are none of other ranks' slots
   int64_t hidden, first_expert, num_local, num_slots;
   int32_t work_slots;  // of an entry of work, at most
 };
@@ -43,7 +43,7 @@ int64_t most_work(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t 
 void take_slot_groups(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, Workspace& workspace,
                       SlotGroups& groups);
 
-// Groups the slots. Outputs of slots of other ranks' experts are zero.
+// Groups the slots. Outputs of slots of other ranks' experts are zero, where `out` has them.
 void group_slots(const SlotJob& job, const SlotGroups& groups, device::Queue& queue);
 
 // What kernels that group share ----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ __device__ int32_t for_each_slot(const int32_t* experts, int32_t num_slots, int3
 // By a warp.
 __device__ inline void zero_if_foreign(const SlotJob& job, int64_t slot) {
   const int64_t expert = job.experts[slot] - job.first_expert;
-  if (expert >= 0 && expert < job.num_local) return;
+  if (job.out == nullptr || (expert >= 0 && expert < job.num_local)) return;
   for (int64_t i = threadIdx.x % kSlotWarp; i < job.hidden; i += kSlotWarp) job.out[slot * job.hidden + i] = 0;
 }
 

@@ -62,6 +62,8 @@ constexpr Variant<AllExperts> kAllExperts[] = {
     plain<AllExperts>(all_experts_reference, all_experts_reference_supports, all_experts_reference_workspace)};
 constexpr Variant<GroupedLinear> kGroupedLinear[] = {plain<GroupedLinear>(
     grouped_linear_reference, grouped_linear_reference_supports, grouped_linear_reference_workspace)};
+constexpr Variant<RankExperts> kRankExperts[] = {
+    plain<RankExperts>(rank_experts_reference, rank_experts_reference_supports, rank_experts_reference_workspace)};
 
 }  // namespace
 
@@ -69,10 +71,10 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,     kMhcHead,      kLinear,
-      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,  kHadamard,     kCompressorPool,
-      kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck, kSample,       kRandomFill,
-      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kAllExperts,  kGroupedLinear}},
+    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,     kMhcHead,       kLinear,
+      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,  kHadamard,      kCompressorPool,
+      kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck, kSample,        kRandomFill,
+      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kAllExperts,  kGroupedLinear, kRankExperts}},
 };
 
 }  // namespace tessera::backends

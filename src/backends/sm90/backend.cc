@@ -30,7 +30,8 @@ const PackedLayout* packed_layout(const Desc& desc) {
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
   return packed_layout(desc.maps.front());
 }
-const PackedLayout* packed_layout_of_experts(const AllExperts::Desc& desc) {
+template <class Desc>
+const PackedLayout* packed_layout_of_experts(const Desc& desc) {
   return packed_layout(desc.routed);
 }
 
@@ -44,8 +45,12 @@ constexpr Variant<GroupedLinear> kGroupedLinear[] = {{"wgmma", sm90::grouped_lin
                                                       sm90::grouped_linear_workspace, sm90::grouped_linear}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"wgmma", sm90::linear_group_supports, packed_layout_of_group, sm90::linear_group_workspace, sm90::linear_group}};
-constexpr Variant<AllExperts> kAllExperts[] = {
-    {"wgmma", sm90::all_experts_supports, packed_layout_of_experts, sm90::all_experts_workspace, sm90::all_experts}};
+constexpr Variant<AllExperts> kAllExperts[] = {{"wgmma", sm90::all_experts_supports,
+                                                packed_layout_of_experts<AllExperts::Desc>, sm90::all_experts_workspace,
+                                                sm90::all_experts}};
+constexpr Variant<RankExperts> kRankExperts[] = {{"wgmma", sm90::rank_experts_supports,
+                                                  packed_layout_of_experts<RankExperts::Desc>,
+                                                  sm90::rank_experts_workspace, sm90::rank_experts}};
 constexpr Variant<Attention> kAttention[] = {
     {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
 
@@ -55,7 +60,8 @@ extern constinit const Backend sm90_backend = {
     .name = "sm90",
     .available = available,
     .verification = Verification::kRunOnHardware,
-    .variants = make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAllExperts, kAttention),
+    .variants =
+        make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAllExperts, kAttention, kRankExperts),
     .is_on_gpu = true,
     .extends = &cuda_backend,
 };

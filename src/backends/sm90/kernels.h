@@ -24,6 +24,10 @@ void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Ar
 bool all_experts_supports(const ops::AllExperts::Desc& desc, std::string& why_not);
 int64_t all_experts_workspace(const ops::AllExperts::Desc& desc, int64_t max_tokens);
 void all_experts(const ops::AllExperts::Desc& desc, const ops::AllExperts::Args& args, device::Queue& queue);
+// Of ranks that reach each other's memory: wgmma for many tokens, else the kernel of few.
+bool rank_experts_supports(const ops::RankExperts::Desc& desc, std::string& why_not);
+int64_t rank_experts_workspace(const ops::RankExperts::Desc& desc, int64_t max_tokens);
+void rank_experts(const ops::RankExperts::Desc& desc, const ops::RankExperts::Args& args, device::Queue& queue);
 bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
 int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);

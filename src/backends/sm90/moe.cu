@@ -7,21 +7,13 @@
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/input_rows.h"
-#include "backends/sm90/few_sums.cuh"
 #include "backends/sm90/kernels.h"
-#include "backends/sm90/moe_tiles.cuh"
+#include "backends/sm90/moe_launch.cuh"
 #include "backends/sm90/ring_maps.h"
-#include "backends/sm90/wide_sums.cuh"
 
 namespace tessera::backends::sm90 {
 
 namespace {
-
-template <class Shape>
-int64_t scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
-  MoeScratch scratch{};
-  return layout_moe_scratch(desc, num_slots, Shape::kTokens, nullptr, scratch);
-}
 
 template <class Shape>
 MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args) {
@@ -39,20 +31,15 @@ MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& ar
   return job;
 }
 
-template <class Shape, template <class> class Tiles>
-void launch_map(const char* name, const ops::MoeExperts::Desc& desc, int64_t rows, const MoeJob& job,
-                device::Queue& queue) {
-  const int64_t most_tiles =
-      most_work(desc, job.num_slots, job.work_slots) * ceil_div<int64_t>(rows, Tiles<Shape>::kRows);
-  if constexpr (std::is_same_v<Shape, Few>) {
-    launch_few<Tiles<Few>>(name, queue, most_tiles, job);
-  } else {
-    launch_wide<Tiles<Wide>>(name, queue, most_tiles, job);
-  }
-}
-
 template <class Shape>
 void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+  launch_map<Shape, DownTiles>("down", desc, desc.hidden, compute_h<Shape>(desc, args, queue), queue);
+}
+
+}  // namespace
+
+template <class Shape>
+MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   MoeJob job = job_of<Shape>(desc, args);
   const bool is_rounded = cuda_common::needs_input_rows(desc.input);
   if (is_rounded) {
@@ -61,14 +48,15 @@ void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, d
                                     job.scratch.x_factors, queue);
     job.x = job.scratch.rounded_x;
   }
-  constexpr auto kGroup = std::is_same_v<Shape, Few> ? group_few_slots : group_many_slots;
-  kGroup(desc, job, queue);
+  const bool is_few = std::is_same_v<Shape, Few> && job.num_slots <= kMostFewSlots;
+  is_few ? group_few_slots(desc, job, queue) : group_many_slots<typename Shape::Inputs>(desc, job, queue);
   launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
   if (is_rounded) round_h<typename Shape::Inputs>(desc, job, queue);
-  launch_map<Shape, DownTiles>("down", desc, desc.hidden, job, queue);
+  return job;
 }
 
-}  // namespace
+template MoeJob compute_h<Few>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
+template MoeJob compute_h<Wide>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
 
 bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
   if (desc.format == ops::WeightFormat::kNvfp4) return cuda::moe_experts_packed_supports(desc, why_not);
@@ -78,7 +66,8 @@ bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_no
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
   const int64_t num_slots = max_tokens * desc.top_k;
-  return std::max({scratch_bytes<Wide>(desc, num_slots), scratch_bytes<Few>(desc, std::min(num_slots, kMostFewSlots)),
+  return std::max({moe_scratch_bytes<Wide>(desc, num_slots),
+                   moe_scratch_bytes<Few>(desc, std::min(num_slots, kMostFewSlots)),
                    cuda::moe_experts_workspace(desc, max_tokens)});
 }
 

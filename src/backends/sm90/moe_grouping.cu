@@ -28,6 +28,7 @@ __device__ char* arranged_of(const MoeJob& job, int64_t first_position) {
 }
 
 // Grid: entries of work by 8 slots of theirs by parts of the columns.
+template <class Layout>
 __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   wait_for_previous();
   const MoeScratch& s = job.scratch;
@@ -39,9 +40,9 @@ __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
     const int32_t position = work.first + before + static_cast<int32_t>(threadIdx.x);
     s.weights[position] = job.weight_of(s.slots[position]);
   }
-  arrange_rows<ProductInputs>(arranged_of<ProductInputs>(job, work.first) + blockIdx.y * ProductInputs::kBytes,
-                              ProductInputs::stride(work.count), job.hidden, static_cast<int>(blockIdx.z),
-                              [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
+  arrange_rows<Layout>(arranged_of<Layout>(job, work.first) + blockIdx.y * Layout::kBytes, Layout::stride(work.count),
+                       job.hidden, static_cast<int>(blockIdx.z),
+                       [&](int row) { return input_of(job, s.slots[work.first + before + row]); });
 }
 
 // All of that at once. Grid: 8 positions each, which are an entry of work, by parts of the columns; every block counts
@@ -121,12 +122,16 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   return workspace.used();
 }
 
+template <class Layout>
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
   const dim3 groups(static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots)),
                     static_cast<unsigned>(ceil_div(job.work_slots, kPositionGroup)), arranged_parts(desc.hidden));
   cuda_common::group_slots(job, job.scratch, queue);
-  cuda_common::launch("arrange_slots", queue, arrange_slots, groups, kThreads, 0, job);
+  cuda_common::launch("arrange_slots", queue, arrange_slots<Layout>, groups, kThreads, 0, job);
 }
+
+template void group_many_slots<ProductInputs>(const ops::MoeExperts::Desc&, const MoeJob&, device::Queue&);
+template void group_many_slots<LaneInputs>(const ops::MoeExperts::Desc&, const MoeJob&, device::Queue&);
 
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
   const dim3 groups(static_cast<unsigned>(most_work(desc, job.num_slots, job.work_slots)), arranged_parts(desc.hidden));

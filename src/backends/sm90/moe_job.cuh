@@ -28,6 +28,13 @@ struct MoeJob : cuda_common::SlotJob {
   cuda_common::FastDivisor token_of;  // of a slot
 
   __device__ float weight_of(int32_t slot) const { return slot < 0 ? 0 : routing[slot]; }
+  // Two columns of a slot's output, and the two 8 behind them; negative: no slot. By all lanes of a warp, four
+  // neighbouring ones a slot's 16 columns.
+  __device__ void store_columns(int32_t slot, int column, uint32_t low, uint32_t high) const {
+    if (slot < 0) return;
+    uint16_t* to = out + slot * hidden + column;
+    *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
+  }
 };
 
 // Bytes of the workspace for num_slots slots; fills `scratch` where `base` is not null. Entries of work are for tiles
@@ -35,8 +42,19 @@ struct MoeJob : cuda_common::SlotJob {
 int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots, int32_t work_slots, char* base,
                            MoeScratch& scratch);
 
-// Group the slots and arrange their inputs, for tiles of wide_sums.cuh; and for those of few_sums.cuh, in one kernel,
-// for at most kMostFewSlots. Slots of experts of other ranks are zero.
+template <class Shape>
+int64_t moe_scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) {
+  MoeScratch scratch{};
+  return layout_moe_scratch(desc, num_slots, Shape::kTokens, nullptr, scratch);
+}
+
+// All of moe_experts before its last map, by the kernels of Shape (Wide or Few); what the last map is of.
+template <class Shape>
+MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+
+// Group the slots and arrange their inputs: any number; and at most kMostFewSlots for few_sums.cuh, in one kernel.
+// Slots of experts of other ranks are zero.
+template <class Layout>
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 void group_few_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 

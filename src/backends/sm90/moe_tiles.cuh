@@ -123,12 +123,13 @@ class GateAndUpTiles final : public WorkTiles {
   }
 };
 
-template <class Shape>
-class DownTiles final : public WorkTiles {
+// Job: a MoeJob, whose store_columns() has the outputs.
+template <class Shape, class Job>
+class DownTilesOf : public WorkTiles {
  public:
   static constexpr int kRows = Shape::kSlots * Layout::kRows;
 
-  __device__ explicit DownTiles(const MoeJob& job) : WorkTiles(job, 2, kRows) {}
+  __device__ explicit DownTilesOf(const Job& job) : WorkTiles(job, 2, kRows) {}
 
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, 2, place.first_row + slot * Layout::kRows);
@@ -159,11 +160,14 @@ class DownTiles final : public WorkTiles {
       if (j * 8 >= count) break;
       const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4), value(j * 4 + 1)));
       const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4 + 2), value(j * 4 + 3)));
-      if (row >= rows() || slot[j] < 0) continue;
-      uint16_t* to = job_.out + slot[j] * job_.hidden + row;
-      *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
+      static_cast<const Job&>(job_).store_columns(row < rows() ? slot[j] : -1, row, low, high);
     }
   }
+};
+template <class Shape>
+class DownTiles final : public DownTilesOf<Shape, MoeJob> {
+ public:
+  using DownTilesOf<Shape, MoeJob>::DownTilesOf;
 };
 
 }  // namespace tessera::backends::sm90

@@ -220,13 +220,19 @@ inline int64_t padded_inner(const ops::MoeExperts::Desc& desc) {
   return round_up<int64_t>(desc.inner, WidePlan::kWeightColumns);
 }
 
+// Whether an expert has so many slots that tiles of many tokens are faster.
+inline bool has_many_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
+  constexpr int64_t kManySlots = 6;  // to an expert
+  return num_tokens * desc.top_k >= kManySlots * desc.all_experts();
+}
+
 // By what this rank computes: its share of all slots, with its part of their width.
 inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  constexpr int64_t kManySlots = 6, kFewestTeams = 2;  // to an expert; tiles to a team
+  constexpr int64_t kFewestTeams = 2;  // tiles to a team
   const int64_t num_slots = num_tokens * desc.top_k;
   if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kInputColumns != 0)
     return ExpertKernels::kPortable;
-  if (num_slots > kMostFewSlots || num_slots >= kManySlots * desc.all_experts()) return ExpertKernels::kWide;
+  if (num_slots > kMostFewSlots || has_many_slots(desc, num_tokens)) return ExpertKernels::kWide;
   // A tile of gate and up has half its rows of each.
   const int64_t tiles =
       num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);

@@ -41,15 +41,16 @@ std::string words(cudaError_t code) {
 
 class IpcMemory final : public PeerMemory {
  public:
-  IpcMemory(int rank, int world, int64_t capacity)
-      : slots_(device::cuda::Memory::Kind::kDevice, static_cast<size_t>(peer_slot_bytes(world, capacity))),
+  IpcMemory(int rank, int world, const PeerMemorySize& size)
+      : slots_(device::cuda::Memory::Kind::kDevice, static_cast<size_t>(peer_slot_bytes(world, size.capacity)) +
+                                                        static_cast<size_t>(size.more_slots) * sizeof(uint64_t)),
         calls_(device::cuda::Memory::Kind::kDevice, device::kPeerCounters * sizeof(uint32_t)),
         ended_(device::cuda::Memory::Kind::kPinnedHost, sizeof(uint32_t)) {
     TESSERA_CUDA_CHECK(cudaMemset(slots_.data(), 0xFF, slots_.size()));
     TESSERA_CUDA_CHECK(cudaMemset(calls_.data(), 0, calls_.size()));
     TESSERA_CUDA_CHECK(cudaDeviceSynchronize());
     *ended_.as<volatile uint32_t>() = 0;
-    view_.rank = rank, view_.world = world, view_.capacity = capacity;
+    view_.rank = rank, view_.world = world, view_.capacity = size.capacity;
     view_.calls = calls_.as<uint32_t>();
     view_.ended = ended_.as<uint32_t>();
     const std::string machine = read_file("/proc/sys/kernel/random/boot_id", kMaxIdBytes);
@@ -116,9 +117,9 @@ class IpcMemory final : public PeerMemory {
 
 }  // namespace
 
-std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, int64_t capacity, std::string& why_not) {
+std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, const PeerMemorySize& size, std::string& why_not) {
   try {
-    return std::make_unique<IpcMemory>(rank, world, capacity);
+    return std::make_unique<IpcMemory>(rank, world, size);
   } catch (const Error& error) {
     cudaGetLastError();
     why_not = error.what();

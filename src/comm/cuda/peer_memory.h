@@ -11,6 +11,11 @@
 
 namespace tessera::comm {
 
+struct PeerMemorySize {
+  int64_t capacity = 0;    // slots of a call, at most
+  int64_t more_slots = 0;  // behind those of both halves; all their words are kNoPeerWord at first too
+};
+
 class PeerMemory {
  public:
   virtual ~PeerMemory() = default;
@@ -24,7 +29,7 @@ class PeerMemory {
   virtual void end() noexcept = 0;
 };
 
-// For calls of up to `capacity` slots, on the calling thread's GPU. Null where this build can't: then `why_not` is set.
-std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, int64_t capacity, std::string& why_not);
+// On the calling thread's GPU. Null where this build can't: then `why_not` is set.
+std::unique_ptr<PeerMemory> make_peer_memory(int rank, int world, const PeerMemorySize& size, std::string& why_not);
 
 }  // namespace tessera::comm

@@ -4,7 +4,7 @@
 
 namespace tessera::comm {
 
-std::unique_ptr<PeerMemory> make_peer_memory(int, int, int64_t, std::string& why_not) {
+std::unique_ptr<PeerMemory> make_peer_memory(int, int, const PeerMemorySize&, std::string& why_not) {
   why_not = "this build has no GPUs that reach each other's memory";
   return nullptr;
 }

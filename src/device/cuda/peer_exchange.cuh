@@ -11,18 +11,24 @@
 namespace tessera::device::cuda {
 
 constexpr int kPollsBetweenLooks = 4096;  // at `ended`, which is over the bus
+constexpr uint64_t kNoPeerWords = ~uint64_t{0};
 
 // The number of this call; what follows happens in its half of the slots.
 __device__ inline uint32_t begin_peer_call(const PeerView& view) {
   return *view.calls;
 }
 
-// By all threads of every block, at their end.
-__device__ inline void end_peer_call(const PeerView& view, uint32_t call) {
+// By all threads of every block, at their end. `finish()`: what is done once all blocks have come so far.
+template <class Finish>
+__device__ void end_peer_call(const PeerView& view, uint32_t call, const Finish& finish) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   if (atomicAdd(view.calls + 1, 1u) + 1 != gridDim.x) return;
+  finish();
   view.calls[0] = call + 1, view.calls[1] = 0;
+}
+__device__ inline void end_peer_call(const PeerView& view, uint32_t call) {
+  end_peer_call(view, call, [] {});
 }
 
 // As it travels: a NaN that means none goes with another sign, or of two BF16 the second does.
@@ -41,9 +47,9 @@ __device__ inline volatile uint64_t* peer_slot(const PeerView& view, int receive
 
 // Words is one (uint32_t) or a slot's two (uint64_t): each is seen whole or not at all, both of them in any order.
 // `words`: what was found at `place` first, so that several places' first loads can be on their way together. 0 once
-// the group has ended.
+// the group has ended. The words stay.
 template <class Words>
-__device__ inline Words wait_for_peer_words(const PeerView& view, volatile Words* place, Words words) {
+__device__ inline Words see_peer_words(const PeerView& view, const volatile Words* place, Words words) {
   const auto is_whole = [](uint64_t found) {
     return static_cast<uint32_t>(found) != kNoPeerWord &&
            (sizeof(Words) == sizeof(uint32_t) || static_cast<uint32_t>(found >> 32) != kNoPeerWord);
@@ -52,6 +58,13 @@ __device__ inline Words wait_for_peer_words(const PeerView& view, volatile Words
     if (polls % kPollsBetweenLooks == 0 && *static_cast<const volatile uint32_t*>(view.ended) != 0) return 0;
     words = *place;
   }
+  return words;
+}
+
+// The same, and the place is free again.
+template <class Words>
+__device__ inline Words wait_for_peer_words(const PeerView& view, volatile Words* place, Words words) {
+  words = see_peer_words(view, place, words);
   *place = ~Words{0};
   return words;
 }
