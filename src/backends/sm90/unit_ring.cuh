@@ -30,8 +30,9 @@ struct UnitRing : RingPlan<kTokens> {
   __device__ void init() {
     const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
     if (threadIdx.x % cuda_common::kWarp != 0) return;
-    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + 1) full[i].init(1), free[i].init(1);
-    if (warp == 0) summed.init(UnitRing::kWarps);
+    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + 1)
+      full[i].init(1), free[i].init(cuda_common::kWarp);
+    if (warp == 0) summed.init(UnitRing::kWarps * cuda_common::kWarp);
   }
 };
 
@@ -87,19 +88,21 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
   if (lane >= kLanes) return;
   for (int first = begin; first < end; first += kLanes) {
-    // No lane is a round of the ring ahead of another: a barrier tells only two rounds apart.
-    __syncwarp((1u << kLanes) - 1);
     const int unit = first + lane, stage = unit % kStages;
-    if (unit >= end) continue;
-    const RingUnit at(shape, range, unit);
-    const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-    const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
-    s.free[stage].wait(unit / kStages % 2 ^ 1);
+    const void* from = nullptr;
+    if (unit < end) {
+      const RingUnit at(shape, range, unit);
+      const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
+      const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
+      from = static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width);
+    }
+    // Each lane waits for the stages of all: racecheck does not follow lanes that wait for different barriers. So no
+    // lane is a round of the ring ahead of another either: a barrier tells only two rounds apart.
+    for (int any = first; any < min(first + kLanes, end); ++any) s.free[any % kStages].wait(any / kStages % 2 ^ 1);
+    __syncwarp((1u << kLanes) - 1);
+    if (from == nullptr) continue;
     s.full[stage].arrive_and_expect(Layout::kBytes);
-    cuda_common::ptx::copy_bulk(
-        s.stages[stage].units[0],
-        static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width), Layout::kBytes,
-        s.full[stage]);
+    cuda_common::ptx::copy_bulk(s.stages[stage].units[0], from, Layout::kBytes, s.full[stage]);
   }
 }
 
@@ -136,10 +139,8 @@ __device__ void sum_unit(UnitRing<kTokens>& s, int unit, const uint4* x, float (
 #pragma unroll
       for (int half = 0; half < 2; ++half) shares[n].pieces[half] = weights.codes_of(0, half, first + n, lane);
     }
-    if (first + kAtOnce == Layout::kBlocks) {
-      __syncwarp();
-      if (lane == 0) s.free[stage].arrive();
-    }
+    // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not follow.
+    if (first + kAtOnce == Layout::kBlocks) s.free[stage].arrive();
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       shares[n].prepare(n == 0 ? scales.x : scales.y);
@@ -191,8 +192,7 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
                        at.part / kPasses * (cuda_common::kChunk / 8) + lane % 4 * (cuda_common::kShareColumns / 8);
       sum_unit(s, unit, x, s.sums[turn][unit - begin]);
     }
-    __syncwarp();
-    if (lane == 0) s.summed.arrive();
+    s.summed.arrive();
     s.summed.wait(turn);
     const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
       const float* s_sums = s.sums[turn][i / Ring::kSums * tile_units] + i % Ring::kSums;
