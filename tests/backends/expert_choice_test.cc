@@ -44,13 +44,15 @@ TEST(ExpertChoice, HopperCountsARanksOwnSlotsAndRows) {
   const auto chosen = [](const ops::MoeExperts::Desc& desc, int64_t tokens) {
     return backends::sm90::expert_kernels(desc, tokens, kMultiprocessors);
   };
-  // Three slots to an expert: tiles of eight, on any number of ranks.
+  // Fewer than eight slots to an expert: tiles of eight, on any number of ranks.
   EXPECT_EQ(chosen(kWhole, 128), ExpertKernels::kFew);
+  EXPECT_EQ(chosen(kWhole, 256), ExpertKernels::kFew);
   for (const int64_t world : {2, 4, 8}) {
     EXPECT_EQ(chosen(by_id(world), 128), ExpertKernels::kFew) << world;
     EXPECT_EQ(chosen(by_width(world), 128), ExpertKernels::kFew) << world;
-    EXPECT_EQ(chosen(by_id(world), 256), ExpertKernels::kWide) << world;
-    EXPECT_EQ(chosen(by_width(world), 256), ExpertKernels::kWide) << world;
+    EXPECT_EQ(chosen(by_id(world), 256), ExpertKernels::kFew) << world;
+    EXPECT_EQ(chosen(by_id(world), 342), ExpertKernels::kWide) << world;
+    EXPECT_EQ(chosen(by_width(world), 342), ExpertKernels::kWide) << world;
   }
   // Too few tiles for the GPU, whichever way the half of them went.
   EXPECT_EQ(chosen(kWhole, 4), ExpertKernels::kFew);

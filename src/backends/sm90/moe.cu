@@ -66,8 +66,7 @@ bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_no
 
 int64_t moe_experts_workspace(const ops::MoeExperts::Desc& desc, int64_t max_tokens) {
   const int64_t num_slots = max_tokens * desc.top_k;
-  return std::max({moe_scratch_bytes<Wide>(desc, num_slots),
-                   moe_scratch_bytes<Few>(desc, std::min(num_slots, kMostFewSlots)),
+  return std::max({moe_scratch_bytes<Wide>(desc, num_slots), moe_scratch_bytes<Few>(desc, num_slots),
                    cuda::moe_experts_workspace(desc, max_tokens)});
 }
 
