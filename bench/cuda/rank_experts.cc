@@ -174,9 +174,11 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
+    const int world = std::atoi(argv[2]);
+    if (world < 2) tessera::fail(tessera::ErrorCode::kInvalidArgument, "GPUS: at least 2");
     std::istringstream counts(argc > 3 ? argv[3] : "8,32,128,1024,4096");
     for (std::string count; std::getline(counts, count, ',');) {
-      tessera::bench::run_group(argv[1], std::atoi(argv[2]), std::atoll(count.c_str()));
+      tessera::bench::run_group(argv[1], world, std::atoll(count.c_str()));
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank_experts: %s\n", error.what());

@@ -123,7 +123,7 @@ std::unique_ptr<Block> LayerStack::build(WeightSource& weights, size_t layer) {
   PlacedWeights placed(weights, executor_.memory(), executor_.queue());
   LayerBuilder build = builder(placed);
   auto block = std::make_unique<Block>(build, fmt::format("layers.{}.", layer), config_.compress_ratios[layer],
-                                       config_.is_hashed(static_cast<int64_t>(layer)), model::Bypass{});
+                                       config_.is_hashed(static_cast<int64_t>(layer)), model::Bypass{}, false);
   reserve(build);
   return block;
 }

@@ -87,7 +87,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   for (int64_t n = 0; n < config.num_layers; ++n) {
     blocks_.push_back(std::make_unique<Block>(builder, fmt::format("layers.{}.", n),
                                               config.compress_ratios[static_cast<size_t>(n)], config.is_hashed(n),
-                                              bypass));
+                                              bypass, n > 0));
     layout.layers.push_back(blocks_.back()->cache_layout());
   }
   head_ = std::make_unique<OutputHead>(builder, "");

@@ -3,7 +3,8 @@
 
 namespace tessera::model {
 
-Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass)
+Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass,
+             bool follows_block)
     : prefix_(prefix),
       attention_site_(builder, prefix + "hc_attn", prefix + "attn_norm"),
       moe_site_(builder, prefix + "hc_ffn", prefix + "ffn_norm"),
@@ -20,7 +21,8 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
       {moe_.combine().chosen(), moe_site_.post().chosen()});
-  if (sums_ranks) return;
+  // It reads the streams where others write them: that must be another array, which turn_ sees to.
+  if (!follows_block || sums_ranks || !turn_.is_bound()) return;
   begin_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "begin", {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = norm.op().desc},
       {moe_.combine().chosen(), moe_site_.post().chosen(), attention_site_.pre().chosen(),

@@ -15,8 +15,9 @@ class Block {
     bool is_there = false;
   };
 
-  // `prefix`: "layers.2." or "mtp.0.".
-  Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass);
+  // `prefix`: "layers.2." or "mtp.0.". `follows_block`: another's end may leave it a handover.
+  Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass,
+        bool follows_block);
 
   // An empty one, with memory from the arena.
   Handover take_handover(const StepContext& context) const { return {attention_site_.take_read(context)}; }

@@ -13,7 +13,7 @@ DraftBlock::DraftBlock(LayerBuilder& builder, const std::string& prefix)
           prefix + "add",
           {.hidden = builder.config.hidden_size, .streams = ops::kHcStreams, .activation = builder.activation()})),
       // Window only, plain RoPE, a learned router.
-      block_(builder, prefix, 0, false, Bypass{}),
+      block_(builder, prefix, 0, false, Bypass{}, false),
       head_(builder, prefix) {}
 
 TensorView DraftBlock::run(const StepContext& context, size_t layer, const TensorView& streams,
