@@ -26,7 +26,7 @@ constexpr int kM = 128, kMostN = 256, kSteps = 4;  // rows of a block; 256 colum
 struct Shared {
   uint8_t a[kM * 128], b[kMostN * 128];
   uint8_t a_scales[kSteps][512], b_scales[kSteps][2][512];
-  ptx::SharedBarrier done, never;
+  ptx::SharedBarrier done, never, unmade;
   uint32_t memory;
 };
 constexpr int kScalesOfA = 256, kScalesOfB = 264;  // columns, of two steps

@@ -231,6 +231,8 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
       // Either is said, by chance: the product has been made or not.
       {"product", {.wait = [] { __syncthreads(); }}},
       {"waits for ever for a barrier in shared memory", {.commit = [] { tcgen05::commit(shared().never); }}},
+      {"waits for a barrier that nobody has made", {.wait = [] { shared().unmade.wait(0); }}},
+      {"arrives at a barrier that nobody has made", {.commit = [] { shared().unmade.arrive_and_expect(16); }}},
       {"1 of 1 arrivals missing, 0 bytes announced", {.commit = [] { tcgen05::commit(shared().never); }}},
       {"-16 bytes announced and not copied",
        {.product =

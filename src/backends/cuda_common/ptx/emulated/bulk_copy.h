@@ -42,8 +42,14 @@ inline void init_barrier(uint64_t* bits, int count) {
   store_barrier(bits, state);
 }
 
+// Memory that nobody has written has all bits set.
+inline bool is_made(const uint64_t* bits) {
+  return *bits != ~uint64_t{0};
+}
+
 inline void arrive(uint64_t* bits, int bytes) {
   const device::emulated::Aside aside;
+  if (!is_made(bits)) device::emulated::fail("arrives at a barrier that nobody has made");
   BarrierState state = load_barrier(bits);
   if (state.pending == 0) device::emulated::fail("more threads arrive at a barrier than it counts");
   state.bytes += bytes;
@@ -57,12 +63,11 @@ inline char* place_in_block(const void* here, int rank) {
   if (offset < 0) device::emulated::fail("a place of another block that is not in dynamic shared memory");
   return static_cast<char*>(device::emulated::dynamic_shared_of(rank)) + offset;
 }
-// The barrier that it has there, which has to be made: the cluster has met since. Memory that nobody has written has
-// all bits set.
+// The barrier that it has there, which has to be made: the cluster has met since.
 inline uint64_t* barrier_in_block(const uint64_t* here, int rank) {
   auto* const there = reinterpret_cast<uint64_t*>(place_in_block(here, rank));
   const bool is_other = rank != device::emulated::current.rank;
-  if (*there == ~uint64_t{0} || (is_other && load_barrier(there).meeting == meeting_now())) {
+  if (!is_made(there) || (is_other && load_barrier(there).meeting == meeting_now())) {
     device::emulated::fail("arrives at a barrier that another block may not have made: the cluster has not met since");
   }
   return there;
@@ -99,6 +104,9 @@ inline std::string lack_of(const BarrierPhase& awaited) {
 
 inline void wait(const uint64_t* bits, int parity, const device::emulated::Site& site) {
   const device::emulated::Aside aside;
+  if (!is_made(bits)) {
+    device::emulated::fail(device::emulated::words(site) + ": waits for a barrier that nobody has made");
+  }
   BarrierPhase awaited{bits, parity};
   device::emulated::wait_until(
       site,
