@@ -68,6 +68,17 @@ class RankExpertsTest : public testing::RandomTest {
     executor_ = device::make_executor(device::machine_of("cuda"), 1);
   }
   void check(const GroupShape& shape, const std::vector<CallSpec>& calls);
+  // Of each rank, poisoned.
+  std::vector<device::Buffer> make_workspaces(const GroupShape& shape) const {
+    std::vector<device::Buffer> workspaces;
+    for (int r = 0; r < shape.world; ++r) {
+      const int64_t size = hopper_variant<RankExperts>()->workspace_bytes(shape.of_rank(r), shape.max_tokens);
+      const std::vector<uint8_t> poison(static_cast<size_t>(size), 0xFF);
+      workspaces.emplace_back(poison.size(), executor_->memory());
+      executor_->memory().upload(workspaces.back().data(), poison.data(), poison.size());
+    }
+    return workspaces;
+  }
 
   std::unique_ptr<device::Executor> executor_;
   std::set<bool> has_many_slots_;  // of the calls, which kernels are chosen by
@@ -78,15 +89,11 @@ void RankExpertsTest::check(const GroupShape& shape, const std::vector<CallSpec>
   device::MemorySpace& memory = executor_->memory();
   const Weights weights(rng_, shape, memory);
   const Memories memories(shape, *executor_);
-  std::vector<device::Buffer> workspaces;
   for (int r = 0; r < shape.world; ++r) {
-    const RankExperts::Desc desc = shape.of_rank(r);
     std::string why_not;
-    ASSERT_TRUE(variant.supports(desc, why_not)) << why_not;
-    workspaces.emplace_back(static_cast<size_t>(variant.workspace_bytes(desc, shape.max_tokens)), memory);
-    const std::vector<uint8_t> poison(workspaces.back().size(), 0xFF);
-    memory.upload(workspaces.back().data(), poison.data(), poison.size());
+    ASSERT_TRUE(variant.supports(shape.of_rank(r), why_not)) << why_not;
   }
+  const std::vector<device::Buffer> workspaces = make_workspaces(shape);
   for (const CallSpec& spec : calls) {
     SCOPED_TRACE(::testing::Message() << shape.of_rank(0).to_string() << ", tokens "
                                       << ::testing::PrintToString(spec.num_tokens));
@@ -155,11 +162,7 @@ TEST_F(RankExpertsTest, ARankMayBeACallAhead) {
   const ops::Variant<RankExperts>& variant = *hopper_variant<RankExperts>();
   const Weights weights(rng_, shape, executor_->memory());
   const Memories memories(shape, *executor_);
-  device::Buffer workspaces[2];
-  for (int r = 0; r < 2; ++r) {
-    workspaces[r] = device::Buffer(static_cast<size_t>(variant.workspace_bytes(shape.of_rank(r), shape.max_tokens)),
-                                   executor_->memory());
-  }
+  const std::vector<device::Buffer> workspaces = make_workspaces(shape);
   const CallSpec specs[] = {{{0, 3}}, {{2, 3}}, {{3, 1}}};
   std::vector<std::unique_ptr<CallArrays>> calls;
   for (const CallSpec& spec : specs) {
@@ -170,7 +173,7 @@ TEST_F(RankExpertsTest, ARankMayBeACallAhead) {
   const auto run = [&](size_t call, int rank, RankExpertsPart part) {
     const CallSpec& spec = specs[call];
     RankExperts::Args args = calls[call]->args(rank, spec.num_tokens[static_cast<size_t>(rank)], spec, weights);
-    args.peers = &memories.of(rank), args.part = part, args.workspace = workspaces[rank].data();
+    args.peers = &memories.of(rank), args.part = part, args.workspace = workspaces[static_cast<size_t>(rank)].data();
     variant.run(shape.of_rank(rank), args, executor_->queue());
   };
   using Part = RankExpertsPart;
@@ -198,16 +201,12 @@ TEST_F(RankExpertsTest, CanBeRecorded) {
   const Memories memories(shape, *executor_);
   const CallSpec spec{{3, 1}};
   CallArrays call(rng_, shape, spec, random_ids(rng_, shape, 4, spec.routing), executor_->memory());
-  device::Buffer workspaces[2];
-  for (int r = 0; r < 2; ++r) {
-    workspaces[r] = device::Buffer(static_cast<size_t>(variant.workspace_bytes(shape.of_rank(r), shape.max_tokens)),
-                                   executor_->memory());
-  }
+  const std::vector<device::Buffer> workspaces = make_workspaces(shape);
   const auto recording = executor_->record([&] {
     for (const RankExpertsPart part : kParts) {
       for (int r = 0; r < 2; ++r) {
         RankExperts::Args args = call.args(r, spec.num_tokens[static_cast<size_t>(r)], spec, weights);
-        args.peers = &memories.of(r), args.part = part, args.workspace = workspaces[r].data();
+        args.peers = &memories.of(r), args.part = part, args.workspace = workspaces[static_cast<size_t>(r)].data();
         variant.run(shape.of_rank(r), args, executor_->queue());
       }
     }
@@ -230,11 +229,7 @@ TEST_F(RankExpertsTest, RanksRunAtOnceOnTwoQueues) {
   const auto other = device::make_executor(device::machine_of("cuda"), 1);
   const Weights weights(rng_, shape, executor_->memory());
   const Memories memories(shape, *executor_);
-  device::Buffer workspaces[2];
-  for (int r = 0; r < 2; ++r) {
-    workspaces[r] = device::Buffer(static_cast<size_t>(variant.workspace_bytes(shape.of_rank(r), shape.max_tokens)),
-                                   executor_->memory());
-  }
+  const std::vector<device::Buffer> workspaces = make_workspaces(shape);
   for (const std::vector<int64_t>& num_tokens : std::vector<std::vector<int64_t>>{{6, 1}, {0, 5}, {2, 0}, {6, 6}}) {
     const CallSpec spec{num_tokens};
     const int64_t total = num_tokens[0] + num_tokens[1];
@@ -242,7 +237,7 @@ TEST_F(RankExpertsTest, RanksRunAtOnceOnTwoQueues) {
     executor_->synchronize();
     for (int r = 0; r < 2; ++r) {
       RankExperts::Args args = call.args(r, num_tokens[static_cast<size_t>(r)], spec, weights);
-      args.peers = &memories.of(r), args.workspace = workspaces[r].data();
+      args.peers = &memories.of(r), args.workspace = workspaces[static_cast<size_t>(r)].data();
       variant.run(shape.of_rank(r), args, r == 0 ? executor_->queue() : other->queue());
     }
     other->synchronize(), executor_->synchronize();
@@ -259,10 +254,9 @@ TEST_F(RankExpertsTest, NobodyWaitsForARankThatIsGone) {
   Memories memories(shape, *executor_);
   const CallSpec spec{{2, 2}};
   const CallArrays call(rng_, shape, spec, random_ids(rng_, shape, 4, spec.routing), executor_->memory());
-  const device::Buffer workspace(static_cast<size_t>(variant.workspace_bytes(shape.of_rank(0), 2)),
-                                 executor_->memory());
+  const std::vector<device::Buffer> workspaces = make_workspaces(shape);
   RankExperts::Args args = call.args(0, 2, spec, weights);
-  args.peers = &memories.of(0), args.workspace = workspace.data();
+  args.peers = &memories.of(0), args.workspace = workspaces[0].data();
   memories.end();
   variant.run(shape.of_rank(0), args, executor_->queue());
   executor_->synchronize();
@@ -288,6 +282,8 @@ TEST(RankExpertsCall, SaysWhatDoesNotFit) {
   };
   args.num_tokens = 9;
   EXPECT_EQ(refusal(args), "rank_experts: 9 tokens of a rank, at most 8: memory of ranks has room for 8");
+  args.num_tokens = -1;
+  EXPECT_EQ(refusal(args), "rank_experts: -1 tokens of a rank");
   args.num_tokens = 3, args.most_tokens = 2;
   EXPECT_THAT(refusal(args), HasSubstr("3 tokens of a rank, at most 2"));
   args.num_tokens = 1, args.most_tokens = 9;

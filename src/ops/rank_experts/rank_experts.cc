@@ -58,6 +58,7 @@ int64_t checked_most_tokens(const RankExperts::Desc& desc, const RankExperts::Ar
     refuse(fmt::format("memory of ranks is for rows of {} and {} experts of each, not for {} and {}", shape.hidden,
                        shape.top_k, routed.hidden, routed.top_k));
   }
+  if (args.num_tokens < 0) refuse(fmt::format("{} tokens of a rank", args.num_tokens));
   if (most > shape.max_tokens || args.num_tokens > most) {
     refuse(fmt::format("{} tokens of a rank, at most {}: memory of ranks has room for {}", args.num_tokens, most,
                        shape.max_tokens));
