@@ -19,10 +19,13 @@ namespace tessera {
 
 namespace {
 
-// Not to be guessed, so that nobody can put a link there first.
+// Not to be guessed, so that nobody can put a link there first. A name may have 255 bytes.
 std::string temporary_name(const std::string& path) {
+  constexpr size_t kMostBytes = 200;
   std::random_device random;
-  return fmt::format("{}.tmp-{:08x}{:08x}", path, random(), random());
+  const std::filesystem::path target(path);
+  const std::string name = target.filename().string().substr(0, kMostBytes);
+  return target.parent_path() / fmt::format("{}.tmp-{:08x}{:08x}", name, random(), random());
 }
 
 // Where a link points to; anything there that is not a regular file (a device, a FIFO, a folder) must stay.
@@ -56,15 +59,23 @@ void sync_folder_of(const std::string& path) {
 }  // namespace
 
 AtomicFile::AtomicFile(const std::string& path, FileAccess access)
-    : path_(checked_target(path)),
-      temporary_path_(temporary_name(path_)),
-      file_(File::create_new(temporary_path_, path_, access)) {}
+    : path_(checked_target(path)), temporary_path_(temporary_name(path_)), file_(create(access)) {}
 
 AtomicFile::~AtomicFile() {
-  if (!is_committed_) ::unlink(temporary_path_.c_str());
+  if (is_named_ && !is_committed_) ::unlink(temporary_path_.c_str());
 }
 
+File AtomicFile::create(FileAccess access) {
+  if (std::optional<File> file = File::create_unnamed(temporary_path_, access)) return std::move(*file);
+  File file = File::create_new(temporary_path_, path_, access);
+  is_named_ = true;
+  return file;
+}
+
+// A link can't take the place of a file, a rename can: hence a temporary name, for a moment.
 void AtomicFile::commit() {
+  if (!is_named_) file_.give_name();
+  is_named_ = true;
   file_.sync_and_close();
   const bool seam_fails = seams::is_failing_file_call();
   if (seam_fails) errno = EIO;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -22,6 +23,13 @@ namespace {
 
 // One read or write call may move at most about 2 GiB on Linux; smaller pieces also keep progress visible.
 constexpr size_t kMaxCallBytes = size_t{1} << 28;
+
+// What a descriptor's file gets its name by: to link a descriptor itself is the administrator's alone.
+constexpr const char* kDescriptors = "/proc/self/fd";
+
+mode_t mode_of(FileAccess access) {
+  return access == FileAccess::kPrivate ? 0600 : 0666;
+}
 
 // True where the test seam makes this call fail (as a failing disk would).
 bool seam_fails() {
@@ -55,9 +63,26 @@ File File::open_read(const std::string& path) {
 
 File File::create_new(const std::string& path, const std::string& shown, FileAccess access) {
   const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, access == FileAccess::kPrivate ? 0600 : 0666);
+  const int descriptor = seam_fails() ? -1 : ::open(path.c_str(), flags, mode_of(access));
   if (descriptor < 0) fail(ErrorCode::kInvalidArgument, system_error(shown, "create"));
   return File(descriptor, path);
+}
+
+std::optional<File> File::create_unnamed(const std::string& path, FileAccess access) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  if (seam_fails() || ::access(kDescriptors, F_OK) != 0) return std::nullopt;
+  const int descriptor =
+      ::open(folder.empty() ? "." : folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, mode_of(access));
+  if (descriptor < 0) return std::nullopt;
+  return File(descriptor, path);
+}
+
+void File::give_name() {
+  const std::string here = fmt::format("{}/{}", kDescriptors, descriptor_);
+  if (seam_fails() || ::fsync(descriptor_) != 0 ||
+      ::linkat(AT_FDCWD, here.c_str(), AT_FDCWD, path_.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    fail(ErrorCode::kResourceExhausted, system_error(path_, "name"));
+  }
 }
 
 File::File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}

@@ -4,6 +4,7 @@
 // Reading uses pread, never mmap: a file that shrinks while mapped would end the process.
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace tessera {
@@ -18,6 +19,9 @@ class File {
   // Creates a file that is not there yet, following no link. Throws kInvalidArgument where that is not possible (the
   // path is the user's choice), naming `shown`.
   static File create_new(const std::string& path, const std::string& shown, FileAccess access = FileAccess::kUsual);
+  // A file of the folder of `path` that has no name until give_name(): it is gone when the process ends, however that
+  // ends. Nothing where the file system has no such files, or refuses one.
+  static std::optional<File> create_unnamed(const std::string& path, FileAccess access = FileAccess::kUsual);
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -35,6 +39,9 @@ class File {
   // Writes at `offset`, whatever write() did; a gap before it reads as zeros. Throws as write(). Threads may call it at
   // once.
   void write_at(uint64_t offset, const void* data, size_t bytes);
+  // Of an unnamed file: flushed to the disk, it is `path` from now on. Throws kResourceExhausted where that fails, if
+  // something is there too.
+  void give_name();
   // Flushes to the disk and closes; throws where either fails.
   void sync_and_close();
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "base/atomic_file.h"
@@ -73,6 +76,25 @@ TEST(AtomicFile, AppearsWholeOrNotAtAll) {
   EXPECT_EQ(folder.listing(), "out\n");
   EXPECT_EQ(read_file(folder.file("out"), 10), "abc");
   EXPECT_THROW(AtomicFile(folder.file("no/such/folder")), Error);
+  const std::string longest(255, 'x');
+  AtomicFile long_name(folder.file(longest));
+  long_name.commit();
+  EXPECT_EQ(folder.listing(), "out\n" + longest + "\n");
+}
+
+TEST(AtomicFile, LeavesNothingWhereTheProcessIsKilled) {
+  const testing::TemporaryFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    AtomicFile file(folder.file("out"));
+    file.write("abc", 3);
+    ::kill(::getpid(), SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  if (!File::create_unnamed(folder.file("out"))) GTEST_SKIP() << "no files without names in " << folder.path();
+  EXPECT_EQ(folder.listing(), "");
 }
 
 TEST(AtomicFile, FollowsLinksAndSparesDevices) {
@@ -107,7 +129,7 @@ TEST(File, DoesNotWaitForAPipe) {
 
 #ifdef TESSERA_TEST_SEAMS
 TEST(AtomicFile, LeavesNothingBehindWhereAnyCallFails) {
-  for (int64_t nth = 1; nth <= 4; ++nth) {
+  for (int64_t nth = 2; nth <= 5; ++nth) {  // the first makes it
     const testing::TemporaryFolder folder;
     folder.write("out", "old");
     seams::fail_file_call(nth);
@@ -122,6 +144,22 @@ TEST(AtomicFile, LeavesNothingBehindWhereAnyCallFails) {
     seams::fail_file_call(0);
     EXPECT_EQ(folder.listing(), "out\n") << nth;
     EXPECT_EQ(read_file(folder.file("out"), 10), "old") << nth;
+  }
+}
+
+// Where no file without a name can be made, it has a temporary one.
+TEST(AtomicFile, HasATemporaryNameWhereItMust) {
+  for (const bool is_committed : {false, true}) {
+    const testing::TemporaryFolder folder;
+    {
+      seams::fail_file_call(1);
+      AtomicFile file(folder.file("out"));
+      seams::fail_file_call(0);
+      file.write("new", 3);
+      EXPECT_THAT(folder.listing(), ::testing::MatchesRegex("out\\.tmp-[0-9a-f]{16}\n"));
+      if (is_committed) file.commit();
+    }
+    EXPECT_EQ(folder.listing(), is_committed ? "out\n" : "");
   }
 }
 #endif

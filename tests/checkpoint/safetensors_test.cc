@@ -235,7 +235,7 @@ TEST(SafetensorsWriter, NoPartialFileWhereAnyCallFails) {
     }
     seams::fail_file_call(0);
     EXPECT_EQ(folder.listing(), has_failed ? "" : "x.safetensors\n") << nth;
-    if (!has_failed) break;
+    if (!has_failed && nth > 1) break;  // the first is forgiven: the file then has a name from the beginning
   }
 }
 #endif
