@@ -46,6 +46,8 @@ class Nccl final : public Communicator {
         scratch_(static_cast<size_t>(std::max(options.scratch_bytes, int64_t{world} * 1024)), memory) {
     NcclConfig config;
     const int code = library_.comm_init_rank_config(&comm_, world, identity, rank, &config);
+    // It may refuse at once, and then leaves no communicator to ask.
+    if (comm_ == nullptr) fail(ErrorCode::kDeviceError, described(code, "ncclCommInitRankConfig"));
     try {
       finish(code, "ncclCommInitRankConfig", options.join_seconds);
     } catch (const Error&) {

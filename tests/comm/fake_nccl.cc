@@ -46,7 +46,7 @@ std::mutex groups_lock;
 std::map<std::string, std::shared_ptr<Group>> groups;
 std::vector<std::unique_ptr<Comm>> comms;
 std::atomic<int> next_identity{1}, async_error{0}, open_comms{0};
-std::atomic<bool> holds_aborts{false};
+std::atomic<bool> holds_aborts{false}, refuses_ranks{false};
 thread_local int depth = 0;
 thread_local std::vector<Wanted> wanted;
 
@@ -89,6 +89,9 @@ struct Identity {
 void fake_nccl_set_async_error(int code) {
   async_error = code;
 }
+void fake_nccl_refuse_ranks(int are_refused) {
+  refuses_ranks = are_refused != 0;
+}
 void fake_nccl_hold_aborts(int is_held) {
   holds_aborts = is_held != 0;
 }
@@ -110,7 +113,7 @@ int ncclCommInitRankConfig(void** comm, int world, Identity identity, int rank, 
   int blocking = 1;
   std::memcpy(&size, config, sizeof(size));
   std::memcpy(&blocking, static_cast<char*>(config) + 16, sizeof(blocking));
-  if (size < 20 || blocking != 0) return kSystemError;
+  if (size < 20 || blocking != 0 || refuses_ranks) return kSystemError;
   const std::lock_guard lock(groups_lock);
   std::shared_ptr<Group>& group = groups[identity.bytes];
   if (group == nullptr) group = std::make_shared<Group>();

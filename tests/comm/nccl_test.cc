@@ -29,6 +29,7 @@ class FakeNccl {
   void set_async_error(int code) const { call<void (*)(int)>("fake_nccl_set_async_error")(code); }
   // An abort waits until it is no longer held, as NCCL's does for recordings that have the communicator.
   void hold_aborts(bool is_held) const { call<void (*)(int)>("fake_nccl_hold_aborts")(is_held ? 1 : 0); }
+  void refuse_ranks(bool are_refused) const { call<void (*)(int)>("fake_nccl_refuse_ranks")(are_refused ? 1 : 0); }
   int open_comms() const { return call<int (*)()>("fake_nccl_open_comms")(); }
 
  private:
@@ -41,7 +42,7 @@ class FakeNccl {
 
 class NcclTest : public ::testing::TestWithParam<int> {
  protected:
-  void TearDown() override { fake_.set_async_error(0), fake_.hold_aborts(false); }
+  void TearDown() override { fake_.set_async_error(0), fake_.hold_aborts(false), fake_.refuse_ranks(false); }
 
   std::vector<std::unique_ptr<Communicator>> make(int world, NcclOptions options = {}) {
     options.library = FAKE_NCCL;
@@ -161,6 +162,22 @@ TEST_F(NcclFaults, NobodyWaitsForAnAbort) {
   fake_.hold_aborts(false);
   aborting.join();
   EXPECT_EQ(fake_.open_comms(), 1);
+}
+
+TEST_F(NcclFaults, ARankThatIsRefusedSaysWhy) {
+  fake_.refuse_ranks(true);
+  Socket listener = listen_at("127.0.0.1", 0);
+  BootstrapOptions joining;
+  joining.place.world = 1, joining.place.port = port_of(listener), joining.secret = "a secret of the ranks";
+  Bootstrap bootstrap(joining, nullptr, nullptr, std::move(listener));
+  NcclOptions options;
+  options.library = FAKE_NCCL;
+  try {
+    make_nccl(bootstrap, device::host_memory(), options);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("ncclCommInitRankConfig: NCCL: "));
+  }
 }
 
 TEST_F(NcclFaults, AnAsynchronousErrorEndsIt) {
