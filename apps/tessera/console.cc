@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "console.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -18,13 +20,13 @@ int g_result_errno = 0;  // of the first failure; one stdout, so one of these
 }  // namespace
 
 void print_note(std::string_view message) {
-  std::fwrite(message.data(), 1, message.size(), stderr);
-  std::fputc('\n', stderr);
+  // In one write: ranks of one machine share the stream.
+  const std::string line = fmt::format("{}\n", message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
 void print_error(std::string_view message) {
-  std::fputs("tessera: ", stderr);
-  print_note(printable(message, kMaxLineBytes));
+  print_note(fmt::format("tessera: {}", printable(message, kMaxLineBytes)));
 }
 
 bool print_result(std::string_view text) {

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "base/error.h"
@@ -28,6 +29,8 @@ extern char** environ;
 namespace tessera::app {
 
 namespace {
+
+constexpr double kKilledSeconds = 1;
 
 constexpr const char* kSecretName = "rank-secret";
 constexpr std::string_view kDescriptors = "/dev/fd/";
@@ -115,6 +118,7 @@ bool RankProcesses::has_ended(Process& process) noexcept {
 }
 
 std::string RankProcesses::fault() {
+  const std::lock_guard lock(lock_);
   for (Process& process : processes_) {
     if (!has_ended(process)) continue;
     const int status = process.status;
@@ -125,25 +129,30 @@ std::string RankProcesses::fault() {
   return "";
 }
 
-void RankProcesses::end(double seconds) noexcept {
+bool RankProcesses::wait(double seconds) noexcept {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  const auto is_over = [&] {
-    return std::all_of(processes_.begin(), processes_.end(), [&](Process& process) { return has_ended(process); });
-  };
-  while (!is_over() && std::chrono::steady_clock::now() < deadline) {
+  while (true) {
+    {
+      const std::lock_guard lock(lock_);
+      int num_left = 0;
+      for (Process& process : processes_) num_left += has_ended(process) ? 0 : 1;
+      if (num_left == 0) return true;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  for (Process& process : processes_) {
-    if (has_ended(process)) continue;
-    kill(process.id, SIGKILL);
-    waitpid(process.id, &process.status, 0);
-    process.id = 0;
   }
 }
 
-void RankProcesses::abandon() const noexcept {
-  for (const Process& process : processes_) {
-    if (process.id != 0) kill(process.id, SIGKILL);
+void RankProcesses::end(double seconds) noexcept {
+  if (wait(seconds)) return;
+  abandon();
+  wait(kKilledSeconds);
+}
+
+void RankProcesses::abandon() noexcept {
+  const std::lock_guard lock(lock_);
+  for (Process& process : processes_) {
+    if (!has_ended(process)) kill(process.id, SIGKILL);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 // The further ranks of a program that starts its own: processes of the same program with the same arguments.
 #include <sys/types.h>
+#include <mutex>
 
 #include <cstdint>
 #include <optional>
@@ -26,10 +27,11 @@ class RankProcesses final : public comm::JoinWatch {
   // outlive_rank_0().
   void start(const std::string& verb, int world, int port, const std::string& secret);
   std::string fault() override;
-  // Waits until all have ended, at most so long; then ends those that are left.
+  // Waits until all have ended, at most so long; then kills those that are left, and waits a second for them: one whose
+  // GPU is lost may be inside the driver, where no signal reaches it. From any thread, once they were started.
   void end(double seconds) noexcept;
-  // Ends them without waiting. From any thread, once they were started.
-  void abandon() const noexcept;
+  // Kills them without waiting. From any thread, once they were started.
+  void abandon() noexcept;
 
  private:
   struct Process {
@@ -37,7 +39,10 @@ class RankProcesses final : public comm::JoinWatch {
     pid_t id;  // 0: has ended
     int status = 0;
   };
-  bool has_ended(Process& process) noexcept;
+  bool has_ended(Process& process) noexcept;  // lock_ held
+  // Whether all had ended in time.
+  bool wait(double seconds) noexcept;
+  std::mutex lock_;  // a number belongs to another process as soon as its end has been asked for
   std::vector<Process> processes_;
   int world_ = 0;
 };

@@ -76,7 +76,7 @@ class Ranks final : public comm::LossSink {
   }
 
   // Ends the ranks that this one started, for a program that ends without waiting for them. From any thread.
-  void abandon() const noexcept { others_.abandon(); }
+  void abandon() noexcept { others_.abandon(); }
 
   void lost(int rank, const std::string& message) override;
 
