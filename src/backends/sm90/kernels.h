@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What backend.cc lists: linear maps with packed weights and experts with NVFP4's on Hopper, of which many tokens take
-// wgmma kernels, few the portable backend's, and both give the same bits (wide_sums.cuh); and attention.
+// What backend.cc lists: linear maps with packed weights and experts with NVFP4's on Hopper, by kernels for one
+// token, few, chunks and many (sum_plans.h), or the portable backend's, which all give the same bits (wide_sums.cuh);
+// and attention.
 #include <string>
 
 #include "ops/backend.h"

@@ -24,7 +24,7 @@ struct ChunkedMaps {
 };
 
 int64_t linear_chunks_workspace(std::span<const ops::Linear::Desc> maps, int64_t max_tokens);
-// By tiles of so many tokens. For maps and numbers of tokens that chunks_fit() (sum_plans.h).
+// By tiles of so many tokens. For maps and numbers of tokens up to most_chunk_tokens() (sum_plans.h).
 void linear_chunks(const ChunkedMaps& all, int32_t tile_tokens, device::Queue& queue);
 
 }  // namespace tessera::backends::sm90

@@ -252,7 +252,7 @@ inline bool has_wide_tiles(const ops::GroupedLinear::Desc& desc) {
   return desc.in % cuda_common::PackedNvfp4::kColumns == 0 && desc.out % cuda_common::PackedNvfp4::kRows == 0;
 }
 
-// By the rows that are expected, of at most num_rows; limits are those of the experts.
+// By the rows that are expected, of at most num_rows. Limits are those that experts had; of groups they were not timed.
 inline ExpertKernels grouped_kernels(const ops::GroupedLinear::Desc& desc, int64_t num_rows, int64_t expected_rows,
                                      int64_t multiprocessors) {
   constexpr int64_t kManyRows = 6, kFewestTeams = 2;  // of a group; tiles to a team
