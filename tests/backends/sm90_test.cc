@@ -419,39 +419,66 @@ TEST_F(HopperRingTest, Experts) {
   check(2048, 512, 0, 3, 2, 1, 3);  // several rounds
 }
 
-// Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has three of four experts.
-// TESSERA_ROUTINGS says how many (10,000 for the record of an H200).
+// What routings are drawn for: experts of one size, of which this rank has some.
+struct RoutedShape {
+  int64_t hidden, inner, num_experts, first, num_local, most_tokens;
+};
+
+// Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has some experts; inputs in
+// every mode. TESSERA_ROUTINGS says how many (10,000 for the record of an H200).
 TEST_F(HopperSumsTest, Routings) {
   const char* wanted = std::getenv("TESSERA_ROUTINGS");
   const int num_routings = wanted != nullptr ? std::atoi(wanted) : testing::kGpuIsEmulated ? 4 : 200;
-  constexpr int64_t kMostTokens = 150, kExperts = 16, kTopK = 6;
-  const ops::MoeExperts::Desc desc{.hidden = 512,
-                                   .inner = 512,
-                                   .first_expert = 2,
-                                   .num_local = 12,
-                                   .top_k = kTopK,
-                                   .format = WeightFormat::kNvfp4,
-                                   .swiglu_limit = 10};
-  std::vector<testing::RandomWeight> weights;
-  for (int64_t i = 0; i < 3 * desc.num_local; ++i) {
-    weights.push_back(testing::random_weight(rng_, desc.format, 512, 512));
+  constexpr int64_t kTopK = 6, kDifferent = 36;  // matrices: experts beyond have the same ones again
+  // All kernels; few slots, which are the ring's; more slots of few than one block lists. An emulated GPU has the
+  // first.
+  const std::vector<RoutedShape> shapes = {
+      {512, 512, 16, 2, 12, 150}, {1024, 1024, 16, 2, 12, 5}, {512, 512, 256, 8, 240, 300}};
+  const ops::InputMode modes[] = {ops::InputMode::kA16, ops::InputMode::kA8, ops::InputMode::kA4};
+  struct Data {
+    std::vector<testing::RandomWeight> weights;
+    device::Tensor x;
+  };
+  std::vector<Data> data_of(testing::kGpuIsEmulated ? 1 : shapes.size());
+  for (size_t s = 0; s < data_of.size(); ++s) {
+    const RoutedShape& shape = shapes[s];
+    for (int64_t i = 0; i < kDifferent; ++i) {
+      const bool is_down = i % 3 == 2;
+      data_of[s].weights.push_back(testing::random_weight(
+          rng_, WeightFormat::kNvfp4, is_down ? shape.hidden : shape.inner, is_down ? shape.inner : shape.hidden));
+    }
+    data_of[s].x = testing::as_tensor(testing::adversarial(rng_, shape.most_tokens, shape.hidden), DType::kBF16,
+                                      {shape.most_tokens, shape.hidden});
   }
-  const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, kMostTokens, desc.hidden), DType::kBF16,
-                                              {kMostTokens, desc.hidden});
   struct Packed {
     std::vector<testing::VariantWeight> weights;
     std::vector<ops::WeightView> views[3];
   };
-  std::map<std::string, Packed> packed_of;  // by variant
+  std::map<std::string, Packed> packed_of;  // by variant, shape and mode
   std::set<backends::sm90::ExpertKernels> seen;
+  int num_rings = 0, num_listed = 0;
   for (int i = 0; i < num_routings && !HasFailure(); ++i) {
-    const int64_t most = testing::kGpuIsEmulated ? 20 : i % 8 == 0 ? kMostTokens : 30;
+    const size_t s = testing::kGpuIsEmulated ? 0 : i % 4 == 1 ? 1 : i % 16 == 2 ? 2 : 0;
+    const RoutedShape& shape = shapes[s];
+    const ops::MoeExperts::Desc desc{.hidden = shape.hidden,
+                                     .inner = shape.inner,
+                                     .first_expert = shape.first,
+                                     .num_local = shape.num_local,
+                                     .top_k = kTopK,
+                                     .format = WeightFormat::kNvfp4,
+                                     .input = modes[rng_.below(3)],
+                                     .swiglu_limit = 10};
+    const int64_t most = std::min<int64_t>(shape.most_tokens, testing::kGpuIsEmulated ? 20
+                                                              : s == 0 && i % 8 != 0  ? 30
+                                                                                      : 300);
     const int64_t num_tokens = 1 + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(most)));
-    SCOPED_TRACE("routing " + std::to_string(i) + ", " + std::to_string(num_tokens) + " tokens");
-    std::vector<int32_t> order(kExperts);
+    SCOPED_TRACE("routing " + std::to_string(i) + ", " + desc.to_string() + ", " + std::to_string(num_tokens) +
+                 " tokens");
+    const auto num_experts = static_cast<uint64_t>(shape.num_experts);
+    std::vector<int32_t> order(num_experts);
     std::iota(order.begin(), order.end(), 0);
     for (size_t e = order.size(); e > 1; --e) std::swap(order[e - 1], order[rng_.below(e)]);
-    const uint64_t popular = kTopK + rng_.below(kExperts - kTopK + 1);  // experts that are chosen at all
+    const uint64_t popular = kTopK + rng_.below(num_experts - kTopK + 1);  // experts that are chosen at all
     std::vector<int32_t> ids;
     std::vector<float> routing;
     for (int64_t t = 0; t < num_tokens; ++t) {
@@ -461,21 +488,33 @@ TEST_F(HopperSumsTest, Routings) {
       ids.insert(ids.end(), chosen.begin(), chosen.begin() + kTopK);
       for (int64_t k = 0; k < kTopK; ++k) routing.push_back(rng_.below(20) == 0 ? 0 : rng_.uniform());
     }
-    seen.insert(backends::sm90::expert_kernels(desc, num_tokens, kMultiprocessors));
+    const backends::sm90::ExpertKernels kernels = backends::sm90::expert_kernels(desc, num_tokens, kMultiprocessors);
+    seen.insert(kernels);
+    if (backends::sm90::uses_ring(desc, num_tokens, kMultiprocessors)) ++num_rings;
+    if (kernels == backends::sm90::ExpertKernels::kFew && num_tokens * kTopK > backends::sm90::kMostFewSlots) {
+      ++num_listed;
+    }
     Outputs outputs;
     testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
       const std::string name = variant.name;
       if (!testing::is_on_gpu(variant) || (name != "wgmma" && name != "packed")) return;
-      Packed& packed = packed_of[name];
-      for (size_t w = packed.weights.size(); w < weights.size(); ++w) {
-        packed.weights.push_back(testing::weight_for(variant, desc, weights[w].view));
+      Packed& packed = packed_of[name + std::to_string(s) + std::to_string(static_cast<int>(desc.input))];
+      const Data& data = data_of[s];
+      for (size_t w = packed.weights.size(); w < data.weights.size(); ++w) {
+        packed.weights.push_back(testing::weight_for(variant, desc, data.weights[w].view));
         packed.views[w % 3].push_back(packed.weights.back().view);
       }
-      outputs[name] = testing::run_experts(variant, desc, {x, ids, routing}, packed.views, 0, num_tokens, 1);
+      for (std::vector<ops::WeightView>& views : packed.views) {
+        while (std::ssize(views) < desc.num_local) views.push_back(views[views.size() - kDifferent / 3]);
+      }
+      outputs[name] = testing::run_experts(variant, desc, {data.x, ids, routing}, packed.views, 0, num_tokens, 1);
     });
     expect_same(outputs);
   }
-  if (num_routings >= 200) EXPECT_EQ(seen.size(), 3u);
+  if (num_routings < 200) return;
+  EXPECT_EQ(seen.size(), 3u);
+  EXPECT_GT(num_rings, 0);
+  EXPECT_GT(num_listed, 0);
 }
 
 }  // namespace
