@@ -17,7 +17,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include "base/error.h"
@@ -31,7 +30,6 @@ namespace tessera::app {
 namespace {
 
 constexpr double kKilledSeconds = 1;
-
 constexpr const char* kSecretName = "rank-secret";
 constexpr std::string_view kDescriptors = "/dev/fd/";
 

@@ -2,9 +2,9 @@
 #pragma once
 // The further ranks of a program that starts its own: processes of the same program with the same arguments.
 #include <sys/types.h>
-#include <mutex>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
