@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/strings.h"
+#include "server/http/reply_head.h"
 #include "server/loading.h"
 
 namespace tessera::server::http {
@@ -46,22 +47,12 @@ constexpr std::string_view kBroken =
     "Content-Length: 97\r\n\r\n"
     R"({"error":{"message":"internal error","type":"server_error","param":null,"code":"internal_error"}})";
 
-std::string_view status_text(int status) {
-  return {field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).data(),
-          field_of::obsolete_reason(field_of::int_to_status(static_cast<unsigned>(status))).size()};
-}
-
 ApiError header_too_large(uint64_t limit) {
   return http_error(431, "header_too_large", fmt::format("header: expected at most {} bytes, found more", limit));
 }
 
 ApiError timed_out(double seconds) {
   return http_error(504, "timeout", fmt::format("answer: expected within {} s, found more to say", seconds));
-}
-
-// The second is what OpenAI's clients look for first.
-std::string retry_fields(int64_t seconds) {
-  return fmt::format("Retry-After: {}\r\nretry-after-ms: {}\r\n", seconds, seconds * 1000);
 }
 
 std::string_view methods_of(const Route& route) {
@@ -482,7 +473,8 @@ asio::awaitable<bool> Connection::serve_one() {
 }
 
 asio::awaitable<bool> Connection::send_whole(const RequestHead& head, const Route& route, const ReplyPart& whole) {
-  std::string out = head_text(head, *whole.head, whole.text.size());
+  std::string out =
+      head_text(head, *whole.head, whole.text.size(), keeps_alive(head, *whole.head), shared_.options.cors_origin);
   if (head.method != "HEAD") out += whole.text;
   shared_.figures.add_answered(route.path, whole.head->status);
   note(head, whole.head->status);
@@ -513,7 +505,7 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
         co_return is_written;
       }
       counted.emplace(shared_.figures);
-      out = head_text(head, *part.head, 0);
+      out = head_text(head, *part.head, 0, keeps_alive(head, *part.head), options.cors_origin);
       shared_.figures.add_answered(route.path, part.head->status);
       note(head, part.head->status);
     }
@@ -549,42 +541,8 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
   }
 }
 
-std::string Connection::common_fields(const RequestHead& head, bool keeps_alive) const {
-  std::string out = date_field();
-  out += fmt::format("X-Request-Id: {}\r\nX-Content-Type-Options: nosniff\r\nConnection: {}\r\n", head.request_id,
-                     keeps_alive ? "keep-alive" : "close");
-  // Where Anthropic's clients look for it.
-  if (error_style(head.path) == ErrorStyle::kAnthropic) out += fmt::format("request-id: {}\r\n", head.request_id);
-  if (!shared_.options.cors_origin.empty()) {
-    out += fmt::format(
-        "Access-Control-Allow-Origin: {}\r\nVary: Origin\r\n"
-        "Access-Control-Expose-Headers: X-Request-Id, request-id, Retry-After, retry-after-ms\r\n",
-        shared_.options.cors_origin);
-  }
-  return out;
-}
-
-std::string Connection::head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const {
-  const bool keeps_alive = head.keeps_alive && !shared_.is_draining && !(reply.is_stream && head.is_old);
-  std::string out = fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\n", reply.status, status_text(reply.status),
-                                reply.content_type);
-  out += common_fields(head, keeps_alive);
-  if (reply.retry_after_seconds > 0) {
-    out += retry_fields(reply.retry_after_seconds);
-  }
-  if (reply.content_type.starts_with("text/html")) {
-    out +=
-        "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n";
-  }
-  if (reply.is_stream) {
-    out += "Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n";
-    if (!head.is_old) out += "Transfer-Encoding: chunked\r\n";
-  } else {
-    out += fmt::format("Content-Length: {}\r\n", length);
-  }
-  out += "\r\n";
-  return out;
+bool Connection::keeps_alive(const RequestHead& head, const ReplyHead& reply) const {
+  return head.keeps_alive && !shared_.is_draining && !(reply.is_stream && head.is_old);
 }
 
 asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError& error, bool keeps_alive) {
@@ -607,8 +565,8 @@ asio::awaitable<bool> Connection::refuse(const RequestHead& head, const ApiError
   if (error.status == 405 && route != nullptr) extra = fmt::format("Allow: {}\r\n", methods_of(*route));
   const std::string out =
       fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\n{}{}Content-Length: {}\r\n\r\n{}", error.status,
-                  status_text(error.status), common_fields(now, keeps_alive), extra, body.size(),
-                  head.method == "HEAD" ? "" : body);
+                  status_text(error.status), common_fields(now, keeps_alive, shared_.options.cors_origin), extra,
+                  body.size(), head.method == "HEAD" ? "" : body);
   const bool is_written = co_await write(out);
   co_return is_written&& keeps_alive;
 }
@@ -619,7 +577,8 @@ asio::awaitable<bool> Connection::preflight(const RequestHead& head) {
   const std::string out = fmt::format(
       "HTTP/1.1 204 No Content\r\n{}Access-Control-Allow-Methods: GET, POST\r\nAccess-Control-Allow-Headers: {}\r\n"
       "Access-Control-Max-Age: 600\r\n\r\n",
-      common_fields(head, head.keeps_alive && !head.has_body), allowed_fields(head.wanted_fields));
+      common_fields(head, head.keeps_alive && !head.has_body, shared_.options.cors_origin),
+      allowed_fields(head.wanted_fields));
   const bool is_written = co_await write(out);
   co_return is_written&& head.keeps_alive && !head.has_body;
 }

@@ -62,14 +62,13 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   asio::awaitable<bool> read_body(Parser& parser, const RequestHead& head, BodyPieces& body);
   asio::awaitable<bool> send_whole(const RequestHead& head, const Route& route, const ReplyPart& whole);
   asio::awaitable<bool> send_parts(const RequestHead& head, const Route& route, Exchange& exchange);
-  std::string head_text(const RequestHead& head, const ReplyHead& reply, size_t length) const;
+  bool keeps_alive(const RequestHead& head, const ReplyHead& reply) const;
   asio::awaitable<bool> refuse(const RequestHead& head, const ApiError& error, bool keeps_alive);
   asio::awaitable<bool> preflight(const RequestHead& head);
   asio::awaitable<bool> more();
   asio::awaitable<void> ring(double seconds);
   asio::awaitable<bool> write(std::string_view bytes);
   asio::awaitable<void> linger();
-  std::string common_fields(const RequestHead& head, bool keeps_alive) const;
   std::optional<ApiError> find_fault(Parser& parser, const RequestHead& head, const Route* route, Caller& caller,
                                      bool& breaks) const;
   std::optional<ApiError> find_foreign(const RequestHead& head) const;
