@@ -23,6 +23,7 @@
 #include "device/device_choice.h"
 #include "model_flags.h"
 #include "ops/planner.h"
+#include "record_head.h"
 #include "usage.h"
 #include "verb.h"
 
@@ -49,11 +50,9 @@ void add_ceilings(const bench::Ceilings& ceilings, nlohmann::ordered_json& out) 
   out["unstable"] = ceilings.unstable();
 }
 
-nlohmann::ordered_json json_of(const bench::Report& report, const std::string& mode) {
-  nlohmann::ordered_json out = {{"cpu", device::probe_machine().cpu_name},
-                                {"device", report.device},
-                                {"threads", report.num_threads},
-                                {"mode", mode}};
+nlohmann::ordered_json json_of(const bench::Report& report, const std::string& mode, const std::string& device_flag) {
+  nlohmann::ordered_json out = record_head("tessera bench ops", device_flag);
+  out.update({{"device", report.device}, {"threads", report.num_threads}, {"mode", mode}});
   add_ceilings(report.ceilings, out);
   out["rows"] = nlohmann::ordered_json::array();
   for (const bench::Row& row : report.rows) {
@@ -245,7 +244,7 @@ class Bench final : public Verb {
                                row.is_implausible(all.ceilings) ? '!' : ' ', text_bar(row.share(all.ceilings), 20)));
     });
     if (is_json_) {
-      print_result(json_of(report, mode_).dump() + "\n");
+      print_result(json_of(report, mode_, options_.device).dump() + "\n");
     } else {
       for (const std::string& note : bench::report_notes(report)) print_result(note + "\n");
     }
@@ -312,11 +311,9 @@ class Bench final : public Verb {
                                                   : fmt::format("{} of {}", model_options_.device, machine.cpu_name)));
     }
     if (!is_json_) return kExitOk;
-    nlohmann::ordered_json out = {{"cpu", machine.cpu_name},
-                                  {"device", model_options_.device},
-                                  {"threads", threads},
-                                  {"mode", mode_},
-                                  {"variants", report.variants}};
+    nlohmann::ordered_json out = record_head("tessera bench model", model_options_.device);
+    out.update(
+        {{"device", model_options_.device}, {"threads", threads}, {"mode", mode_}, {"variants", report.variants}});
     if (is_synthetic) {
       out["synthetic"] = json_of(model_options_.synthetic, report.synthetic);
       out["synthetic"]["dense"] = to_string(model_options_.dense);

@@ -9,8 +9,8 @@
 #include "base/plot.h"
 #include "base/strings.h"
 #include "console.h"
-#include "device/machine.h"
 #include "model_flags.h"
+#include "record_head.h"
 
 namespace tessera::app {
 
@@ -22,16 +22,16 @@ std::string ceilings_of(const bench::LayerReport& report) {
 }
 
 nlohmann::ordered_json json_of(const bench::LayerReport& report, const bench::LayerOptions& options) {
-  nlohmann::ordered_json out = {{"shape", options.shape},
-                                {"cpu", device::probe_machine().cpu_name},
-                                {"device", report.device},
-                                {"threads", report.num_threads},
-                                {"mode", to_string(options.load.precision.input)},
-                                {"dense", ops::to_string(options.dense)},
-                                {"context", report.context},
-                                {"read_gbs", report.ceilings.read_gbs.best},
-                                {"copy_gbs", report.ceilings.copy_gbs.best},
-                                {"rows", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json out = record_head("tessera bench layer", options.device);
+  out.update({{"shape", options.shape},
+              {"device", report.device},
+              {"threads", report.num_threads},
+              {"mode", to_string(options.load.precision.input)},
+              {"dense", ops::to_string(options.dense)},
+              {"context", report.context},
+              {"read_gbs", report.ceilings.read_gbs.best},
+              {"copy_gbs", report.ceilings.copy_gbs.best},
+              {"rows", nlohmann::ordered_json::array()}});
   for (const bench::KindRows& kind : report.kinds) {
     for (const bench::LayerRow& row : kind.rows) {
       out["rows"].push_back({{"kind", kind.kind},

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +18,7 @@
 #include "interrupt.h"
 #include "own_server.h"
 #include "progress_bar.h"
+#include "record_head.h"
 #include "usage.h"
 #include "verb.h"
 
@@ -67,13 +67,6 @@ nlohmann::ordered_json json_of(const bench::LoadSummary& one) {
           {"whole_answer_seconds", json_of(one.whole)},
           {"refusal_seconds", json_of(one.refusal)},
           {"samples", {{"first_token_seconds", one.first_token.seconds}, {"whole_answer_seconds", one.whole.seconds}}}};
-}
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm parts{};
-  gmtime_r(&now, &parts);
-  return fmt::format("{:04}-{:02}-{:02}", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday);
 }
 
 }  // namespace
@@ -173,23 +166,19 @@ std::string BenchServe::description(const std::string& model) const {
 
 void BenchServe::print_json(const std::vector<bench::LoadSummary>& summaries, const std::string& url,
                             const std::string& model) const {
-  const device::Machine machine = device::probe_machine();
-  nlohmann::ordered_json out = {{"what", "tessera bench serve"},
-                                {"commit", TESSERA_COMMIT},
-                                {"date", today()},
-                                {"machine", {{"cpu", machine.cpu_name}, {"cores", machine.num_cores}}},
-                                {"server", url_.empty() ? "started for this, on the same machine" : url},
-                                {"serve_flags", serve_flags_},
-                                {"model", model},
-                                {"prompt_tokens", prompt_tokens_},
-                                {"output_tokens", output_tokens_},
-                                {"shared_prefix", workload_.shared_prefix},
-                                {"prompts", workload_.prompts_file},
-                                {"max_token_id", workload_.max_token_id},
-                                {"seed", workload_.seed},
-                                {"requests", limits_.num_requests},
-                                {"seconds", limits_.seconds},
-                                {"rows", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json out = record_head("tessera bench serve", "cpu");
+  out.update({{"server", url_.empty() ? "started for this, on the same machine" : url},
+              {"serve_flags", serve_flags_},
+              {"model", model},
+              {"prompt_tokens", prompt_tokens_},
+              {"output_tokens", output_tokens_},
+              {"shared_prefix", workload_.shared_prefix},
+              {"prompts", workload_.prompts_file},
+              {"max_token_id", workload_.max_token_id},
+              {"seed", workload_.seed},
+              {"requests", limits_.num_requests},
+              {"seconds", limits_.seconds},
+              {"rows", nlohmann::ordered_json::array()}});
   for (const bench::LoadSummary& one : summaries) out["rows"].push_back(json_of(one));
   print_result(out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }

@@ -11,10 +11,9 @@
 #include "base/atomic_file.h"
 #include "base/strings.h"
 #include "bench/shapes/published.h"
-#include "commit.h"
 #include "console.h"
 #include "device/device_choice.h"
-#include "device/machine.h"
+#include "record_head.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -55,23 +54,21 @@ void add_samples(const bench::Samples& samples, ordered_json& out) {
 }
 
 ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
-  ordered_json out = {{"what", "tessera bench model"},
-                      {"commit", TESSERA_COMMIT},
-                      {"cpu", device::probe_machine().cpu_name},
-                      {"device", report.device},
-                      {"ranks", ranks.world()},
-                      {"split", ranks.is_alone() ? "" : ranks.split().name},
-                      {"mode", bench.model.mode},
-                      {"shape", bench.options.shape},
-                      {"dense", ops::to_string(bench.options.dense)},
-                      {"layers", report.num_layers},
-                      {"all_layers", report.all_layers},
-                      {"step_tokens", bench.options.load.max_step_tokens},
-                      {"weight_bytes_of_a_rank", report.weight_bytes},
-                      {"make_seconds", report.make_seconds},
-                      {"variants", report.variants},
-                      {"rows", ordered_json::array()},
-                      {"sums", ordered_json::array()}};
+  ordered_json out = record_head("tessera bench model", bench.options.device);
+  out.update({{"device", report.device},
+              {"ranks", ranks.world()},
+              {"split", ranks.is_alone() ? "" : ranks.split().name},
+              {"mode", bench.model.mode},
+              {"shape", bench.options.shape},
+              {"dense", ops::to_string(bench.options.dense)},
+              {"layers", report.num_layers},
+              {"all_layers", report.all_layers},
+              {"step_tokens", bench.options.load.max_step_tokens},
+              {"weight_bytes_of_a_rank", report.weight_bytes},
+              {"make_seconds", report.make_seconds},
+              {"variants", report.variants},
+              {"rows", ordered_json::array()},
+              {"sums", ordered_json::array()}});
   for (const bench::StepRow& row : report.rows) {
     ordered_json one = {{"step", row.is_prompt ? "prompt" : "decode"},
                         {"context", row.context},

@@ -8,11 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/atomic_file.h"
-#include "commit.h"
 #include "console.h"
 #include "device/device_choice.h"
-#include "device/machine.h"
 #include "model_flags.h"
+#include "record_head.h"
 
 namespace tessera::app {
 
@@ -49,16 +48,15 @@ ordered_json json_of(const bench::TargetRow& row) {
 
 ordered_json json_of(const bench::TargetReport& report, const bench::TargetOptions& options) {
   const bench::Ceilings& ceilings = report.ceilings;
-  ordered_json out = {{"what", options.is_small ? "tessera bench targets --small" : "tessera bench targets"},
-                      {"commit", TESSERA_COMMIT},
-                      {"cpu", device::probe_machine().cpu_name},
-                      {"device", report.device},
-                      {"mode", "a16"},
-                      {"read_gbs", ceilings.read_gbs.best},
-                      {"copy_gbs", ceilings.copy_gbs.best},
-                      {"mma_bf16_gflops", ceilings.mma_gflops.best},
-                      {"seconds", report.seconds},
-                      {"rows", ordered_json::array()}};
+  ordered_json out =
+      record_head(options.is_small ? "tessera bench targets --small" : "tessera bench targets", options.device);
+  out.update({{"device", report.device},
+              {"mode", "a16"},
+              {"read_gbs", ceilings.read_gbs.best},
+              {"copy_gbs", ceilings.copy_gbs.best},
+              {"mma_bf16_gflops", ceilings.mma_gflops.best},
+              {"seconds", report.seconds},
+              {"rows", ordered_json::array()}});
   for (const bench::TargetRow& row : report.rows) out["rows"].push_back(json_of(row));
   return out;
 }

@@ -15,6 +15,7 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "console.h"
+#include "parse_fault.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -58,20 +59,6 @@ std::string environment_help() {
   for (const EnvVariable& variable : env_variables())
     text += fmt::format("  {:<22} {}\n", variable.name, variable.meaning);
   return text;
-}
-
-// What CLI11 says, and which help to ask for.
-std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
-  std::string verb;  // as far as it was understood: bench serve, say
-  for (std::vector<CLI::App*> named = app.get_subcommands(); !named.empty(); named = named.front()->get_subcommands()) {
-    verb += named.front()->get_name() + ' ';
-  }
-  if (!verb.empty()) return fmt::format("{} (try tessera {}--help)", error.what(), verb);
-  std::vector<std::string> names;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
-    names.push_back(verb->get_name());
-  }
-  return fmt::format("{}; verbs: {} (try tessera --help)", error.what(), fmt::join(names, ", "));
 }
 
 // A result that did not reach stdout is a failure, whatever the verb thought.
@@ -143,7 +130,7 @@ int run(int argc, char** argv) {
     print_what_was_asked(app, request);
     return with_written_results(kExitOk);
   } catch (const CLI::ParseError& error) {
-    print_error(usage_message(app, error));
+    print_error(parse_fault(app, error));
     return kExitUsage;
   }
   for (const auto& verb : verbs) {

@@ -34,7 +34,7 @@ class BenchServe(ProgramTest):
         report = json.loads(result.stdout)
         self.assertEqual(report['model'], MODEL.name)
         self.assertEqual(report['serve_flags'], ['--max-running', '2'])
-        for field in ('commit', 'date', 'machine', 'seed', 'prompt_tokens'):
+        for field in ('commit', 'date', 'command', 'cpu', 'seed', 'prompt_tokens'):
             self.assertIn(field, report)
         self.assertEqual([row['load'] for row in report['rows']], ['50 requests/s', '1 at a time', '2 at a time'])
         for row in report['rows']:

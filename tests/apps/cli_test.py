@@ -375,6 +375,15 @@ class Cli(ProgramTest):
             with self.subTest(arguments=arguments):
                 self.check_error(run(*arguments), 2, part)
 
+    def test_misspelt_flags_are_named_alone(self):
+        for words, flag, similar in ((('generate', '--modle', 'x', 'hi'), '--modle', '--model'), (('generate', 'hi', '--max-tokns=5'), '--max-tokns', '--max-tokens'),
+                                     (('serve', '--prot', '80'), '--prot', '--port'), (('bench', 'ops', '--secnds', '1'), '--secnds', '--seconds')):
+            result = run(*words)
+            self.check_error(result, 2, f'unknown flag {flag}, did you mean {similar}? (try tessera ')
+        result = run('generate', '--frobnicate', 'hi')
+        self.check_error(result, 2, 'unknown flag --frobnicate (try tessera generate --help)')
+        self.check_error(run('genrate', 'hi'), 2, 'genrate', 'verbs: generate, chat')
+
     def test_invalid_utf8_and_long_prompts(self):
         self.check_error(run('generate', '-', stdin=b'a\xff'), 2, 'UTF-8')
         self.check_error(run('generate', '-', stdin=b''), 2, 'prompt')
