@@ -39,7 +39,7 @@ PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
       ->type_name("Nxh100|h200|b200|b300|rtx6000|gb10");
   c.add_option("--model", model_, "flash, pro, or a model's folder [flash]")->type_name("flash|pro|DIR");
   c.add_option("--context", context_, "Tokens of each sequence, as in 128k [8k]")->transform(size)->type_name("N");
-  c.add_option("--batch", load_.sequences, "Sequences at once [1]")->type_name("N");
+  c.add_option("--batch", load_.sequences, "Sequences at once [1]")->transform(size)->type_name("N");
   add_dense_flag(c, dense_, "fp8; a folder's weights as they are");
   c.add_option("--step-tokens", load_.step_tokens, "Most tokens of a step [4k]")->transform(size)->type_name("N");
   c.add_option("--json", json_file_, "Every figure of every plan, into this file")->type_name("FILE");

@@ -22,7 +22,7 @@ constexpr int64_t kMostStepTokens = 65536;
 [[noreturn]] void fail_gpus(std::string_view text) {
   std::string names;
   for (const Target& target : targets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
-  fail(ErrorCode::kInvalidArgument, fmt::format("GPUs: expected 1 to {} of one of {}, as in 8xh200, found \"{}\"",
+  fail(ErrorCode::kInvalidArgument, fmt::format("--gpus: expected 1 to {} of one of {}, as in 8xh200, found \"{}\"",
                                                 kMostGpus, names, printable(text, 60)));
 }
 
@@ -31,9 +31,9 @@ void check_load(const model::Config& config, const ServingLoad& load) {
     if (value >= 1 && value <= most) return;
     fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected 1 to {}{}, found {}", what, most, note, value));
   };
-  check("context", load.context, config.max_positions, ", the model's limit");
-  check("tokens of a step", load.step_tokens, kMostStepTokens, "");
-  check("batch", load.sequences, load.step_tokens, ", the tokens of a step");
+  check("--context", load.context, config.max_positions, ", the model's limit");
+  check("--step-tokens", load.step_tokens, kMostStepTokens, "");
+  check("--batch", load.sequences, load.step_tokens, ", the tokens of a step (--step-tokens)");
 }
 
 // Memory alone.
@@ -65,7 +65,7 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
   const Candidate& best = plan.best();
   const uint64_t capacity = plan.capacity_bytes();
   std::vector<std::string> advice;
-  if (best.room > 0) advice.push_back(fmt::format("--batch {}: as many sequences of this context fit", best.room));
+  if (best.room > 0) advice.push_back(fmt::format("try --batch {}: as many sequences of this context fit", best.room));
   // The longest context at which all sequences fit.
   const auto fits_at = [&](int64_t tokens) {
     const uint64_t one =
@@ -81,20 +81,20 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
       high = middle - 1;
     }
   }
-  if (low > 0) advice.push_back(fmt::format("--context {}: the longest at this batch", low * model::kPageTokens));
+  if (low > 0) advice.push_back(fmt::format("try --context {}: the longest at this batch", low * model::kPageTokens));
   ServingLoad shorter = plan.load;
   shorter.step_tokens = std::max<int64_t>(512, plan.load.sequences);
   if (shorter.step_tokens < plan.load.step_tokens && holds(model, plan.gpus.count, capacity, shorter)) {
-    advice.push_back(fmt::format("--step-tokens {}: smaller rings and work space", shorter.step_tokens));
+    advice.push_back(fmt::format("try --step-tokens {}: smaller rings and work space", shorter.step_tokens));
   }
   StoredModel smaller = model;
   std::replace(smaller.formats.begin(), smaller.formats.end(), ops::WeightFormat::kFp8Block, ops::WeightFormat::kNvfp4);
   if (smaller.formats != model.formats && holds(smaller, plan.gpus.count, capacity, plan.load)) {
-    advice.push_back("--dense nvfp4: fits (tessera convert makes such a checkpoint)");
+    advice.push_back("try --dense nvfp4: fits (tessera convert makes such a checkpoint)");
   }
   for (int64_t world = plan.gpus.count + 1; world <= kMostGpus; ++world) {
     if (!holds(model, world, capacity, plan.load)) continue;
-    advice.push_back(fmt::format("--gpus {}x{}: the fewest that hold it", world, plan.gpus.target->name));
+    advice.push_back(fmt::format("try --gpus {}x{}: the fewest that hold it", world, plan.gpus.target->name));
     break;
   }
   if (advice.empty()) advice.push_back("no machine of 8 such GPUs holds it: GPUs with more memory are needed");

@@ -56,7 +56,7 @@ std::string memory_text(const MachinePlan& plan) {
   row("sum", c.needed_bytes,
       c.fits ? fmt::format("of {}: fits, {} left", gb(capacity), gb(capacity - c.needed_bytes))
              : fmt::format("of {}: DOES NOT FIT, {} missing", gb(capacity), gb(c.needed_bytes - capacity)));
-  for (const std::string& line : plan.advice) text += fmt::format("    try {}\n", line);
+  for (const std::string& line : plan.advice) text += fmt::format("    {}\n", line);
 
   const int64_t longest = longest_room(plan), limit = plan.config.max_positions;
   text += fmt::format(

@@ -86,6 +86,31 @@ TEST(StepCost, LayersOfOneTokenAreWithinASixth) {
 
 // Up to two tokens the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds,
 // where it had two launches before.
+// All of Flash cut over two H200, no figure of which sets one of the model. docs/performance/several_gpus.md has them.
+TEST(StepCost, StepsOfTwoGpusAreWithinATenthOfTheRecord) {
+  const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-24-h200-x2-flash.json";
+  const nlohmann::json record = nlohmann::json::parse(std::ifstream(path));
+  const ParallelPlan plan{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+  const auto predicted = [&](const StepLoad& load) {
+    return step_cost(stored("flash"), plan, target_of("h200"), load).us();
+  };
+  int compared = 0;
+  for (const nlohmann::json& row : record["rows"]) {
+    const int64_t context = row["context"], sequences = row["sequences"], most = record["step_tokens"];
+    double us = 0;
+    if (row["step"] == "decode") {
+      us = predicted({sequences, 1, context - 1});
+    } else {
+      for (int64_t behind = 0; behind < context; behind += most) us += predicted({1, most, behind});
+    }
+    const double measured = row["median_us"];
+    EXPECT_GT(us, 0.9 * measured) << row["step"] << ' ' << sequences;
+    EXPECT_LT(us, 1.1 * measured) << row["step"] << ' ' << sequences;
+    ++compared;
+  }
+  EXPECT_EQ(compared, 4);
+}
+
 TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
   const auto shared = [](WeightFormat dense, int64_t sequences) {
     return part_of(step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192}), "shared expert") /
@@ -202,7 +227,7 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
   const model::StoredModel& flash = stored("flash", WeightFormat::kFp8Block);
   const MachinePlan plan = plan_machine(flash, parse_gpus("h200"), {8192, 1, 4096, {}});
   EXPECT_FALSE(plan.best().fits);
-  EXPECT_THAT(plan.advice, Contains(HasSubstr("--gpus 2xh200")));
+  EXPECT_THAT(plan.advice, Contains(HasSubstr("try --gpus 2xh200")));
   // What is advised does fit.
   const MachinePlan many = plan_machine(flash, parse_gpus("2xh200"), {131072, 2000, 4096, {}});
   EXPECT_FALSE(many.best().fits);
