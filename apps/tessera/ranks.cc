@@ -11,6 +11,7 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -38,7 +39,7 @@ namespace {
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
-constexpr double kStepTimeouts = 2;      // a rank that comes to no step is wedged after so many times its silence
+constexpr double kStepTimeouts = 1.5;    // a rank that comes to no step is wedged after so many times its silence
 constexpr size_t kNumSamples = 256;
 constexpr uint64_t kSampleBytes = 64;
 
@@ -46,7 +47,8 @@ comm::Environment launcher_variables() {
   comm::Environment found;
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK",
                            "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS",
-                           "SLURM_LOCALID", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"}) {
+                           "SLURM_LOCALID", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS",
+                           "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_NODES"}) {
     if (auto value = env_value(name)) found[name] = std::move(*value);
   }
   return found;
@@ -62,6 +64,11 @@ std::string read_secret(const std::string& path) {
   std::string secret = read_file(path, kMaxSecretBytes);
   while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
   return secret;
+}
+
+bool is_open_to_others(const std::string& path) {
+  using std::filesystem::perms;
+  return (std::filesystem::status(path).permissions() & (perms::group_all | perms::others_all)) != perms::none;
 }
 
 // config.json, every tensor's name, type, shape and place, and some bytes of some of them: two checkpoints of one
@@ -262,6 +269,11 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
+  if (!starts_others_ && !inherited && is_open_to_others(flags_.secret_file)) {
+    log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
+                                               "600)",
+                                               printable(flags_.secret_file)));
+  }
   comm::Socket listener;
   if (starts_others_) {
     listener = comm::listen_at("127.0.0.1", 0);

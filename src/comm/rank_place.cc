@@ -15,13 +15,14 @@ namespace {
 
 struct Launcher {
   const char *rank, *world, *local;
+  const char *local_world, *machines;  // ranks of this machine, or how many machines there are: what of it is said
 };
 
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK"},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", ""},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"},
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", ""},
 };
 
 int number_of(const Environment& environment, const char* name, int least, int most) {
@@ -43,10 +44,22 @@ bool says(const Environment& environment, const Launcher& launcher) {
        fmt::format("{} is set: expected {} too, found nothing", launcher.rank, launcher.world));
 }
 
+// The variable that says that ranks are on other machines too; null: none does.
+const char* of_several_machines(const Environment& environment, const Launcher& launcher, int world) {
+  if (environment.contains(launcher.local_world) && number_of(environment, launcher.local_world, 1, world) < world) {
+    return launcher.local_world;
+  }
+  if (environment.contains(launcher.machines) && number_of(environment, launcher.machines, 1, kMaxWorld) > 1) {
+    return launcher.machines;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 RankPlace place_from(const Environment& environment) {
   RankPlace place;
+  const char* elsewhere = nullptr;
   for (const Launcher& launcher : kLaunchers) {
     if (!says(environment, launcher)) continue;
     place.world = number_of(environment, launcher.world, 1, kMaxWorld);
@@ -55,11 +68,21 @@ RankPlace place_from(const Environment& environment) {
       place.local_rank = number_of(environment, launcher.local, 0, place.world - 1);
     }
     place.source = launcher.rank;
+    elsewhere = of_several_machines(environment, launcher, place.world);
     break;
   }
   if (environment.contains("MASTER_PORT")) place.port = number_of(environment, "MASTER_PORT", 1, 65535);
+  bool has_address = false;
   for (const char* name : {"LWS_LEADER_ADDRESS", "MASTER_ADDR"}) {
-    if (const auto found = environment.find(name); found != environment.end()) place.address = found->second;
+    if (const auto found = environment.find(name); found != environment.end()) {
+      place.address = found->second, has_address = true;
+    }
+  }
+  if (elsewhere != nullptr && !has_address) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("MASTER_ADDR: expected the address of rank 0's machine, since {} is {} and there are {} ranks, "
+                     "found nothing",
+                     elsewhere, printable(environment.at(elsewhere), 40), place.world));
   }
   return place;
 }

@@ -19,7 +19,8 @@ using Environment = std::map<std::string, std::string>;
 
 // The first launcher that says both rank and number of ranks: RANK and WORLD_SIZE (with LOCAL_RANK), Open MPI's,
 // SLURM's, LeaderWorkerSet's. MASTER_ADDR and MASTER_PORT hold for all; without the first LWS_LEADER_ADDRESS, then this
-// machine. Without any launcher one rank. Throws kInvalidArgument naming the variable.
+// machine, which a launcher that speaks of several does not get. Without any launcher one rank. Throws kInvalidArgument
+// naming the variable.
 RankPlace place_from(const Environment& environment);
 
 }  // namespace tessera::comm

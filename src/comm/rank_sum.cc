@@ -14,9 +14,8 @@ void sum_ranks(const void* parts, DType in, int world, int64_t stride, void* out
   }
   const bool in_bf16 = in == DType::kBF16, out_bf16 = out_type == DType::kBF16;
   for (int64_t i = 0; i < count; ++i) {
-    float sum = load_value(parts, in_bf16, i);
-    for (int r = 1; r < world; ++r) sum += load_value(parts, in_bf16, r * stride + i);
-    store_value(out, out_bf16, i, sum);
+    store_value(out, out_bf16, i,
+                sum_in_order(world, [&](int r) { return load_value(parts, in_bf16, r * stride + i); }));
   }
 }
 

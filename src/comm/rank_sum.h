@@ -21,6 +21,14 @@ TESSERA_HOST_DEVICE inline void store_value(void* data, bool is_bf16, int64_t i,
   }
 }
 
+// value_of(0) + value_of(1) + ...: the order and the type in which every communicator adds up.
+template <class ValueOf>
+TESSERA_HOST_DEVICE float sum_in_order(int world, const ValueOf& value_of) {
+  float sum = value_of(0);
+  for (int r = 1; r < world; ++r) sum += value_of(r);
+  return sum;
+}
+
 // out[i] = parts[0][i] + parts[1][i] + ... for i < count, where part r begins r * stride elements behind `parts`. Both
 // types F32 or BF16. On the queue's GPU, or on the calling thread.
 void sum_ranks(const void* parts, DType in, int world, int64_t stride, void* out, DType out_type, int64_t count,

@@ -163,9 +163,8 @@ class Tcp final : public Communicator {
   static void sum(const Parts& parts, DType in, int64_t first, int64_t count, const TensorView& out, int64_t at) {
     const bool in_bf16 = in == DType::kBF16, out_bf16 = out.dtype == DType::kBF16;
     for (int64_t i = 0; i < count; ++i) {
-      float total = load_value(parts.front().data(), in_bf16, first + i);
-      for (size_t r = 1; r < parts.size(); ++r) total += load_value(parts[r].data(), in_bf16, first + i);
-      store_value(out.data, out_bf16, at + i, total);
+      const auto value_of = [&](int r) { return load_value(parts[static_cast<size_t>(r)].data(), in_bf16, first + i); };
+      store_value(out.data, out_bf16, at + i, sum_in_order(static_cast<int>(parts.size()), value_of));
     }
   }
 

@@ -223,17 +223,18 @@ class Ranks(ProgramTest):
                 self.assertEqual((result.returncode, result.stdout), (4, b''), said)
                 self.assertRegex(said, r'tessera: caches: expected at most the .* that the weights leave .*, found .* for answers and .* for prefixes')
 
-    def launched(self, *flags_of_ranks, world=2):
+    def launched(self, *flags_of_ranks, world=2, mode=0o600):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
-            codes, said, out = self.launched_once(*flags_of_ranks, world=world)
+            codes, said, out = self.launched_once(*flags_of_ranks, world=world, mode=mode)
             if not any("can't listen at" in line for line in said[0]):
                 break
         return codes, said, out
 
-    def launched_once(self, *flags_of_ranks, world):
+    def launched_once(self, *flags_of_ranks, world, mode):
         secret = self.folder / 'secret'
         secret.write_text('a secret of these ranks\n')
+        secret.chmod(mode)
         with socket.socket() as probe:
             probe.bind(('127.0.0.1', 0))
             port = probe.getsockname()[1]
@@ -251,6 +252,12 @@ class Ranks(ProgramTest):
         self.assertEqual(codes, [0, 0], said)
         self.assertIn('"text"', out[0])
         self.assertEqual(out[1], '')
+        self.assertNotIn("the ranks' secret", ' '.join(said[0] + said[1]))
+
+    def test_a_secret_that_others_can_read_is_remarked(self):
+        codes, said, _ = self.launched((), (), mode=0o644)
+        self.assertEqual(codes, [0, 0], said)
+        self.assertIn("secret: others than its owner can read or change the ranks' secret", ' '.join(said[0]))
 
     def test_ranks_that_differ_say_in_what(self):
         codes, said, _ = self.launched(('--mode', 'a16'), ('--mode', 'a8'))

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -203,14 +201,6 @@ inline std::vector<float> expected_of(const GroupShape& shape, const CallArrays&
                               .num_tokens = call.total},
                              queue);
   return sum.floats();
-}
-
-// Which of a NaN's bits a sum keeps, no contract says.
-inline std::vector<float> with_one_nan(std::vector<float> values) {
-  for (float& value : values) {
-    if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();
-  }
-  return values;
 }
 
 }  // namespace tessera::testing

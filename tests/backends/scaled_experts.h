@@ -4,8 +4,6 @@
 // them, whatever a tensor core's sum of two rows is.
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -55,19 +53,6 @@ inline ScaledRow input_row(const uint16_t* bf16, int64_t width, float bound) {
   std::vector<float> values;
   for (int64_t k = 0; k < width; ++k) values.push_back(numeric::bf16_to_float(bf16[k]));
   return input_row(values, bound);
-}
-
-// The same bits, or both NaN: which one of those it is nobody says.
-inline ::testing::AssertionResult same_bits_or_nan(const std::vector<float>& found,
-                                                   const std::vector<float>& expected) {
-  if (found.size() != expected.size()) return ::testing::AssertionFailure() << found.size() << " values";
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const bool is_same = std::isnan(expected[i])
-                             ? std::isnan(found[i])
-                             : std::bit_cast<uint32_t>(found[i]) == std::bit_cast<uint32_t>(expected[i]);
-    if (!is_same) return ::testing::AssertionFailure() << "at " << i << ": " << found[i] << ", not " << expected[i];
-  }
-  return ::testing::AssertionSuccess();
 }
 
 // Outputs of an a4 map with BF16 inputs and outputs on the test's GPU, every array in memory of its own: on the

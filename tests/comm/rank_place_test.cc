@@ -49,6 +49,22 @@ TEST(RankPlace, TheFirstLauncherDecides) {
   EXPECT_EQ(place_from(both).source, "RANK");
 }
 
+TEST(RankPlace, SeveralMachinesNeedAnAddress) {
+  Environment mpi = {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+  EXPECT_EQ(refusal_of(mpi),
+            "MASTER_ADDR: expected the address of rank 0's machine, since OMPI_COMM_WORLD_LOCAL_SIZE is 4 and there "
+            "are 8 ranks, found nothing");
+  mpi["MASTER_ADDR"] = "node0";
+  expect_place(mpi, 5, 8, 0, "node0", 29500);
+  mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "8";
+  mpi.erase("MASTER_ADDR");
+  expect_place(mpi, 5, 8, 0, "127.0.0.1", 29500);
+  Environment slurm = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}};
+  EXPECT_THAT(refusal_of(slurm), testing::HasSubstr("SLURM_STEP_NUM_NODES is 2"));
+  slurm["SLURM_STEP_NUM_NODES"] = "1";
+  expect_place(slurm, 0, 2, 0, "127.0.0.1", 29500);
+}
+
 TEST(RankPlace, BadValuesAreNamed) {
   EXPECT_EQ(refusal_of({{"RANK", "1"}}), "RANK is set: expected WORLD_SIZE too, found nothing");
   EXPECT_EQ(refusal_of({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), "RANK: expected 0 to 1, found \"2\"");

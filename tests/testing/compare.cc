@@ -20,17 +20,36 @@ namespace tessera::testing {
                                        << found[worst] << ", expected " << expected[worst];
 }
 
-::testing::AssertionResult same_bits(std::span<const float> found, std::span<const float> expected) {
+namespace {
+
+// `is_same(found, expected)` of every element.
+template <class IsSame>
+::testing::AssertionResult all_same(std::span<const float> found, std::span<const float> expected,
+                                    const IsSame& is_same) {
   if (found.size() != expected.size()) {
     return ::testing::AssertionFailure() << found.size() << " values, expected " << expected.size();
   }
   for (size_t i = 0; i < found.size(); ++i) {
-    if (std::bit_cast<uint32_t>(found[i]) != std::bit_cast<uint32_t>(expected[i])) {
+    if (!is_same(found[i], expected[i])) {
       return ::testing::AssertionFailure()
              << "first difference at " << i << ": " << found[i] << ", expected " << expected[i];
     }
   }
   return ::testing::AssertionSuccess();
+}
+
+bool is_same_bits(float found, float expected) {
+  return std::bit_cast<uint32_t>(found) == std::bit_cast<uint32_t>(expected);
+}
+
+}  // namespace
+
+::testing::AssertionResult same_bits(std::span<const float> found, std::span<const float> expected) {
+  return all_same(found, expected, is_same_bits);
+}
+
+::testing::AssertionResult same_bits_or_nan(std::span<const float> found, std::span<const float> expected) {
+  return all_same(found, expected, [](float a, float b) { return std::isnan(b) ? std::isnan(a) : is_same_bits(a, b); });
 }
 
 }  // namespace tessera::testing

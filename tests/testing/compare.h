@@ -18,5 +18,7 @@ using verify::relative_error;
 
 // Bitwise equal; names the first difference.
 ::testing::AssertionResult same_bits(std::span<const float> found, std::span<const float> expected);
+// The same bits, or both NaN: which of one's bits a sum keeps, no contract says.
+::testing::AssertionResult same_bits_or_nan(std::span<const float> found, std::span<const float> expected);
 
 }  // namespace tessera::testing

@@ -60,7 +60,10 @@ __device__ void send_token(const RankExchangeJob& job, uint32_t call, int64_t to
     }
   }
   unsigned receivers = 0;
-  for (int i = 0; i < top_k; ++i) receivers |= 1u << (experts[i] / static_cast<int32_t>(job.num_local));
+  for (int i = 0; i < top_k; ++i) {
+    const unsigned receiver = static_cast<unsigned>(experts[i]) / static_cast<unsigned>(job.num_local);
+    if (receiver < static_cast<unsigned>(view.world)) receivers |= 1u << receiver;
+  }
   receivers &= ~(1u << view.rank);
   if (receivers == 0) return;
   const int64_t row = shape.row_slot(token);

@@ -16,9 +16,7 @@ __global__ void __launch_bounds__(kThreads)
     sum_kernel(const void* parts, bool in_bf16, int world, int64_t stride, void* out, bool out_bf16, int64_t count) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
-  float sum = load_value(parts, in_bf16, i);
-  for (int r = 1; r < world; ++r) sum += load_value(parts, in_bf16, r * stride + i);
-  store_value(out, out_bf16, i, sum);
+  store_value(out, out_bf16, i, sum_in_order(world, [&](int r) { return load_value(parts, in_bf16, r * stride + i); }));
 }
 
 }  // namespace

@@ -44,10 +44,10 @@ struct GroupedLinear {
   };
   // Everything lies in the backend's memory.
   struct Args {
-    TensorView x;                         // [num_rows, in] BF16; masked: [num_groups, max_rows, in]
+    TensorView x = {};                    // [num_rows, in] BF16; masked: [num_groups, max_rows, in]
     const int32_t* sizes = nullptr;       // offsets [num_groups + 1], or counts [num_groups]
     const WeightView* weights = nullptr;  // [num_groups] of [out, in]
-    TensorView out;                       // as x, of width out
+    TensorView out = {};                  // as x, of width out
     int64_t num_rows = 0;                 // of x; masked: num_groups * max_rows. With 8 * num_groups up to 2^31 - 1
     int64_t expected_rows = 0;            // a hint that changes no bit: of a group; 0: all there is room for
     void* workspace = nullptr;

@@ -31,9 +31,9 @@ struct Linear {
     std::string to_string() const;
   };
   struct Args {
-    TensorView x;       // [tokens, groups * in]
+    TensorView x = {};  // [tokens, groups * in]
     WeightView weight;  // [groups * out, in]
-    TensorView y;       // [tokens, groups * out]
+    TensorView y = {};  // [tokens, groups * out]
     int64_t num_tokens = 0;
     void* workspace = nullptr;
   };

@@ -31,7 +31,7 @@ struct LinearGroup {
     TensorView x;                               // [tokens, in]
     TensorView norm_weight = {};                // [in] BF16 or F32; with norm
     std::array<WeightView, kMostMaps> weights;  // [out, in]
-    std::array<TensorView, kMostMaps> y;        // [tokens, out]; with swiglu y[1] is scratch
+    std::array<TensorView, kMostMaps> y = {};   // [tokens, out]; with swiglu y[1] is scratch
     int64_t num_tokens = 0;
     void* workspace = nullptr;
   };

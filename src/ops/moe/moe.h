@@ -40,7 +40,7 @@ struct MoeExperts {
     const WeightView* w1 = nullptr;    // [num_local] of [inner, hidden]: gate
     const WeightView* w3 = nullptr;    // [num_local] of [inner, hidden]: up
     const WeightView* w2 = nullptr;    // [num_local] of [hidden, inner]: down
-    TensorView out;                    // [tokens, top_k, hidden] activation
+    TensorView out = {};               // [tokens, top_k, hidden] activation
     int64_t num_tokens = 0;
     void* workspace = nullptr;
   };
