@@ -217,11 +217,13 @@ void bench_weights(OpBench& bench, const std::string& name, const model::Config&
   map("wq_b", kNvfp4, c.num_heads * c.head_dim, c.q_lora_rank);
   map("wkv", kNvfp4, c.head_dim, d);
   map("wo_a", kNvfp4, c.o_lora_rank, c.group_width(), DType::kBF16, c.o_groups);
+  map("wo_a", kFp8Block, c.o_lora_rank, c.group_width(), DType::kBF16, c.o_groups);
   map("wo_b", kNvfp4, d, low);
   map("wo_b", kFp8Block, d, low);
   map("wo_b", kBf16, d, low);
   map("shared w1", kNvfp4, c.expert_inner, d);
   map("shared w2", kNvfp4, d, c.expert_inner);
+  map("shared w2", kFp8Block, d, c.expert_inner);
   map("indexer wq_b", kFp8Block, c.index_num_heads * c.index_head_dim, c.q_lora_rank);
   map("compressor wkv", kBf16, 2 * c.head_dim, d, DType::kF32);
   map("gate", kBf16, c.num_experts, d, DType::kF32);

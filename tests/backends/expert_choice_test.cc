@@ -73,5 +73,17 @@ TEST(ExpertChoice, HopperTakesWidthsOf128Channels) {
   EXPECT_EQ(backends::sm90::expert_kernels(desc, 4096, kMultiprocessors), backends::sm90::ExpertKernels::kPortable);
 }
 
+// The portable kernel takes 45 to 56 us for 32 tokens of wo_a in FP8, tiles of many 16 to 21 in NVFP4.
+TEST(MapChoice, HopperTakesTilesOfManyForOutputGroupsInFp8) {
+  const auto chosen = [](ops::WeightFormat format, int64_t tokens) {
+    const ops::Linear::Desc wo_a{.in = 4096, .out = 1024, .groups = 8, .format = format};
+    return backends::sm90::linear_choice(wo_a, tokens, kMultiprocessors).kernels;
+  };
+  for (const int64_t tokens : {20, 32, 64}) {
+    EXPECT_EQ(chosen(ops::WeightFormat::kFp8Block, tokens), backends::sm90::LinearKernels::kWide) << tokens;
+  }
+  EXPECT_EQ(chosen(ops::WeightFormat::kFp8Block, 16), backends::sm90::LinearKernels::kPortable);
+}
+
 }  // namespace
 }  // namespace tessera

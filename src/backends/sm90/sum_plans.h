@@ -171,9 +171,11 @@ inline double stream_us(std::span<const ops::Linear::Desc> maps, int64_t num_tok
 // Of the portable kernel of more tokens, for one map.
 inline double portable_us(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   const double least = desc.format == ops::WeightFormat::kBf16 ? 13 : 8;
-  constexpr double kFlopsPerUs = 0.8e6;  // of a multiprocessor
+  // Of a multiprocessor. FP8's groups: wo_a of 32 tokens took 45 to 56 us in six layers (docs/performance/hopper.md).
+  const bool has_fp8_groups = desc.format == ops::WeightFormat::kFp8Block && desc.groups > 1;
+  const double flops_per_us = has_fp8_groups ? 0.45e6 : 0.8e6;
   const double flops = 2.0 * static_cast<double>(desc.groups * desc.out * desc.in * num_tokens);
-  return least + flops / (kFlopsPerUs * static_cast<double>(multiprocessors));
+  return least + flops / (flops_per_us * static_cast<double>(multiprocessors));
 }
 
 // Of a map by itself. What multiplies it does not change a bit.
