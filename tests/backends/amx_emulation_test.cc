@@ -10,6 +10,7 @@
 #include "backends/cpu_common/attention.h"
 #include "backends/cpu_common/index_scores.h"
 #include "backends/emulated_variants.h"
+#include "backends/ring_attention.h"
 #include "testing/op_harness.h"
 
 namespace tessera {
@@ -205,7 +206,7 @@ TEST_F(AmxEmulationTest, ExpertsWithTiledRowsGiveTheBitsOfOneToken) {
 
 TEST_F(AmxEmulationTest, AttentionOfATokenAloneAndInABatch) {
   if (!device::probe_machine().cpu.avx512_bf16) GTEST_SKIP() << "needs AVX-512 with VBMI and BF16";
-  constexpr int64_t kTokens = 9, kEntries = 301, kSlots = 140;
+  constexpr int64_t kEntries = 301, kSlots = 140;
   const std::pair<int64_t, int64_t> shapes[] = {{512, 37}, {128, 70}, {192, 16}};
   for (const auto& [width, heads] : shapes) {
     SCOPED_TRACE(std::to_string(heads) + " heads of " + std::to_string(width));
@@ -214,49 +215,16 @@ TEST_F(AmxEmulationTest, AttentionOfATokenAloneAndInABatch) {
                                     .window = 128,
                                     .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(width))),
                                     .layout = {ops::EntryFormat::kKvFp8Bf16, width, 64}};
-    const int64_t bytes = desc.layout.entry_bytes();
-    const std::vector<float> values = testing::adversarial(rng_, kSlots + kEntries, width);
-    std::vector<uint8_t> cache(static_cast<size_t>((kSlots + kEntries) * bytes));
-    for (int64_t i = 0; i < kSlots + kEntries; ++i)
-      ops::encode_entry(desc.layout, values.data() + i * width, cache.data() + i * bytes);
-    const device::Tensor q =
-        testing::as_tensor(testing::adversarial(rng_, kTokens * heads, width), DType::kBF16, {kTokens, heads, width});
-    const int64_t positions[kTokens] = {0, 5, 30, 31, 32, 126, 127, 1001, 1002};
-    const int32_t counts[kTokens] = {0, 1, 31, 32, 33, 128, 129, kEntries, 255};
-    std::vector<float> sink(static_cast<size_t>(heads));
-    for (float& value : sink) value = rng_.normal();
-    const auto run = [&](const ops::Variant<ops::Attention>& variant, int64_t first, int64_t count, int threads) {
-      device::Queue queue(threads);
-      const device::Buffer workspace = testing::workspace_for(variant, desc, count);
-      testing::PoisonedTensor out(DType::kBF16, {count, heads, width});
-      variant.run(desc,
-                  {.q = {q.as<uint16_t>() + first * heads * width, DType::kBF16, {count, heads, width}},
-                   .positions = positions + first,
-                   .window_cache = cache.data(),
-                   .window_slots = kSlots,
-                   .entry_cache = cache.data() + kSlots * bytes,
-                   .num_entries = counts + first,
-                   .sink = sink.data(),
-                   .out = out.view(),
-                   .num_tokens = count,
-                   .workspace = workspace.data()},
-                  queue);
-      EXPECT_TRUE(out.is_guard_intact());
-      return out.floats();
-    };
-    const ops::Variant<ops::Attention> scalar{"scalar", nullptr, nullptr, nullptr, ops::attention_reference};
-    const std::vector<float> all = run(kAttention, 0, kTokens, 1);
-    EXPECT_TRUE(testing::is_close(all, run(scalar, 0, kTokens, 2), testing::kBf16Bound));
-    const auto expect_rows = [&](int64_t first, int64_t count, int threads) {
-      const size_t size = static_cast<size_t>(heads * width);
-      EXPECT_TRUE(testing::same_bits(
-          run(kAttention, first, count, threads),
-          std::span(all).subspan(static_cast<size_t>(first) * size, static_cast<size_t>(count) * size)))
-          << count << " tokens from " << first << ", " << threads << " threads";
-    };
-    for (int64_t t = 0; t < kTokens; ++t) expect_rows(t, 1, static_cast<int>(t % 2 == 0 ? 2 : 4 + t));
-    expect_rows(1, 8, 9);  // more parts than are computed at a time
-    expect_rows(0, kTokens, 3);
+    const testing::RingAttention attention(rng_, desc, kSlots, {0, 5, 30, 31, 32, 126, 127, 1001, 1002},
+                                           {0, 1, 31, 32, 33, 128, 129, kEntries, 255});
+    const int64_t tokens = attention.num_tokens();
+    const std::vector<float> all = attention.run(kAttention, 0, tokens, 1);
+    EXPECT_TRUE(testing::is_close(all, attention.reference(), testing::kBf16Bound));
+    for (int64_t t = 0; t < tokens; ++t) {
+      attention.expect_rows(kAttention, all, t, 1, static_cast<int>(t % 2 == 0 ? 2 : 4 + t));
+    }
+    attention.expect_rows(kAttention, all, 1, 8, 9);  // more parts than are computed at a time
+    attention.expect_rows(kAttention, all, 0, tokens, 3);
   }
 }
 
