@@ -396,6 +396,7 @@ def main():
             parser.error(f'--only: expected some of {", ".join(PARTS)}, found {name}')
     cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
     record = {'what': f'tools/serve_on_device.py: tessera serve --device {ARGUMENTS.device} on {MODEL}',
+              'command': sys.argv,
               'version': said_by(*ARGUMENTS.program, 'version').splitlines()[:1],
               'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
               'machine': {'cpu': cpu, 'cores': os.cpu_count(), 'load_average_at_the_start': os.getloadavg()[0],

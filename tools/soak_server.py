@@ -524,6 +524,7 @@ def conformance():
 PARTS = {'disconnects': disconnects, 'schemas': schemas, 'bodies': bodies, 'conformance': conformance, 'signals': signals, 'kills': kills, 'overload': overload, 'slow': slow, 'mixed': mixed}
 cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
 record = {'what': 'tools/soak_server.py',
+          'command': sys.argv,
           'commit': subprocess.run(['git', '-C', ROOT, 'rev-parse', '--short=12', 'HEAD'], capture_output=True, text=True).stdout.strip(),
           'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
           'machine': {'cpu': cpu, 'cores': os.cpu_count(), 'load_average_at_the_start': os.getloadavg()[0]}}
