@@ -397,6 +397,7 @@ def main():
     cpu = next((line.split(':', 1)[1].strip() for line in open('/proc/cpuinfo') if line.startswith('model name')), platform.machine())
     record = {'what': f'tools/serve_on_device.py: tessera serve --device {ARGUMENTS.device} on {MODEL}',
               'command': sys.argv,
+              'commit': json.loads(said_by(*ARGUMENTS.program, 'version', '--json') or '{}').get('commit', 'unknown'),
               'version': said_by(*ARGUMENTS.program, 'version').splitlines()[:1],
               'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
               'machine': {'cpu': cpu, 'cores': os.cpu_count(), 'load_average_at_the_start': os.getloadavg()[0],

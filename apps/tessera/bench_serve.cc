@@ -164,10 +164,25 @@ std::string BenchServe::description(const std::string& model) const {
   return fmt::format("{}; {}, answers of {} tokens", printable(model, 100), asked, output_tokens_);
 }
 
+// Where the server that this starts computes; of another nobody knows.
+std::string BenchServe::served_device() const {
+  if (!url_.empty()) return "unknown";
+  std::string device = env_value("TESSERA_DEVICE").value_or("cpu");
+  for (size_t i = 0; i < serve_flags_.size(); ++i) {
+    const std::string& flag = serve_flags_[i];
+    if (flag == "--gpus" || flag.starts_with("--gpus=")) device = "cuda:0";
+    if (flag == "--device" && i + 1 < serve_flags_.size()) device = serve_flags_[i + 1];
+    if (flag.starts_with("--device=")) device = flag.substr(std::string("--device=").size());
+  }
+  return printable(device, 40);
+}
+
 void BenchServe::print_json(const std::vector<bench::LoadSummary>& summaries, const std::string& url,
                             const std::string& model) const {
-  nlohmann::ordered_json out = record_head("tessera bench serve", "cpu");
-  out.update({{"server", url_.empty() ? "started for this, on the same machine" : url},
+  const std::string device = served_device();
+  nlohmann::ordered_json out = record_head("tessera bench serve", device);
+  out.update({{"device", device},
+              {"server", url_.empty() ? "started for this, on the same machine" : url},
               {"serve_flags", serve_flags_},
               {"model", model},
               {"prompt_tokens", prompt_tokens_},

@@ -26,6 +26,7 @@ class BenchServe {
   void check() const;
   std::vector<bench::LoadPoint> points() const;
   std::string model_of(const bench::Address& address, const std::string& key) const;
+  std::string served_device() const;
   void print_json(const std::vector<bench::LoadSummary>& summaries, const std::string& url,
                   const std::string& model) const;
   std::string description(const std::string& model) const;

@@ -34,27 +34,47 @@ size_t slips_between(std::string_view a, std::string_view b) {
   return before.back();
 }
 
-// The flag of `verb` that is a slip or two away; empty: none is.
-std::string similar_flag(const CLI::App& verb, const std::string& word) {
+// The one of `names` that is a slip or two away; empty: none is.
+std::string similar(const std::string& word, const std::vector<std::string>& names) {
   std::string found;
   size_t least = kMostSlips + 1;
-  for (const CLI::Option* option : verb.get_options()) {
-    for (const std::string& name : option->get_lnames()) {
-      const size_t slips = slips_between(word, "--" + name);
-      if (slips < least) found = "--" + name, least = slips;
-    }
+  if (word.size() > kMostShown) return found;
+  for (const std::string& name : names) {
+    const size_t slips = slips_between(word, name);
+    if (slips < least) found = name, least = slips;
   }
   return found;
 }
 
-// CLI11 counts the words behind a flag that it does not know as unexpected too.
-std::string unknown_flag(const CLI::App& app, const CLI::App& verb) {
-  for (const std::string& word : app.remaining(true)) {
+std::vector<std::string> flags_of(const CLI::App& verb) {
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  return flags;
+}
+
+std::vector<std::string> verbs_of(const CLI::App& verb) {
+  std::vector<std::string> names;
+  for (const CLI::App* one : verb.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(one->get_name());
+  }
+  return names;
+}
+
+// What `verb` did not take: a flag that it does not have, by itself, since CLI11 counts the words behind it as
+// unexpected too; or a word that is nearly a verb. Empty: neither.
+std::string unknown_word(const CLI::App& app, const CLI::App& verb) {
+  const std::vector<std::string> words = app.remaining(true);
+  for (const std::string& word : words) {
     if (word.size() < 2 || word[0] != '-') continue;
-    const std::string flag = word.substr(0, word.find('='));
-    const std::string similar = flag.size() <= kMostShown ? similar_flag(verb, flag) : "";
+    const std::string flag = word.substr(0, word.find('=')), other = similar(flag, flags_of(verb));
     return fmt::format("unknown flag {}{}", printable(flag, kMostShown),
-                       similar.empty() ? "" : fmt::format(", did you mean {}?", similar));
+                       other.empty() ? "" : fmt::format(", did you mean {}?", other));
+  }
+  for (const std::string& word : words) {
+    const std::string other = similar(word, verbs_of(verb));
+    if (!other.empty()) return fmt::format("unknown verb {}, did you mean {}?", printable(word, kMostShown), other);
   }
   return "";
 }
@@ -69,15 +89,13 @@ std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
     names += verb->get_name() + ' ';
   }
   std::string what = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    if (std::string flag = unknown_flag(app, *verb); !flag.empty()) what = std::move(flag);
+  // What is missing may be what is misspelt.
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    if (std::string word = unknown_word(app, *verb); !word.empty()) what = std::move(word);
   }
   if (!names.empty()) return fmt::format("{} (try tessera {}--help)", what, names);
-  std::vector<std::string> verbs;
-  for (const CLI::App* one : app.get_subcommands([](const CLI::App*) { return true; })) {
-    verbs.push_back(one->get_name());
-  }
-  return fmt::format("{}; verbs: {} (try tessera --help)", what, fmt::join(verbs, ", "));
+  return fmt::format("{}; verbs: {} (try tessera --help)", what, fmt::join(verbs_of(app), ", "));
 }
 
 }  // namespace tessera::app

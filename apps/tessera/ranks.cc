@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -39,16 +40,13 @@ namespace {
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
-constexpr double kStepTimeouts = 1.5;    // a rank that comes to no step is wedged after so many times its silence
+constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
 constexpr size_t kNumSamples = 256;
 constexpr uint64_t kSampleBytes = 64;
 
 comm::Environment launcher_variables() {
   comm::Environment found;
-  for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMPI_COMM_WORLD_RANK",
-                           "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_PROCID", "SLURM_NTASKS",
-                           "SLURM_LOCALID", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS",
-                           "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_NODES"}) {
+  for (const char* name : comm::kLauncherVariables) {
     if (auto value = env_value(name)) found[name] = std::move(*value);
   }
   return found;
@@ -203,7 +201,11 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
   }
-  if (on_gpus_) model.device = fmt::format("cuda:{}", place_.local_rank);
+  if (on_gpus_) {
+    model.device = fmt::format("cuda:{}", place_.local_rank);
+    // NCCL's multicast takes memory, and not every host's works. Set while there is one thread.
+    if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
+  }
   if (is_alone()) return;
   if (starts_others_ && is_given("--rank-secret-file")) {
     fail_usage("--rank-secret-file: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none");
@@ -269,7 +271,8 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
-  if (!starts_others_ && !inherited && is_open_to_others(flags_.secret_file)) {
+  // Once on a machine, not for each of its ranks.
+  if (!starts_others_ && !inherited && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
     log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
                                                "600)",
                                                printable(flags_.secret_file)));

@@ -18,11 +18,12 @@ namespace tessera::app {
 
 namespace {
 
-// As it was given, but for bytes that no JSON holds.
+// As it was given, but for the program's folder and for bytes that no JSON holds.
 std::vector<std::string> command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;
   for (std::string word; std::getline(file, word, '\0');) words.push_back(printable(word, 1000));
+  if (!words.empty()) words[0] = words[0].substr(words[0].rfind('/') + 1);
   return words;
 }
 
@@ -45,9 +46,9 @@ nlohmann::ordered_json record_head(std::string_view what, std::string_view devic
                                  {"versions", {{"tessera", TESSERA_VERSION}, {"compiler", __VERSION__}}},
                                  {"cpu", machine.cpu_name},
                                  {"cores", machine.num_cores}};
-  if (device_flag == "cpu") return head;
+  if (!device_flag.starts_with("cuda")) return head;
   const device::GpuFacts facts = device::probe_gpus(env_value("LD_LIBRARY_PATH"));
-  head["driver"] = facts.files.module_version;
+  head["driver"] = facts.files.module_version.empty() ? facts.nvml.driver_version : facts.files.module_version;
   head["versions"]["cuda"] = facts.cuda.cuda_version;
   return head;
 }

@@ -11,7 +11,7 @@ namespace tessera::app {
 std::string today();
 
 // Which program ran, down to its bits, by which command line, when, and on which processor; of measurements on a GPU
-// (`device_flag` is --device's value) its driver too. `what`: the verb. Reports add their device and rows.
+// of this machine (`device_flag` is --device's value) its driver too. `what`: the verb. Reports add device and rows.
 nlohmann::ordered_json record_head(std::string_view what, std::string_view device_flag);
 
 }  // namespace tessera::app

@@ -12,14 +12,13 @@
 
 #include "backends/registry.h"
 #include "base/atomic_file.h"
-#include "base/env.h"
 #include "base/error.h"
 #include "base/strings.h"
-#include "commit.h"
 #include "console.h"
 #include "device/device_choice.h"
 #include "model_flags.h"
 #include "progress_bar.h"
+#include "record_head.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -109,31 +108,25 @@ class Verify final : public Verb {
   }
 
   ordered_json as_json(const verify::Report& report, const device::Machine& machine) const {
-    ordered_json out = {{"version", TESSERA_VERSION},
-                        {"commit", TESSERA_COMMIT},
-                        {"build", TESSERA_BUILD_TYPE},
-                        {"compiler", __VERSION__},
-                        {"cpu", machine.cpu_name},
-                        {"cores", machine.num_cores},
-                        {"device", device_},
-                        {"gpu", nullptr},
-                        {"driver", nullptr},
-                        {"seed", report.seed},
-                        {"is_quick", options_.is_quick},
-                        {"seconds", report.seconds},
-                        {"has_recorded", report.has_recorded},
-                        {"num_calls", report.num_cases()},
-                        {"is_sound", report.is_sound()},
-                        {"stopped", report.stopped},
-                        {"unavailable", report.unavailable},
-                        {"rows", ordered_json::array()}};
+    ordered_json out = record_head("tessera verify", device_);
+    out.update({{"version", TESSERA_VERSION},
+                {"build", TESSERA_BUILD_TYPE},
+                {"device", device_},
+                {"gpu", nullptr},
+                {"seed", report.seed},
+                {"is_quick", options_.is_quick},
+                {"seconds", report.seconds},
+                {"has_recorded", report.has_recorded},
+                {"num_calls", report.num_cases()},
+                {"is_sound", report.is_sound()},
+                {"stopped", report.stopped},
+                {"unavailable", report.unavailable},
+                {"rows", ordered_json::array()}});
     if (machine.gpu.has_value()) {
-      const device::GpuFacts facts = device::probe_gpus(env_value("LD_LIBRARY_PATH"));
       out["gpu"] = {
           {"name", printable(machine.gpu->name)},
           {"compute_capability", fmt::format("{}.{}", machine.gpu->compute_major, machine.gpu->compute_minor)},
           {"memory_bytes", machine.gpu->memory_bytes}};
-      out["driver"] = {{"kernel_module", facts.files.module_version}, {"cuda_version", facts.cuda.cuda_version}};
     }
     for (const verify::Row& row : report.rows) out["rows"].push_back(json_of(row));
     return out;

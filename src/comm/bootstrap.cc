@@ -63,7 +63,7 @@ class Bootstrap::Member {
       if (links_[0] == nullptr) refuse_left(0);
       send(0, MessageKind::kData, bytes);
       // Rank 0 knows who is missing, and says so first.
-      return unpack(take(lock, inbox_[0], 0, 1.25 * limit_seconds));
+      return unpack(take(lock, inbox_[0], 0, 1.5 * limit_seconds));
     }
     std::vector<std::vector<uint8_t>> all(world);
     all[0].assign(bytes.begin(), bytes.end());

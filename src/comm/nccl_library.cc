@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -26,8 +25,6 @@ void find(void* handle, const std::string& library, const char* name, Function& 
 }
 
 NcclLibrary open(const std::string& name) {
-  // NVLink's multicast serves NCCL's own sums, which nobody here asks for; it takes memory, and not every host's works.
-  setenv("NCCL_NVLS_ENABLE", "0", 0);
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();

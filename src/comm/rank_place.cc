@@ -15,14 +15,14 @@ namespace {
 
 struct Launcher {
   const char *rank, *world, *local;
-  const char *local_world, *machines;  // ranks of this machine, or how many machines there are: what of it is said
+  const char *local_world, *machines;  // how many ranks this machine has, or how many machines there are; "": not said
 };
 
 constexpr Launcher kLaunchers[] = {
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", ""},
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE"},  // a pod each
 };
 
 int number_of(const Environment& environment, const char* name, int least, int most) {
@@ -46,6 +46,7 @@ bool says(const Environment& environment, const Launcher& launcher) {
 
 // The variable that says that ranks are on other machines too; null: none does.
 const char* of_several_machines(const Environment& environment, const Launcher& launcher, int world) {
+  if (world == 1) return nullptr;
   if (environment.contains(launcher.local_world) && number_of(environment, launcher.local_world, 1, world) < world) {
     return launcher.local_world;
   }

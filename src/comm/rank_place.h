@@ -14,7 +14,25 @@ struct RankPlace {
   std::string source = "alone";  // who said so: "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LWS_WORKER_INDEX"
 };
 
-// The variables that are set and that place_from() knows, by name.
+// What place_from() looks at.
+constexpr const char* kLauncherVariables[] = {"RANK",
+                                              "WORLD_SIZE",
+                                              "LOCAL_RANK",
+                                              "LOCAL_WORLD_SIZE",
+                                              "MASTER_ADDR",
+                                              "MASTER_PORT",
+                                              "OMPI_COMM_WORLD_RANK",
+                                              "OMPI_COMM_WORLD_SIZE",
+                                              "OMPI_COMM_WORLD_LOCAL_RANK",
+                                              "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                              "SLURM_PROCID",
+                                              "SLURM_NTASKS",
+                                              "SLURM_LOCALID",
+                                              "SLURM_STEP_NUM_NODES",
+                                              "LWS_WORKER_INDEX",
+                                              "LWS_GROUP_SIZE",
+                                              "LWS_LEADER_ADDRESS"};
+// Those of them that are set, by name.
 using Environment = std::map<std::string, std::string>;
 
 // The first launcher that says both rank and number of ranks: RANK and WORLD_SIZE (with LOCAL_RANK), Open MPI's,

@@ -204,7 +204,7 @@ class Ranks(ProgramTest):
             self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
             asking.join()
             said = server.process.stderr.read()
-            self.assertRegex(said, r'tessera: rank 0 of 2 failed: .*: rank 1 of 2 stalls: nothing came from it within 20 s\n')
+            self.assertRegex(said, r'tessera: rank 0 of 2 failed: .*: rank 1 of 2 stalls: nothing came from it within 12.5 s\n')
 
     def test_a_rank_that_does_not_end_is_ended(self):
         with Server('--ranks', '2') as server:

@@ -5,7 +5,7 @@ import json
 import pathlib
 import unittest
 
-from program import ProgramTest, end_as_skipped, run
+from program import MODEL, ProgramTest, end_as_skipped, run
 
 try:
     import jsonschema
@@ -40,6 +40,16 @@ def reports(value):
             yield from reports(one)
 
 
+def record_faults(record):
+    """Of a whole record."""
+    found = list(reports(record))
+    said = faults(record) + [fault for report in found for fault in faults(report, 'report')]
+    if record.get('date', '') >= FIRST_WHOLE:
+        said += ['no commit'] if 'commit' not in record else []
+        said += ['no report of the program in it, and no command'] if not found and 'command' not in record else []
+    return said
+
+
 class Records(ProgramTest):
     def test_every_record(self):
         paths = sorted(path for path in RESULTS.glob('*.json') if path.name != 'schema.json')
@@ -47,32 +57,39 @@ class Records(ProgramTest):
         for path in paths:
             with self.subTest(record=path.name):
                 record = json.loads(path.read_text())
-                self.assertEqual(faults(record), [])
+                self.assertEqual(record_faults(record), [])
                 self.assertTrue(path.name.startswith(record['date'] + '-'), record['date'])
-                found = list(reports(record))
-                for report in found:
-                    self.assertEqual(faults(report, 'report'), [])
-                if record['date'] >= FIRST_WHOLE:
-                    self.assertIn('commit', record)
-                    self.assertTrue(found or 'command' in record, 'no report of a program in it, and no command')
 
-    def test_what_bench_writes(self):
+    def test_later_records_say_how_to_have_them_again(self):
+        old = {'what': 'a run', 'date': '2026-11-25', 'machine': 'one'}
+        self.assertEqual(record_faults(old), [])
+        later = {**old, 'date': '2026-12-01'}
+        self.assertEqual(record_faults(later), ['no commit', 'no report of the program in it, and no command'])
+        self.assertEqual(record_faults({**later, 'commit': '0123456789ab', 'command': ['tools/soak_server.py']}), [])
+
+    def report_of(self, *arguments):
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_what_the_program_writes(self):
         record = self.folder / 'record.json'
         steps = run('bench', 'model', '--synthetic', 'small', '--contexts', '20', '--batches', '2', '--decode', '1', '--repeats', '1',
                     '--step-tokens', '32', '--record', str(record))
         self.assertEqual(steps.returncode, 0, steps.stderr)
-        made = {'model': json.loads(record.read_text())}
-        for name, flags in (('ops', ('--only', 'flash gate bf16', '--tokens', '1', '--seconds', '0.01')),
-                            ('layer', ('--shape', 'small', '--kind', 'swa', '--tokens', '2', '--seconds', '0.01'))):
-            result = run('bench', name, *flags, '--json')
-            self.assertEqual(result.returncode, 0, result.stderr)
-            made[name] = json.loads(result.stdout)
-        for name, report in made.items():
-            with self.subTest(verb=name):
+        ops = ('ops', '--only', 'flash gate bf16', '--tokens', '1', '--seconds', '0.01')
+        layer = ('layer', '--shape', 'small', '--kind', 'swa', '--tokens', '2', '--seconds', '0.01')
+        model = ('model', '--contexts', '8', '--decode', '1', '--repeats', '1')
+        serve = ('serve', '--model', str(MODEL), '--requests', '2', '--prompt-tokens', '8', '--output-tokens', '2', '--concurrency', '1', '--quiet')
+        for report, words in ((json.loads(record.read_text()), ['bench', 'model']),
+                              *((self.report_of('bench', *flags, '--json'), ['bench', flags[0]]) for flags in (ops, layer, model, serve)),
+                              (self.report_of('verify', '--quick', '--op', 'rms_norm', '--json'), ['verify'])):
+            with self.subTest(verb=words):
                 self.assertEqual(faults(report, 'report'), [])
-                self.assertEqual(report['what'], f'tessera bench {name}')
-                self.assertEqual(report['command'][1:3], ['bench', name])
+                self.assertEqual(report['what'], ' '.join(['tessera', *words]))
+                self.assertEqual(report['command'][:len(words) + 1], ['tessera', *words])
                 self.assertNotIn('driver', report)
+                self.assertEqual(record_faults(report), [])
 
     def test_the_schema_refuses(self):
         whole = {'what': 'tessera bench ops', 'commit': '0123456789ab', 'program': '0' * 32 + '|glibc 2.36', 'command': ['tessera', 'bench'],

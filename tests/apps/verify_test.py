@@ -21,7 +21,7 @@ class Verify(ProgramTest):
         result = run('verify', '--quick', '--json', '--quiet', timeout=600, TESSERA_BACKENDS='ref')
         self.assertEqual((result.returncode, result.stderr), (0, b''))
         report = json.loads(result.stdout)
-        self.assertLessEqual({'version', 'commit', 'cpu', 'gpu', 'driver', 'device', 'seed', 'rows', 'is_sound'}, set(report))
+        self.assertLessEqual({'version', 'commit', 'command', 'cpu', 'gpu', 'device', 'seed', 'rows', 'is_sound'}, set(report))
         self.assertTrue(report['is_sound'])
         self.assertEqual(len({row['op'] for row in report['rows']}), len(report['rows']))
         self.assertEqual(len(report['rows']), 28)

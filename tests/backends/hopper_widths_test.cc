@@ -44,7 +44,7 @@ void expect_same_rows(Rng& rng, int64_t most, int64_t width, const Run& run) {
 
 class HopperWidthsTest : public testing::RandomTest {
  protected:
-  // Of `most` rows; notes which kernels their numbers take.
+  // Of `most` rows; notes which kernels their numbers take on an H100 or H200.
   void check_map(const ops::Linear::Desc& desc, int64_t most);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t most);
 
@@ -60,8 +60,10 @@ void HopperWidthsTest::check_map(const ops::Linear::Desc& desc, int64_t most) {
   const int64_t in = desc.groups * desc.in, out = desc.groups * desc.out;
   const testing::RandomWeight weight = testing::random_weight(rng_, desc.format, out, desc.in);
   const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, most, in), DType::kBF16, {most, in});
+  bool is_checked = false;
   testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
     if (!is_hoppers(variant.name)) return;
+    is_checked = true;
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     const auto run = [&](int64_t first, int64_t count) {
       map_kernels_.insert(backends::sm90::linear_choice(desc, count, kMultiprocessors).kernels);
@@ -71,6 +73,7 @@ void HopperWidthsTest::check_map(const ops::Linear::Desc& desc, int64_t most) {
     EXPECT_TRUE(testing::is_close(run(0, 1), testing::run_linear(testing::kScalarLinear, desc, x, weight.view, 0, 1, 2),
                                   testing::kF32Bound));
   });
+  EXPECT_TRUE(is_checked) << desc.to_string();
 }
 
 void HopperWidthsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t most) {
@@ -97,8 +100,10 @@ void HopperWidthsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t 
   for (size_t i = 0; i < weights.size(); ++i) plain[i % 3].push_back(weights[i].view);
   const ops::Variant<ops::MoeExperts> scalar{"scalar", nullptr, nullptr, ops::moe_experts_reference_workspace,
                                              ops::moe_experts_reference};
+  bool is_checked = false;
   testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
     if (!is_hoppers(variant.name)) return;
+    is_checked = true;
     std::vector<testing::VariantWeight> packed;
     std::vector<ops::WeightView> views[3];
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -115,7 +120,9 @@ void HopperWidthsTest::check_experts(const ops::MoeExperts::Desc& desc, int64_t 
   });
 }
 
-TEST_F(HopperWidthsTest, Maps) {
+class HopperMapsTest : public HopperWidthsTest, public ::testing::WithParamInterface<WeightFormat> {};
+
+TEST_P(HopperMapsTest, OfFlashAndPro) {
   if (!testing::has_backend("sm90")) GTEST_SKIP() << "needs a Hopper GPU";
   struct Map {
     int64_t in, out, groups = 1;
@@ -126,18 +133,19 @@ TEST_F(HopperWidthsTest, Maps) {
           : std::vector<Map>{{4096, 1024},  {1024, 32768}, {4096, 512},  {4096, 1024, 8}, {8192, 4096},
                              {4096, 2048},  {2048, 4096},  {7168, 1536}, {1536, 65536},   {4096, 1024, 16},
                              {16384, 7168}, {7168, 3072},  {3072, 7168}};
-  for (const WeightFormat format : kFormats) {
-    for (const Map& map : maps) {
-      const int64_t width = map.groups * std::max(map.in, map.out);
-      check_map({.in = map.in, .out = map.out, .groups = map.groups, .format = format, .output = DType::kF32},
-                std::min(counts().back(), (int64_t{1} << 26) / width));
-    }
+  for (const Map& map : maps) {
+    const int64_t width = map.groups * std::max(map.in, map.out);
+    check_map({.in = map.in, .out = map.out, .groups = map.groups, .format = GetParam(), .output = DType::kF32},
+              std::min(counts().back(), (int64_t{1} << 26) / width));
   }
   if (testing::kGpuIsEmulated) return;
-  for (const LinearKernels kernels : {LinearKernels::kPortable, LinearKernels::kWide, LinearKernels::kChunks}) {
+  for (const LinearKernels kernels : {LinearKernels::kWide, LinearKernels::kChunks}) {
     EXPECT_TRUE(map_kernels_.contains(kernels)) << static_cast<int>(kernels);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, HopperMapsTest, ::testing::ValuesIn(kFormats),
+                         [](const auto& one) { return "format" + std::to_string(static_cast<int>(one.param)); });
 
 TEST_F(HopperWidthsTest, Experts) {
   if (!testing::has_backend("sm90")) GTEST_SKIP() << "needs a Hopper GPU";

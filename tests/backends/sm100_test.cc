@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
+#include <limits>
 #include <set>
 
 #include "backends/cuda_common/ptx/emulated/product_sums.h"

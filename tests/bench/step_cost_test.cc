@@ -84,8 +84,6 @@ TEST(StepCost, LayersOfOneTokenAreWithinASixth) {
   }
 }
 
-// Up to two tokens the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds,
-// where it had two launches before.
 // All of Flash cut over two H200, no figure of which sets one of the model. docs/performance/several_gpus.md has them.
 TEST(StepCost, StepsOfTwoGpusAreWithinATenthOfTheRecord) {
   const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-24-h200-x2-flash.json";
@@ -111,6 +109,8 @@ TEST(StepCost, StepsOfTwoGpusAreWithinATenthOfTheRecord) {
   EXPECT_EQ(compared, 4);
 }
 
+// Up to two tokens the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds,
+// where it had two launches before.
 TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
   const auto shared = [](WeightFormat dense, int64_t sequences) {
     return part_of(step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192}), "shared expert") /

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/env.h"
 #include "base/error.h"
 
 namespace tessera::comm {
@@ -63,6 +64,11 @@ TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   EXPECT_THAT(refusal_of(slurm), testing::HasSubstr("SLURM_STEP_NUM_NODES is 2"));
   slurm["SLURM_STEP_NUM_NODES"] = "1";
   expect_place(slurm, 0, 2, 0, "127.0.0.1", 29500);
+  slurm["SLURM_STEP_NUM_NODES"] = "2";
+  slurm["SLURM_NTASKS"] = "1";  // nobody to look for
+  expect_place(slurm, 0, 1, 0, "127.0.0.1", 29500);
+  EXPECT_THAT(refusal_of({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}}),
+              testing::HasSubstr("LWS_GROUP_SIZE is 2"));
 }
 
 TEST(RankPlace, BadValuesAreNamed) {
@@ -71,6 +77,11 @@ TEST(RankPlace, BadValuesAreNamed) {
   EXPECT_EQ(refusal_of({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), "RANK: expected 0 to 1, found \"1x\"");
   EXPECT_EQ(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), "WORLD_SIZE: expected 1 to 1024, found \"0\"");
   EXPECT_EQ(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT: expected 1 to 65535, found \"70000\"");
+}
+
+// The program reads no variable that it does not explain.
+TEST(RankPlace, EveryVariableIsInTheHelp) {
+  for (const char* name : kLauncherVariables) EXPECT_NO_THROW(env_value(name)) << name;
 }
 
 }  // namespace
