@@ -377,12 +377,15 @@ class Cli(ProgramTest):
 
     def test_misspelt_flags_are_named_alone(self):
         for words, flag, similar in ((('generate', '--modle', 'x', 'hi'), '--modle', '--model'), (('generate', 'hi', '--max-tokns=5'), '--max-tokns', '--max-tokens'),
-                                     (('serve', '--prot', '80'), '--prot', '--port'), (('bench', 'ops', '--secnds', '1'), '--secnds', '--seconds')):
+                                     (('serve', '--prot', '80'), '--prot', '--port'), (('bench', 'ops', '--secnds', '1'), '--secnds', '--seconds'),
+                                     (('plan', 'kernels', '--traget', 'h200'), '--traget', '--target')):
             result = run(*words)
             self.check_error(result, 2, f'unknown flag {flag}, did you mean {similar}? (try tessera ')
         result = run('generate', '--frobnicate', 'hi')
         self.check_error(result, 2, 'unknown flag --frobnicate (try tessera generate --help)')
-        self.check_error(run('genrate', 'hi'), 2, 'genrate', 'verbs: generate, chat')
+        self.check_error(run('genrate', 'hi'), 2, 'unknown verb genrate, did you mean generate?', 'verbs: generate, chat')
+        self.check_error(run('bench', 'opps'), 2, 'unknown verb opps, did you mean ops?')
+        self.check_error(run('frobnicate'), 2, 'frobnicate', 'verbs: generate, chat')
 
     def test_invalid_utf8_and_long_prompts(self):
         self.check_error(run('generate', '-', stdin=b'a\xff'), 2, 'UTF-8')
