@@ -22,8 +22,8 @@ __device__ T sum_up_to(T value) {
 }
 template <class T>
 __device__ ScanResult<T> sum_before(T value) {
-  constexpr int kWarpsOfABlock = 32;  // at most
-  __shared__ T s_warps[kWarpsOfABlock];
+  constexpr int kMaxWarps = 32;
+  __shared__ T s_warps[kMaxWarps];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int num_warps = static_cast<int>(blockDim.x) / 32;
   const T sum = sum_up_to(value);

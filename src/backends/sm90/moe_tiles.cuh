@@ -81,7 +81,7 @@ class GateAndUpTiles final : public WorkTiles {
     const int gate = warp / 2, up = kUnits + gate, half = warp % 2;
     const uint32_t scales =
         __byte_perm(stage.scales_of(gate, block, lane), stage.scales_of(up, block, lane), half == 0 ? 0x5410 : 0x7632);
-    return {{stage.codes_of(gate, half, block, lane), stage.codes_of(up, half, block, lane)}, {scales, 0}, {}};
+    return {{stage.codes_of(gate, half, block, lane), stage.codes_of(up, half, block, lane)}, {scales, 0}};
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {

@@ -83,11 +83,11 @@ __device__ void produce_inputs(const Tiles& tiles, typename WideOf<Tiles::kForma
 // A warp that brings weights, a lane each unit; number `producer` of kWeightProducers.
 template <class Tiles>
 __device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kFormat>::Shared& s, int producer) {
-  using Shape = WideOf<Tiles::kFormat>;
-  constexpr int kBytes = Shape::Unit::kBytes, kUnits = Shape::kSlots / Shape::kWeightProducers;
+  using Wide = WideOf<Tiles::kFormat>;
+  constexpr int kBytes = Wide::Unit::kBytes, kUnits = Wide::kSlots / Wide::kWeightProducers;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = producer * kUnits + lane;
-  const int num_units = tiles.width() / Shape::kWeightColumns;
-  RingPlace<Shape::kWeightStages> at;
+  const int num_units = tiles.width() / Wide::kWeightColumns;
+  RingPlace<Wide::kWeightStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const char* from = lane < kUnits ? tiles.unit(tiles.place(tile), slot) : nullptr;
     const int bytes = __popc(__ballot_sync(~0u, from != nullptr)) * kBytes;
@@ -106,17 +106,17 @@ __device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kForm
 template <class Tiles>
 class WideConsumer {
  public:
-  using Shape = WideOf<Tiles::kFormat>;
-  __device__ WideConsumer(const Tiles& tiles, typename Shape::Shared& s) : tiles_(tiles), s_(s) {}
+  using Wide = WideOf<Tiles::kFormat>;
+  __device__ WideConsumer(const Tiles& tiles, typename Wide::Shared& s) : tiles_(tiles), s_(s) {}
 
   __device__ void run() {
     int tile = static_cast<int>(blockIdx.x);
     if (tile < tiles_.count()) load(0, 0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
       const int tokens = uniform(tiles_.tokens(tiles_.place(tile)));
-      const int product_tokens = Shape::product_tokens(tokens);
-      if (product_tokens == Shape::kTokens) {
-        run_tile<Shape::kTokens>(tile);
+      const int product_tokens = Wide::product_tokens(tokens);
+      if (product_tokens == Wide::kTokens) {
+        run_tile<Wide::kTokens>(tile);
       } else if (product_tokens == 96) {
         run_tile<96>(tile);
       } else if (product_tokens == 64) {
@@ -128,7 +128,7 @@ class WideConsumer {
   }
 
  private:
-  using Unit = typename Shape::Unit;
+  using Unit = typename Wide::Unit;
   using Share = cuda_common::PackedShare<Tiles::kFormat>;
   static constexpr int kBlocks = kChunk / kShareBlock, kSteps = kShareBlock / 32;
   static constexpr int kParts = Unit::kBlockPieces / 2, kPartSteps = kSteps / kParts;
@@ -257,35 +257,35 @@ class WideConsumer {
   }
 
   const Tiles& tiles_;
-  typename Shape::Shared& s_;
-  RingPlace<Shape::kWeightStages> weights_;  // where next_ is from
+  typename Wide::Shared& s_;
+  RingPlace<Wide::kWeightStages> weights_;  // where next_ is from
   int inputs_parity_ = 0;
   Share next_;
 };
 
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
-  using Shape = WideOf<Tiles::kFormat>;
-  typename Shape::Shared& s = *cuda_common::swizzled_shared<typename Shape::Shared>();
+  using Wide = WideOf<Tiles::kFormat>;
+  typename Wide::Shared& s = *cuda_common::swizzled_shared<typename Wide::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
-  if (thread < Shape::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Shape::kConsumerWarps);
-  if (thread < Shape::kWeightStages) {
-    s.weights_full[thread].init(Shape::kWeightProducers);
-    s.weights_free[thread].init(Shape::kConsumerWarps * kWarp);
+  if (thread < Wide::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Wide::kConsumerWarps);
+  if (thread < Wide::kWeightStages) {
+    s.weights_full[thread].init(Wide::kWeightProducers);
+    s.weights_free[thread].init(Wide::kConsumerWarps * kWarp);
   }
   __syncthreads();
-  const int producer = warp - Shape::kConsumerWarps - 1;  // of weights
+  const int producer = warp - Wide::kConsumerWarps - 1;  // of weights
   if (producer < 0 || !Tiles::kKnowsWeights) cuda_common::wait_for_previous();
   const Tiles tiles(job);
-  if (warp >= Shape::kConsumerWarps) {
-    ptx::give_registers_back<Shape::kProducerRegisters>();
+  if (warp >= Wide::kConsumerWarps) {
+    ptx::give_registers_back<Wide::kProducerRegisters>();
     if (producer < 0) {
       produce_inputs(tiles, s);
-    } else if (producer < Shape::kWeightProducers) {
+    } else if (producer < Wide::kWeightProducers) {
       produce_weights(tiles, s, producer);
     }
   } else {
-    ptx::take_registers<Shape::kConsumerRegisters>();
+    ptx::take_registers<Wide::kConsumerRegisters>();
     WideConsumer<Tiles>(tiles, s).run();
   }
 }
