@@ -202,7 +202,7 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
                            place_.source, asked));
   }
   if (on_gpus_) {
-    model.device = fmt::format("cuda:{}", place_.local_rank);
+    model.device = fmt::format("cuda:{}", place_.gpu);
     // NCCL's multicast takes memory, and not every host's works. Set while there is one thread.
     if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
   }

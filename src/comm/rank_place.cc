@@ -44,6 +44,13 @@ bool says(const Environment& environment, const Launcher& launcher) {
        fmt::format("{} is set: expected {} too, found nothing", launcher.rank, launcher.world));
 }
 
+// Whether it shows each task a GPU of its own. Others, and this program, let all ranks of a machine see the same.
+bool sees_own_gpu(const Environment& environment, const Launcher& launcher) {
+  const auto visible = environment.find("CUDA_VISIBLE_DEVICES");
+  return launcher.rank != std::string_view("RANK") && visible != environment.end() &&
+         visible->second.find(',') == std::string::npos;
+}
+
 // The variable that says that ranks are on other machines too; null: none does.
 const char* of_several_machines(const Environment& environment, const Launcher& launcher, int world) {
   if (world == 1) return nullptr;
@@ -69,6 +76,7 @@ RankPlace place_from(const Environment& environment) {
       place.local_rank = number_of(environment, launcher.local, 0, place.world - 1);
     }
     place.source = launcher.rank;
+    place.gpu = sees_own_gpu(environment, launcher) ? 0 : place.local_rank;
     elsewhere = of_several_machines(environment, launcher, place.world);
     break;
   }

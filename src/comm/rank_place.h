@@ -8,37 +8,29 @@ namespace tessera::comm {
 
 struct RankPlace {
   int rank = 0, world = 1;
-  int local_rank = 0;                 // on its machine: which of its GPUs
+  int local_rank = 0;                 // of those on its machine
+  int gpu = 0;                        // which of the GPUs that it sees
   std::string address = "127.0.0.1";  // of rank 0
   int port = 29500;
   std::string source = "alone";  // who said so: "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LWS_WORKER_INDEX"
 };
 
 // What place_from() looks at.
-constexpr const char* kLauncherVariables[] = {"RANK",
-                                              "WORLD_SIZE",
-                                              "LOCAL_RANK",
-                                              "LOCAL_WORLD_SIZE",
-                                              "MASTER_ADDR",
-                                              "MASTER_PORT",
-                                              "OMPI_COMM_WORLD_RANK",
-                                              "OMPI_COMM_WORLD_SIZE",
-                                              "OMPI_COMM_WORLD_LOCAL_RANK",
-                                              "OMPI_COMM_WORLD_LOCAL_SIZE",
-                                              "SLURM_PROCID",
-                                              "SLURM_NTASKS",
-                                              "SLURM_LOCALID",
-                                              "SLURM_STEP_NUM_NODES",
-                                              "LWS_WORKER_INDEX",
-                                              "LWS_GROUP_SIZE",
-                                              "LWS_LEADER_ADDRESS"};
+// clang-format off
+constexpr const char* kLauncherVariables[] = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES",
+    "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "CUDA_VISIBLE_DEVICES"};
+// clang-format on
 // Those of them that are set, by name.
 using Environment = std::map<std::string, std::string>;
 
 // The first launcher that says both rank and number of ranks: RANK and WORLD_SIZE (with LOCAL_RANK), Open MPI's,
 // SLURM's, LeaderWorkerSet's. MASTER_ADDR and MASTER_PORT hold for all; without the first LWS_LEADER_ADDRESS, then this
-// machine, which a launcher that speaks of several does not get. Without any launcher one rank. Throws kInvalidArgument
-// naming the variable.
+// machine, which a launcher that speaks of several does not get. A task of Open MPI or SLURM that sees one GPU
+// (CUDA_VISIBLE_DEVICES) has that one, all else the one of its local rank. Without any launcher one rank. Throws
+// kInvalidArgument naming the variable.
 RankPlace place_from(const Environment& environment);
 
 }  // namespace tessera::comm

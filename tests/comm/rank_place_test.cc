@@ -43,6 +43,21 @@ TEST(RankPlace, FromEveryLauncher) {
                "leader.svc", 29500);
 }
 
+TEST(RankPlace, ATaskThatSeesOneGpuHasThatOne) {
+  Environment task = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}};
+  EXPECT_EQ(place_from(task).gpu, 3);
+  for (const char* one : {"0", "3", "GPU-3d2a0b7e"}) {
+    task["CUDA_VISIBLE_DEVICES"] = one;
+    EXPECT_EQ(place_from(task).gpu, 0) << one;
+    EXPECT_EQ(place_from(task).local_rank, 3) << one;
+  }
+  task["CUDA_VISIBLE_DEVICES"] = "0,1,2,3";
+  EXPECT_EQ(place_from(task).gpu, 3);
+  // Ranks that the program starts must not end up on one GPU.
+  EXPECT_EQ(place_from({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}, {"CUDA_VISIBLE_DEVICES", "5"}}).gpu,
+            1);
+}
+
 TEST(RankPlace, TheFirstLauncherDecides) {
   const Environment both = {{"RANK", "0"},         {"WORLD_SIZE", "2"},  {"SLURM_PROCID", "7"},
                             {"SLURM_NTASKS", "8"}, {"MASTER_ADDR", "a"}, {"LWS_LEADER_ADDRESS", "b"}};
