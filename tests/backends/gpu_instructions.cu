@@ -31,6 +31,8 @@ __device__ uint32_t result_of(Instruction instruction, uint32_t input) {
       return ptx::larger_bf16x2(input, swapped);
     case Instruction::kMultiplyBf16:
       return ptx::multiply_bf16x2(input, swapped);
+    case Instruction::kPositivePart:
+      return bits_of(ptx::positive_part(value));
     case Instruction::kReciprocal:
       return bits_of(ptx::reciprocal_estimate(value));
     case Instruction::kDivision: {

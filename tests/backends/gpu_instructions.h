@@ -17,6 +17,7 @@ enum class Instruction {
   kBf16,          // ptx::round_to_bf16x2 of an FP32 and its opposite
   kLargerBf16,    // ptx::larger_bf16x2 of (lower, upper half) and (upper, lower)
   kMultiplyBf16,  // ptx::multiply_bf16x2 of the same
+  kPositivePart,  // ptx::positive_part of an FP32
   kReciprocal,    // ptx::reciprocal_estimate of an FP32
   kDivision,      // ptx::divide_usual of division_operands()
   kE2m1,          // numeric::e2m1_from_float of an FP32, compiled for the GPU

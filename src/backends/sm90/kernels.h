@@ -2,7 +2,7 @@
 #pragma once
 // What backend.cc lists: linear maps with packed weights and experts with NVFP4's on Hopper, by kernels for one
 // token, few, chunks and many (sum_plans.h), or the portable backend's, which all give the same bits (wide_sums.cuh);
-// and attention.
+// attention and the indexer's scores.
 #include <string>
 
 #include "ops/backend.h"
@@ -35,5 +35,9 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
 // A handful of tokens, whose parts are dealt out to so many clusters, 1 where each has one part; the same bits.
 void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
                    device::Queue& queue);
+
+// Of Flash's and Pro's indexer.
+bool index_scores_supports(const ops::IndexScores::Desc& desc, std::string& why_not);
+void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue);
 
 }  // namespace tessera::backends::sm90

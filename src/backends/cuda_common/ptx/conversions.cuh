@@ -50,6 +50,17 @@ __device__ inline uint32_t bf16_pair(float first, float second) {
 #endif
 }
 
+// The value, +0 instead of one below or -0; of a NaN some NaN.
+__device__ inline float positive_part(float value) {
+#ifdef TESSERA_CUDA_EMULATED
+  return value <= 0 ? 0 : value;
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(value));
+  return result;
+#endif
+}
+
 // 1 / b within one in the last place; subnormal numbers are zero.
 __device__ inline float reciprocal_estimate(float b) {
 #ifdef TESSERA_CUDA_EMULATED

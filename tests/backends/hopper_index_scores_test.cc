@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hopper's index scores: against the reference, the portable kernel's bits, and a token's bits alone and in a batch;
+// keys in pages, several sequences, neighbouring tokens that share keys and see more or fewer of them than the one
+// before, counts around a tile's edges, and scales of every size.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "testing/op_harness.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kHeads = 64, kWidth = 128, kSequences = 3;
+
+struct Batch {
+  ops::IndexScores::Desc desc{.heads = kHeads, .width = kWidth, .keys = {ops::EntryFormat::kIndexFp4, kWidth, 0}};
+  std::vector<std::vector<uint8_t>> pages;
+  std::vector<const uint8_t*> table;
+  std::vector<int32_t> places, counts;
+  int64_t most = 0, pages_each = 0;
+  int shift = 0;
+  device::Tensor queries, weights;
+};
+
+class HopperIndexScoresTest : public testing::RandomTest {
+ protected:
+  int64_t some(int64_t from, int64_t below) {
+    return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
+  }
+  Batch batch(int64_t tokens, int64_t most);
+  void check(const Batch& batch, bool has_finite_keys = true);
+};
+
+Batch HopperIndexScoresTest::batch(int64_t tokens, int64_t most) {
+  Batch b;
+  b.most = most, b.shift = static_cast<int>(some(3, 5)), b.pages_each = (most >> b.shift) + 1;
+  const int64_t entries = int64_t{1} << b.shift;
+  for (int64_t page = 0; page < kSequences * b.pages_each; ++page) {
+    const std::vector<float> values = testing::adversarial(rng_, entries, kWidth);
+    b.pages.emplace_back(static_cast<size_t>(entries * b.desc.keys.entry_bytes()));
+    for (int64_t i = 0; i < entries; ++i)
+      ops::encode_entry(b.desc.keys, values.data() + i * kWidth, b.pages.back().data() + i * b.desc.keys.entry_bytes());
+  }
+  for (const auto& page : b.pages) b.table.push_back(page.data());
+  int32_t place = 0;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (some(0, 3) == 0) place = static_cast<int32_t>(some(0, kSequences));
+    b.places.push_back(place);
+    const int64_t kinds[] = {most, most - 1, 0, 1, 63, 64, 65, 128, 257, some(0, most + 1)};
+    b.counts.push_back(static_cast<int32_t>(std::min(most, kinds[some(0, std::size(kinds))])));
+  }
+  b.queries =
+      testing::as_tensor(testing::adversarial(rng_, tokens * kHeads, kWidth), DType::kBF16, {tokens, kHeads, kWidth});
+  b.weights = testing::as_tensor(testing::adversarial(rng_, tokens, kHeads), DType::kBF16, {tokens, kHeads});
+  return b;
+}
+
+void HopperIndexScoresTest::check(const Batch& b, bool has_finite_keys) {
+  const int64_t tokens = static_cast<int64_t>(b.places.size());
+  // Scores that are seen, of the tokens from `first` on.
+  const auto run = [&](const ops::Variant<ops::IndexScores>& variant, int64_t first, int64_t count) {
+    device::Queue queue(2);
+    testing::PoisonedTensor out(DType::kF32, {count, b.most});
+    variant.run(b.desc,
+                {.queries = {b.queries.as<uint16_t>() + first * kHeads * kWidth, DType::kBF16, {count, kHeads, kWidth}},
+                 .weights = {b.weights.as<uint16_t>() + first * kHeads, DType::kBF16, {count, kHeads}},
+                 .keys = {b.table.data(), b.pages_each, b.places.data() + first, 0, b.shift},
+                 .counts = b.counts.data() + first,
+                 .stride = b.most,
+                 .scores = out.view().as<float>(),
+                 .num_tokens = count},
+                queue);
+    EXPECT_TRUE(out.is_guard_intact());
+    const std::vector<float> all = out.floats();
+    std::vector<float> seen;
+    for (int64_t t = 0; t < count; ++t) {
+      const auto row = all.begin() + t * b.most, end = row + b.counts[static_cast<size_t>(first + t)];
+      seen.insert(seen.end(), row, end);
+      EXPECT_TRUE(std::all_of(end, row + b.most, [](float score) { return std::isnan(score); })) << "token " << t;
+    }
+    return seen;
+  };
+  std::optional<ops::Variant<ops::IndexScores>> wgmma, portable;
+  std::vector<float> all;
+  testing::for_each_variant<ops::IndexScores>(b.desc, [&](const ops::Variant<ops::IndexScores>& variant, bool) {
+    if (std::string(variant.name) != "wgmma") return;
+    wgmma = variant;
+    all = run(variant, 0, tokens);
+    const auto expect_same = [&](int64_t first, int64_t count) {
+      const auto begin = b.counts.begin() + first;
+      const size_t before = static_cast<size_t>(std::accumulate(b.counts.begin(), begin, int64_t{0})),
+                   size = static_cast<size_t>(std::accumulate(begin, begin + count, int64_t{0}));
+      EXPECT_TRUE(testing::same_bits_or_nan(run(variant, first, count), std::span(all).subspan(before, size)))
+          << count << " tokens from " << first << " on, of " << tokens;
+    };
+    for (int64_t t = 0; t < std::min<int64_t>(tokens, 4); ++t) expect_same(t, 1);
+    expect_same(tokens / 3, (tokens + 1) / 2);
+  });
+  std::string why_not;
+  const auto gpu = testing::find_test_gpu(why_not);
+  EXPECT_EQ(wgmma.has_value(), gpu.has_value() && gpu->compute_major == 9);
+  if (!wgmma.has_value()) return;
+  testing::for_each_variant<ops::IndexScores>(b.desc, [&](const ops::Variant<ops::IndexScores>& variant, bool) {
+    if (std::string(variant.name) != "mma" || !testing::is_on_gpu(variant)) return;
+    portable = variant;
+    EXPECT_TRUE(testing::same_bits_or_nan(run(variant, 0, tokens), all));
+  });
+  EXPECT_TRUE(portable.has_value());
+  if (!has_finite_keys) return;
+  const ops::Variant<ops::IndexScores> scalar{"scalar", nullptr, nullptr, nullptr, ops::index_scores_reference};
+  EXPECT_TRUE(testing::is_close(all, run(scalar, 0, tokens), testing::kF32Bound));
+}
+
+TEST_F(HopperIndexScoresTest, FewTokens) {
+  check(batch(1, 700));
+  check(batch(3, 300));
+}
+
+// So many that four are taken together, on the emulated GPU too.
+TEST_F(HopperIndexScoresTest, TokensThatShareKeys) {
+  check(batch(22, 500));
+  Batch prompt = batch(26, 420);
+  std::ranges::fill(prompt.places, 1);
+  for (size_t t = 0; t < prompt.counts.size(); ++t) prompt.counts[t] = static_cast<int32_t>(200 + t / 4);
+  check(prompt);
+}
+
+TEST_F(HopperIndexScoresTest, NobodySeesAKey) {
+  Batch none = batch(5, 100);
+  std::ranges::fill(none.counts, 0);
+  check(none);
+}
+
+// Scales of 2^-127 to 2^127 and what is none.
+TEST_F(HopperIndexScoresTest, ScalesOfEverySize) {
+  for (const int64_t tokens : {2, 23}) {
+    Batch b = batch(tokens, 500);
+    for (std::vector<uint8_t>& page : b.pages) {
+      for (size_t at = kWidth / 2; at < page.size(); at += static_cast<size_t>(b.desc.keys.entry_bytes())) {
+        for (size_t n = 0; n < kWidth / ops::kIndexGroup; ++n) page[at + n] = static_cast<uint8_t>(some(0, 256));
+      }
+    }
+    check(b, false);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
