@@ -2,7 +2,8 @@
 // mhc_pre, mhc_head and mhc_post_pre, two kernels each: products of slices of tokens' streams with fn
 // (mhc_products.cuh); then thread blocks that mix a token's streams, and one for the coefficients of what comes after
 // the layer. mhc_post_pre lets the first kernel write the streams of few tokens before it multiplies them, and one
-// block mix a token's, which then has the row to normalise.
+// block mix a token's, which then has the row to normalise; of many tokens four, since a row's sum of squares is one
+// chain of additions to each of 16 lanes, and nothing else goes on in its block meanwhile.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
@@ -191,6 +192,16 @@ class Mixer {
   Pack<kWide> ahead_[kAhead][kS];
 };
 
+// A token's in a warp, where there is the token. s_m: the warp's.
+__device__ void store_coefficients_of(int64_t token, int64_t num_tokens, const MhcJob& job, float* s_m,
+                                      const Bases& bases) {
+  constexpr int kCoefficients = ops::kHcCoefficients;
+  if (token >= num_tokens) return;
+  take_sums<kCoefficients>(job, token, static_cast<int>(threadIdx.x) % kWarp, s_m);
+  __syncwarp();
+  store_coefficients(job, token, s_m, stream_factor<kCoefficients>(job, s_m), bases);
+}
+
 // Grid: blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
 template <int kWide>
 __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ MhcJob job, int64_t num_tokens) {
@@ -209,11 +220,7 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
   wait_for_previous();
   if (t >= num_tokens) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int64_t token = (t - num_tokens) * kNormWarps + warp;
-    if (token >= num_tokens) return;
-    take_sums<kCoefficients>(job, token, static_cast<int>(threadIdx.x) % kWarp, s_sums[warp]);
-    __syncwarp();
-    store_coefficients(job, token, s_sums[warp], stream_factor<kCoefficients>(job, s_sums[warp]), bases);
+    store_coefficients_of((t - num_tokens) * kNormWarps + warp, num_tokens, job, s_sums[warp], bases);
     return;
   }
   const Mixer<kWide> mixer(job, t);
@@ -236,6 +243,81 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
     if (begin > 0) load_weights(begin);
     for_columns(begin, hidden, [&](int i, int64_t c) { job.y.store(t * hidden + c, s_y[c] * factor * weights[i]); });
   }
+}
+
+// The same for many tokens in BF16, kManyTokens of them to a block. Rows lie in shared memory as they are rounded.
+constexpr int kManyTokens = 4, kWide = 4;
+__global__ void __launch_bounds__(kNormBlock, 2)
+    mix_and_norm_many(const __grid_constant__ MhcJob job, int64_t num_tokens) {
+  constexpr int kCoefficients = ops::kHcCoefficients;
+  __shared__ float s_sums[kNormWarps][kCoefficients + 1], s_pre[kManyTokens][kS], s_factors[kManyTokens];
+  const Values s_rows{dynamic_shared<uint16_t>(), true};
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int hidden = static_cast<int>(job.hidden);
+  const int64_t groups = ceil_div<int64_t>(num_tokens, kManyTokens), first = blockIdx.x * int64_t{kManyTokens};
+  const int count = static_cast<int>(min(num_tokens - first, int64_t{kManyTokens}));
+  const Bases bases = load_bases(job);
+  wait_for_previous();
+  if (blockIdx.x >= groups) {
+    store_coefficients_of((blockIdx.x - groups) * kNormWarps + warp, num_tokens, job, s_sums[warp], bases);
+    return;
+  }
+  if (warp < count) {
+    take_sums<kCoefficients>(job, first + warp, lane, s_sums[warp]);
+    __syncwarp();
+    const float rr = stream_factor<kCoefficients>(job, s_sums[warp]);
+    if (lane < kS) s_pre[warp][lane] = pre_coefficient(job, s_sums[warp][lane], rr, bases.scales[0], bases.pre);
+  }
+  __syncthreads();
+  constexpr int kStep = kNormBlock * kWide;
+  for (int t = 0; t < count; ++t) {
+    const int64_t base = (first + t) * kS * hidden;
+#pragma unroll 2
+    for (int c = static_cast<int>(threadIdx.x) * kWide; c < hidden; c += kStep) {
+      Pack<kWide> streams[kS], y;
+#pragma unroll
+      for (int j = 0; j < kS; ++j) streams[j] = load_pack<kWide>(job.x, base + j * hidden + c);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) {
+#pragma unroll
+        for (int j = 0; j < kS; ++j) y.v[i] += s_pre[t][j] * streams[j].v[i];
+      }
+      store_pack<kWide>(s_rows, t * hidden + c, y);
+    }
+  }
+  __syncthreads();
+  if (warp < ceil_div(count, kWarp / kLanes)) {
+    const int t = min(warp * (kWarp / kLanes) + lane / kLanes, count - 1);
+    const auto* row = static_cast<const uint16_t*>(s_rows.data) + t * hidden;
+    const float factor = norm_factor(Values{const_cast<uint16_t*>(row), true}, hidden, job.eps);
+    if (lane % kLanes == 0) s_factors[t] = factor;
+  }
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x) * kWide; c < hidden; c += kStep) {
+    Pack<kWide> weights{{1, 1, 1, 1}};
+    if (job.weight.data != nullptr) weights = load_pack<kWide>(job.weight, c);
+    for (int t = 0; t < count; ++t) {
+      Pack<kWide> y = load_pack<kWide>(s_rows, t * hidden + c);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) y.v[i] = y.v[i] * s_factors[t] * weights.v[i];
+      store_pack<kWide>(job.y, (first + t) * hidden + c, y);
+    }
+  }
+}
+
+void launch_mix_and_norm(const MhcJob& job, int64_t num_tokens, device::Queue& queue) {
+  const int64_t coefficient_blocks = ceil_div<int64_t>(num_tokens, kNormWarps);
+  const bool is_many =
+      job.y.is_bf16 && job.x.is_bf16 && has_packs(job.hidden) && num_tokens >= 2 * kManyTokens * multiprocessors();
+  if (is_many) {
+    launch("mhc_post_pre", queue, mix_and_norm_many,
+           grid_for(ceil_div<int64_t>(num_tokens, kManyTokens) + coefficient_blocks, 1), kNormBlock,
+           kManyTokens * static_cast<size_t>(job.hidden) * sizeof(uint16_t), job, num_tokens);
+    return;
+  }
+  launch("mhc_post_pre", queue, has_packs(job.hidden) ? mix_and_norm<4> : mix_and_norm<1>,
+         grid_for(num_tokens + coefficient_blocks, 1), kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job,
+         num_tokens);
 }
 
 template <int kCoefficients>
@@ -309,9 +391,7 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
   }
   job.weight = values_of(args.weight), job.eps = desc.norm->eps;
   launch_products("mhc_post_pre", job, ops::kHcCoefficients + 1, args.num_tokens, queue);
-  const dim3 grid = grid_for(args.num_tokens + ceil_div<int64_t>(args.num_tokens, kNormWarps), 1);
-  launch("mhc_post_pre", queue, has_packs(job.hidden) ? mix_and_norm<4> : mix_and_norm<1>, grid, kNormBlock,
-         static_cast<size_t>(job.hidden) * sizeof(float), job, args.num_tokens);
+  launch_mix_and_norm(job, args.num_tokens, queue);
 }
 
 }  // namespace tessera::backends::cuda

@@ -39,9 +39,9 @@ struct MhcProducts {
   static constexpr int kLoads = 8;  // of four columns that a lane has of a row at once
   // Few tokens: rows of fn, and the streams themselves, that a block multiplies, a warp each.
   static constexpr int kMostRows = 13;
-  // Many tokens: rows of fn of a warp, tokens of a stage, stages of which all but one are on their way.
+  // Many tokens: rows of fn of a warp, tokens that it multiplies at once, stages of which all but one are on their way.
   static constexpr int kMany = 32, kRowsOfWarp = 3, kTokensAtOnce = 4, kStages = 3;
-  static constexpr int kMostWarps = ops::kHcCoefficients / kRowsOfWarp + 1;
+  static constexpr int kMostWarps = ops::kHcCoefficients / kRowsOfWarp, kBlocksAtOnce = 2;
 
   // Values of a slice of a token's streams.
   TESSERA_HOST_DEVICE static int slice_values(int64_t hidden) {
@@ -118,17 +118,17 @@ __global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, 2)
   if (lane == 0) job.sums[(static_cast<int64_t>(blockIdx.y) * num_rows + row) * P::kSlices + slice] = sum;
 }
 
-// A warp's share of the products of a slice, for many tokens: kRowsOfWarp rows of fn, or the sum of squares. Of each
-// row a lane has kLoads times four columns in registers: all of the slice's (kIsWhole), or one part after the other.
+// A warp's share of the products of a slice, for many tokens: kRowsOfWarp rows of fn, and the squares of some of the
+// tokens. Of each row a lane has kLoads times four columns in registers: all of the slice's (kIsWhole), or one part
+// after the other.
 template <bool kIsBf16, bool kIsWhole>
 class RowProducts {
  public:
-  // num_rows: of fn, and one, which is the squares and has a warp of its own, the one after fn's.
+  // num_rows: of fn, and one, which is the squares.
   __device__ RowProducts(const MhcJob& job, int slice, int first_row, int num_rows)
-      : row_(first_row), num_rows_(num_rows), stride_(P::slice_values(job.hidden) / 4) {
+      : job_(job), row_(first_row), num_rows_(num_rows), stride_(P::slice_values(job.hidden) / 4) {
     const int64_t width = P::kS * job.hidden, column = slice * P::kRun + 4 * lane();
     fn_ = job.fn + row_ * width + column, width_ = static_cast<int>(width);
-    sums_ = job.sums + slice;
     num_loads_ = static_cast<int>(ceil_div<int64_t>(width - column, P::kRound));
     if constexpr (kIsWhole) load(0);
   }
@@ -136,13 +136,12 @@ class RowProducts {
   // Four streams' values as they are stored.
   using Four = std::conditional_t<kIsBf16, uint2, float4>;
 
-  // Tokens [begin, begin + count), whose slices lie at s_slices. count: to kTokensAtOnce.
-  __device__ void add(const Four* s_slices, int64_t begin, int count) {
-    if (is_squares()) {
-      add_rows<1>(s_slices, begin, count);
-    } else {
-      add_rows<P::kRowsOfWarp>(s_slices, begin, count);
-    }
+  // Tokens [begin, begin + count), whose slices lie at s_slices. count: to kTokensAtOnce. Squares are dealt out to the
+  // warps: a warp for them alone would be a third on one scheduler, and the others wait for it.
+  __device__ void add(const Four* s_slices, int begin, int count) {
+    add_rows(s_slices, begin, count);
+    const int warp = static_cast<int>(threadIdx.x) / P::kWarp, num_warps = static_cast<int>(blockDim.x) / P::kWarp;
+    for (int t = warp; t < count; t += num_warps) add_squares(s_slices + t * stride_, begin + t);
   }
 
  private:
@@ -157,11 +156,9 @@ class RowProducts {
       return four;
     }
   }
-  __device__ bool is_squares() const { return row_ + 1 >= num_rows_; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % P::kWarp; }
 
   __device__ void load(int first) {
-    if (is_squares()) return;
 #pragma unroll
     for (int r = 0; r < P::kRowsOfWarp; ++r) {
       if (row_ + r + 1 >= num_rows_) break;
@@ -174,9 +171,8 @@ class RowProducts {
   }
 
   // Tokens that are not there are multiplied too (as what lies there), so that sums do not wait for each other.
-  template <int kRows>
-  __device__ void add_rows(const Four* s_slices, int64_t begin, int count) {
-    float sums[P::kTokensAtOnce][kRows] = {};
+  __device__ void add_rows(const Four* s_slices, int begin, int count) {
+    float sums[P::kTokensAtOnce][P::kRowsOfWarp] = {};
     for (int first = 0; first < num_loads_; first += kLoads) {
       if constexpr (!kIsWhole) load(first);
       const Four* s_values = s_slices + first * P::kWarp + lane();
@@ -187,7 +183,7 @@ class RowProducts {
         for (int t = 0; t < P::kTokensAtOnce; ++t) {
           const float4 a = floats_of(s_values[t * stride_ + n * P::kWarp]);
 #pragma unroll
-          for (int r = 0; r < kRows; ++r) sums[t][r] = add_products(sums[t][r], a, kRows == 1 ? a : factors_[r][n]);
+          for (int r = 0; r < P::kRowsOfWarp; ++r) sums[t][r] = add_products(sums[t][r], a, factors_[r][n]);
         }
       }
       if constexpr (kIsWhole) break;
@@ -196,49 +192,55 @@ class RowProducts {
     for (int t = 0; t < P::kTokensAtOnce; ++t) store(begin + t, t < count, sums[t]);
   }
 
-  // Adds lanes by halves. With three rows a lane keeps, at the first two halvings, those that its half goes on with.
-  template <int kRows>
-  __device__ void store(int64_t token, bool is_there, const float (&sums)[kRows]) const {
-    const auto kept = [](float mine, float theirs, int mask) { return mine + __shfl_xor_sync(~0u, theirs, mask); };
-    float sum = sums[0];
-    int half = P::kWarp / 2, row = num_rows_ - 1;
-    bool is_row = is_there;
-    if constexpr (kRows > 1) {
-      static_assert(kRows == 3);
-      const bool high = (lane() & 16) != 0, high_pair = (lane() & 8) != 0;
-      const float one = kept(high ? sums[2] : sums[0], high ? sums[0] : sums[2], 16);
-      const float other = kept(sums[1], sums[1], 16);
-      sum = kept(high_pair ? other : one, high_pair ? one : other, 8);
-      const int r = (high ? 2 : 0) + (high_pair ? 1 : 0);
-      row = row_ + r;
-      is_row = is_there && r < kRows && row + 1 < num_rows_;
-      half = 4;
+  __device__ void add_squares(const Four* s_slice, int token) const {
+    float sum = 0;
+    for (int n = 0; n < num_loads_; ++n) {
+      const float4 a = floats_of(s_slice[n * P::kWarp + lane()]);
+      sum = add_products(sum, a, a);
     }
-    const int lanes_of_row = 2 * half;
-    for (; half > 0; half /= 2) sum = kept(sum, sum, half);
-    if (is_row && lane() % lanes_of_row == 0) sums_[(token * num_rows_ + row) * P::kSlices] = sum;
+    for (int half = P::kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
+    if (lane() == 0) sum_of(token, num_rows_ - 1) = sum;
   }
 
+  // Adds lanes by halves. A lane keeps, at the first two halvings, those of the three rows that its half goes on with.
+  __device__ void store(int token, bool is_there, const float (&sums)[P::kRowsOfWarp]) const {
+    static_assert(P::kRowsOfWarp == 3);
+    const auto kept = [](float mine, float theirs, int mask) { return mine + __shfl_xor_sync(~0u, theirs, mask); };
+    const bool high = (lane() & 16) != 0, high_pair = (lane() & 8) != 0;
+    const float one = kept(high ? sums[2] : sums[0], high ? sums[0] : sums[2], 16);
+    const float other = kept(sums[1], sums[1], 16);
+    float sum = kept(high_pair ? other : one, high_pair ? one : other, 8);
+    for (int half = 4; half > 0; half /= 2) sum = kept(sum, sum, half);
+    const int r = (high ? 2 : 0) + (high_pair ? 1 : 0), row = row_ + r;
+    const bool is_row = is_there && r < P::kRowsOfWarp && row + 1 < num_rows_;
+    if (is_row && lane() % 8 == 0) sum_of(token, row) = sum;
+  }
+
+  // Worked out where it is needed: an address that is kept would be one register too many.
+  __device__ float& sum_of(int token, int row) const {
+    return job_.sums[(int64_t{token} * num_rows_ + row) * P::kSlices + blockIdx.x];
+  }
+
+  const MhcJob& job_;
   const float* fn_;
-  float* sums_;
   int row_, num_rows_, stride_, width_, num_loads_;
   float4 factors_[P::kRowsOfWarp][kLoads];
 };
 
 // Grid: slices, by shares of the tokens. The streams are there already (`write` is none).
 template <bool kIsBf16, bool kIsWhole>
-__global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, 1)
-    sum_products_of_many(const __grid_constant__ MhcJob job, int num_rows, int64_t num_tokens) {
+__global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
+    sum_products_of_many(const __grid_constant__ MhcJob job, int num_rows, int num_tokens) {
   using P = MhcProducts;
   using Products = RowProducts<kIsBf16, kIsWhole>;
   constexpr int kChunk = kIsBf16 ? 8 : 4, kChunksOfRun = P::kRun / kChunk;  // columns of a copy
   auto* s_slices = cuda_common::dynamic_shared<typename Products::Four>();
   const int fours = P::slice_values(job.hidden) / 4, width = static_cast<int>(P::kS * job.hidden);
   const int first = static_cast<int>(blockIdx.x) * P::kRun;
-  const int64_t step = int64_t{gridDim.y} * P::kTokensAtOnce;
+  const int step = static_cast<int>(gridDim.y) * P::kTokensAtOnce;
   Products products(job, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x) / P::kWarp * P::kRowsOfWarp,
                     num_rows);
-  const auto bring = [&](int64_t begin, int stage) {
+  const auto bring = [&](int begin, int stage) {
     const int chunks = fours * 4 / kChunk;
     for (int at = static_cast<int>(threadIdx.x); at < P::kTokensAtOnce * chunks; at += static_cast<int>(blockDim.x)) {
       const int t = at / chunks, chunk = at % chunks;
@@ -251,15 +253,13 @@ __global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, 1
     cuda_common::ptx::commit_copies();
   };
   cuda_common::wait_for_previous();
-  int64_t begin = int64_t{blockIdx.y} * P::kTokensAtOnce;
+  int begin = static_cast<int>(blockIdx.y) * P::kTokensAtOnce;
   for (int stage = 0; stage + 1 < P::kStages; ++stage) bring(begin + stage * step, stage);
   for (int stage = 0; begin < num_tokens; begin += step) {
     cuda_common::ptx::wait_for_copies<P::kStages - 2>();
     __syncthreads();
-    const int64_t count = num_tokens - begin;
     bring(begin + (P::kStages - 1) * step, (stage + P::kStages - 1) % P::kStages);
-    products.add(s_slices + stage * P::kTokensAtOnce * fours, begin,
-                 static_cast<int>(count < P::kTokensAtOnce ? count : P::kTokensAtOnce));
+    products.add(s_slices + stage * P::kTokensAtOnce * fours, begin, min(num_tokens - begin, P::kTokensAtOnce));
     stage = (stage + 1) % P::kStages;
   }
 }
@@ -275,9 +275,10 @@ inline void launch_products(const char* name, const MhcJob& job, int num_rows, i
   using P = MhcProducts;
   const int values = P::slice_values(job.hidden);
   if (are_many(job, num_tokens)) {
-    const int64_t shares = std::min(ceil_div<int64_t>(num_tokens, P::kTokensAtOnce),
-                                    std::max<int64_t>(cuda_common::multiprocessors() / P::kSlices, 1));
-    const int warps = ceil_div(num_rows - 1, P::kRowsOfWarp) + 1;
+    const int64_t shares =
+        std::min(ceil_div<int64_t>(num_tokens, P::kTokensAtOnce),
+                 std::max<int64_t>(P::kBlocksAtOnce * cuda_common::multiprocessors() / P::kSlices, 1));
+    const int warps = ceil_div(num_rows - 1, P::kRowsOfWarp);
     const bool is_whole = values <= P::kLoads * P::kRun;
     const auto kernel = job.x.is_bf16
                             ? (is_whole ? sum_products_of_many<true, true> : sum_products_of_many<true, false>)
@@ -285,7 +286,7 @@ inline void launch_products(const char* name, const MhcJob& job, int num_rows, i
     const int stage_bytes = P::kTokensAtOnce * values * (job.x.is_bf16 ? 2 : 4);
     cuda_common::launch(name, queue, kernel, dim3(P::kSlices, static_cast<unsigned>(shares)),
                         static_cast<unsigned>(warps * P::kWarp), static_cast<size_t>(P::kStages * stage_bytes), job,
-                        num_rows, num_tokens);
+                        num_rows, static_cast<int>(num_tokens));
     return;
   }
   const int groups = ceil_div(num_rows, P::kMostRows), warps = ceil_div(num_rows, groups);

@@ -22,11 +22,13 @@ __device__ void for_columns(int64_t begin, int64_t width, const Function& functi
   }
 }
 
-// 1 / sqrt(mean of squares + eps) of s_row[0, width), the sum in the order of the contract. All of a warp takes part.
-__device__ inline float norm_factor(const float* s_row, int64_t width, float eps) {
+// 1 / sqrt(mean of squares + eps) of row[0, width), the sum in the order of the contract. All of a warp takes part; its
+// halves may have two rows.
+template <class Row>
+__device__ float norm_factor(const Row& row, int64_t width, float eps) {
   float sum = 0;
 #pragma unroll 16
-  for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += s_row[c] * s_row[c];
+  for (int64_t c = threadIdx.x % kLanes; c < width; c += kLanes) sum += row[c] * row[c];
   const float mean = add_lanes(sum) / static_cast<float>(width);
   return 1 / sqrtf(mean + eps);
 }
