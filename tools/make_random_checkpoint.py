@@ -30,7 +30,7 @@ POOL = 1000003
 
 
 def config_of(shape, num_layers, vocab_size, num_hash_layers):
-    ratios = [RATIOS[n % 3] if n < 3 else [4, 128][n % 2] for n in range(num_layers)]
+    ratios = [RATIOS[n % 3] if n < 3 else [4, 128][(n - 3) % 2] for n in range(num_layers)]
     return dict(
         SHAPES[shape], architectures=['DeepseekV4ForCausalLM'], model_type='deepseek_v4', vocab_size=vocab_size,
         num_hidden_layers=num_layers, num_key_value_heads=1, head_dim=512, qk_rope_head_dim=64, sliding_window=128,

@@ -92,9 +92,9 @@ int measure(BenchSteps& bench, Ranks& ranks) {
       bench.record.empty() || ranks.is_follower() ? nullptr : std::make_unique<AtomicFile>(bench.record);
   const bench::StepOptions& options = bench.options;
   const std::string made =
-      fmt::format("random weights of {}, {} layers, seed {}; contexts {}, batches {}, {} steps, {} repeats",
-                  options.shape, options.num_layers, options.seed, fmt::join(options.contexts, " "),
-                  fmt::join(options.batches, " "), options.steps, options.repeats);
+      fmt::format("random weights of {}, {} layers, dense {}, seed {}; contexts {}, batches {}, {} steps, {} repeats",
+                  options.shape, options.num_layers, ops::to_string(options.dense), options.seed,
+                  fmt::join(options.contexts, " "), fmt::join(options.batches, " "), options.steps, options.repeats);
   const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
   ranks.join_made("model", model::published_model(bench::published_config(options.shape), options.dense), made,
                   bench.model, bench.options.load, most);

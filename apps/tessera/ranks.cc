@@ -368,6 +368,9 @@ void Ranks::fail(const std::string& why) noexcept {
 // On the bootstrap's thread, while another may wait for what never comes, or on one that goes on whatever its step
 // threw.
 void Ranks::lost(int, const std::string& message) {
+  // Whoever reads the messages may have stopped reading: then this ends without the last of them.
+  std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
+  alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
   print_error(named(message));
   others_.end(kLastWordsSeconds);
   _exit(kExitDevice);

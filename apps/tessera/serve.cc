@@ -272,8 +272,7 @@ CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOpti
 // Caches that the machine could not hold by themselves: more was asked for, and the flags that ask are named.
 void Serve::check_room(const CacheMemory& memory, const device::Machine& machine) const {
   const auto bytes = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
-  const auto available =
-      static_cast<int64_t>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
+  const auto available = static_cast<int64_t>(machine.free_bytes());
   const int64_t needed = memory.running + memory.prefixes;
   if (needed <= available) return;
   fail(
@@ -347,7 +346,7 @@ void Serve::print_address(uint16_t port, const std::string& name) const {
 // one machine's processors share its memory. Throws kResourceExhausted on rank 0 where they do not fit on all.
 CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const {
   const device::Machine machine = device::machine_of(flags_.model.device);
-  const auto left = static_cast<int64_t>(machine.memory_available_bytes / (machine.gpu ? 1 : ranks.world()));
+  const auto left = static_cast<int64_t>(machine.free_bytes() / (machine.gpu ? 1 : ranks.world()));
   const CacheMemory own = cache_memory(folder, load, left / 5 * 4);
   CacheMemory agreed;
   agreed.running = ranks.least(own.running);

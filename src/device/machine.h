@@ -28,6 +28,9 @@ struct Machine {
   // computes.
   std::optional<GpuDevice> gpu;
   std::string backends;  // TESSERA_BACKENDS: the only ones to use besides the reference, comma-separated; empty: all
+
+  // Where data lies: of the GPU that computes, when it was found, else of the host.
+  uint64_t free_bytes() const { return gpu.has_value() ? gpu->memory_free_bytes : memory_available_bytes; }
 };
 
 // Cores that this process may use: those of its affinity, at most its control group's share; at least 1.

@@ -63,9 +63,7 @@ Examination::Examination(const checkpoint::Checkpoint& checkpoint, const model::
       weights_(checkpoint, config, 0, model::Shard{}, nullptr, model::Inexact::kRound) {}
 
 StackOptions Examination::stack_options(const ops::Precision& precision) const {
-  const uint64_t available =
-      machine_.gpu.has_value() ? machine_.gpu->memory_free_bytes : machine_.memory_available_bytes;
-  return {precision, weights_.total_bytes() * kLoadedShare < available};
+  return {precision, weights_.total_bytes() * kLoadedShare < machine_.free_bytes()};
 }
 
 void Examination::record_layer(int64_t layer, const OpRecorder& exact, const device::Tensor& streams,

@@ -35,14 +35,13 @@ int64_t room_for_caches(const std::string& directory, const device::Machine& mac
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
   }
-  const auto available =
-      static_cast<double>(machine.gpu ? machine.gpu->memory_free_bytes : machine.memory_available_bytes);
+  const auto available = static_cast<double>(machine.free_bytes());
   return static_cast<int64_t>(kShare * (available - num_weight_bytes));
 }
 
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {
   const uint64_t needed = weights + state + work;
-  const uint64_t available = machine.gpu.has_value() ? machine.gpu->memory_free_bytes : machine.memory_available_bytes;
+  const uint64_t available = machine.free_bytes();
   if (needed <= available) return;
   const std::string where =
       machine.gpu.has_value() ? fmt::format("{} (cuda:{})", machine.gpu->name, machine.gpu->ordinal) : "this machine";
