@@ -160,7 +160,7 @@ TEST_F(GpuInstructions, MultiplyBf16) {
 TEST_F(GpuInstructions, PositivePart) {
   check("positive_part", Instruction::kPositivePart, kAll, 0, [](uint32_t input, uint32_t result) {
     const float value = float_of(input);
-    return same_float(float_of(result), value <= 0 ? 0.0f : value) ? 0 : 1;
+    return same_float(result, value <= 0 ? 0.0f : value) ? 0 : 1;
   });
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // index_scores by wgmma: a warpgroup has 64 keys as A, decoded into its registers, and multiplies them by the heads'
-// queries, 64 columns of B, token after token. A thread block keeps the queries of its tokens and goes over keys; keys
-// that neighbouring tokens share (a prompt's) are decoded once for all of them. Warpgroups wait for nobody else, so
-// while one weighs its sums the others' products run.
+// queries, 64 columns of B, token after token. A thread block keeps the queries of its tokens and goes over keys; those
+// that all its tokens share (a prompt's) are decoded once, and while a token's sums are weighed the next one's products
+// run.
 //   order  as in cuda.mma, whose bits these are: heads g and g + 8 of each 16 in turn, then over g by halves; a step of
 //          16 channels is of 4 of each lane's 16 in a group of 64, pairs of FP4 codes (j, j + 4) of each eight
-// What bounds it: many tokens by the products of BF16, then by instructions (a warp's scheduler issues about 150 for 64
-// keys of a token and 200 to decode them, its products take 256 cycles); one by the loads that depend on each other.
+// What bounds it: many tokens by the products of BF16 (256 cycles for 64 keys of a token, of which a warp's scheduler
+// issues some 170 times to weigh the sums); few by decoding, 200 instructions, and one by loads that depend on each
+// other.
 #include <algorithm>
 #include <cmath>
 
@@ -26,21 +27,22 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kWarpgroup = 128, kKeys = 64, kHeads = 64, kWidth = 128;
+constexpr int kWarpgroup = 128, kLog2Keys = 6, kKeys = 1 << kLog2Keys, kHeads = 64, kWidth = 128;
 constexpr int kGroup = 64, kGroups = kWidth / kGroup;  // channels of a row of 128 bytes in shared memory
 constexpr int kPanelBytes = kHeads * kGroup * 2, kQueryBytes = kGroups * kPanelBytes;
 constexpr int kCodeBytes = kWidth / 2;
 
-// Of many tokens, two thread blocks on a multiprocessor; of few, one, which loads a token's queries once for 256 keys.
-constexpr int kManyTokens = 4, kManyWarpgroups = 2, kFewWarpgroups = 4, kWarpgroups = 4;
+// Tokens and warpgroups of a thread block, which has a multiprocessor for itself: of many tokens with registers for two
+// tokens' sums, of few with a token's queries for as many keys as can be.
+constexpr int kManyTokens = 8, kManyWarpgroups = 3, kFewWarpgroups = 4;
 
 struct Job {
   const uint16_t *queries, *weights;
   ops::PagedEntries<const uint8_t> keys;
   const int32_t* counts;
   float* scores;
-  int64_t entry_bytes, stride;
-  int num_tokens;
+  int64_t stride;
+  int entry_bytes, num_tokens;
   float scale;
 };
 
@@ -94,24 +96,35 @@ __device__ inline void decode(const Codes& codes, int lane_of_row, Operand& a) {
   }
 }
 
-// The tokens' queries as B: panel n of a token has channels [64 n, 64 n + 64) of a head in a row.
-__device__ inline void load_queries(const uint16_t* queries, int num_tokens, char* s_queries) {
-  constexpr int kPieces = 2 * kGroups;  // of a head: eight channels of each lane's in a group
-  for (int item = static_cast<int>(threadIdx.x); item < num_tokens * kHeads * kPieces;
-       item += static_cast<int>(blockDim.x)) {
-    const int row = item / kPieces, n = item / 2 % kGroups, i = item % 2, head = row % kHeads;
-    const uint4* from = reinterpret_cast<const uint4*>(queries + static_cast<int64_t>(row) * kWidth + n * kGroup) + i;
+// The tokens' queries as B, piece by piece: panel n of a token has channels [64 n, 64 n + 64) of a head in a row, of
+// which a piece has eight of each lane's 16.
+class QueryPiece {
+ public:
+  static constexpr int kOfToken = kHeads * kGroups * 2;
+
+  __device__ QueryPiece(const uint16_t* queries, int item) : row_(item / kEach), n_(item / 2 % kGroups), i_(item % 2) {
+    const uint16_t* from = queries + static_cast<int64_t>(row_) * kWidth + n_ * kGroup;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) values_[t] = __ldg(reinterpret_cast<const uint4*>(from) + 2 * t + i_);
+  }
+  __device__ void store(char* s_queries) const {
     uint4 v[4];
 #pragma unroll
-    for (int t = 0; t < 4; ++t) v[t] = split_pairs(__ldg(from + 2 * t));
-    uint4* to = reinterpret_cast<uint4*>(s_queries + row / kHeads * kQueryBytes + n * kPanelBytes) + head * 8;
-    const auto place = [&](int c) -> uint4& { return to[(4 * i + c) ^ (head % 8)]; };
+    for (int t = 0; t < 4; ++t) v[t] = split_pairs(values_[t]);
+    const int head = row_ % kHeads;
+    uint4* to = reinterpret_cast<uint4*>(s_queries + row_ / kHeads * kQueryBytes + n_ * kPanelBytes) + head * 8;
+    const auto place = [&](int c) -> uint4& { return to[(4 * i_ + c) ^ (head % 8)]; };
     place(0) = {v[0].x, v[1].x, v[2].x, v[3].x};
     place(1) = {v[0].y, v[1].y, v[2].y, v[3].y};
     place(2) = {v[0].z, v[1].z, v[2].z, v[3].z};
     place(3) = {v[0].w, v[1].w, v[2].w, v[3].w};
   }
-}
+
+ private:
+  static constexpr int kEach = 2 * kGroups;
+  int row_, n_, i_;
+  uint4 values_[4];
+};
 
 // The score of this lane's row g (lanes 0 of a row) or g + 8 (lanes 1). A NaN passes through.
 __device__ inline float weigh(const float (&sums)[32], const float* s_weights, int lane_of_row) {
@@ -133,16 +146,132 @@ __device__ inline float weigh(const float (&sums)[32], const float* s_weights, i
   return lane_of_row == 0 ? low : high;
 }
 
+// A warpgroup's walk over its keys, every step-th 64, for the block's tokens.
+template <int kTokens>
+class Walk {
+ public:
+  __device__ Walk(const Job& job, const Shared<kTokens>& s, const char* s_queries, int first_token, int first, int step,
+                  int most)
+      : job_(job), s_(s), s_queries_(s_queries), first_token_(first_token), first_(first), step_(step), most_(most) {}
+
+  // The codes of the first keys that have to be decoded.
+  __device__ void begin() { load_next(0, first_); }
+
+  // Of tokens that share their keys. Products under way cross no end of a loop (wide_sums.cuh).
+  __device__ void run_shared() {
+    static_assert(kTokens % 2 == 0);
+    for (; first_ < most_; first_ += step_) {
+      Operand a;
+      float sums[2][kHeads / 2];
+      decode(codes_, lane_of_row(), a);
+      if (first_ + step_ < most_) load(0, first_ + step_);
+      multiply(a, 0, sums[0]);
+#pragma unroll
+      for (int token = 0; token < kTokens; ++token) {
+        if (token + 1 < kTokens) {
+          multiply(a, token + 1, sums[(token + 1) % 2]);
+          ptx::wait_for_products<1>();
+        } else {
+          ptx::wait_for_products<0>();
+        }
+        finish(token, s_.counts[token], sums[token % 2]);
+      }
+    }
+  }
+
+  __device__ void run() {
+    Operand a;
+    for (; first_ < most_; first_ += step_) {
+      for (int token = 0; token < kTokens; ++token) {
+        if (uniform(s_.limits[token]) > first_) {
+          decode(codes_, lane_of_row(), a);
+          load_next(token + 1, first_);
+        }
+        const int count = uniform(s_.counts[token]);
+        if (count <= first_) continue;
+        float sums[kHeads / 2];
+        multiply(a, token, sums);
+        ptx::wait_for_products<0>();
+        finish(token, count, sums);
+      }
+    }
+  }
+
+ private:
+  __device__ static int lane_of_row() {
+    return static_cast<int>(threadIdx.x) % 4;
+  }
+  // The first of a lane's two; the other is 8 further.
+  __device__ static int row() {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+    return thread / 32 * 16 + thread % 32 / 4;
+  }
+
+  __device__ void multiply(const Operand& a, int token, float (&sums)[kHeads / 2]) const {
+    const ptx::SharedOperand b = ptx::SharedOperand::of(s_queries_ + token * kQueryBytes, 1024);
+    ptx::begin_products();
+#pragma unroll
+    for (int k = 0; k < kWidth / 16; ++k) {
+      ptx::wgmma_bf16<kHeads>(sums, a[k], b + (k / 4 * kPanelBytes + k % 4 * 32), k > 0);
+    }
+    ptx::commit_products();
+  }
+  __device__ void finish(int token, int count, const float (&sums)[kHeads / 2]) const {
+    const float score = weigh(sums, s_.weights[token], lane_of_row());
+    const int key = first_ + row() + 8 * lane_of_row();
+    if (lane_of_row() < 2 && key < count) job_.scores[(first_token_ + token) * job_.stride + key] = score;
+  }
+
+  // Of the token's keys from first_key on; of the last one where there are no more.
+  __device__ void load(int token, int first_key) {
+    const auto keys = job_.keys.of_row(first_token_ + token);
+    const int last = s_.limits[token] - 1 - first_key;
+    // In a row, where they are: then a warp's lanes need one address.
+    const bool are_in_row = keys.pages == nullptr || keys.shift >= kLog2Keys;
+    const uint8_t* tile = are_in_row ? keys.at(first_key, job_.entry_bytes) : nullptr;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int in_tile = min(row() + 8 * r, last);
+      const uint8_t* entry =
+          are_in_row ? tile + in_tile * job_.entry_bytes : keys.at(first_key + in_tile, job_.entry_bytes);
+      // Entries begin at 4 bytes.
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(entry) + 2 * lane_of_row();
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        codes_.words[r][n][0] = __ldg(words + n * kGroup / 8),
+        codes_.words[r][n][1] = __ldg(words + n * kGroup / 8 + 1);
+      }
+      codes_.scales[r] = __ldg(reinterpret_cast<const uint32_t*>(entry + kCodeBytes));
+    }
+  }
+  // Of the next token, from `token` on, whose keys from `first_key` on have to be decoded.
+  __device__ void load_next(int token, int first_key) {
+    for (; first_key < most_; first_key += step_, token = 0) {
+      for (; token < kTokens; ++token) {
+        if (s_.limits[token] > first_key) return load(token, first_key);
+      }
+    }
+  }
+
+  const Job& job_;
+  const Shared<kTokens>& s_;
+  const char* s_queries_;
+  int first_token_, first_, step_, most_;
+  Codes codes_;
+};
+
 // Grid: groups of kTokens tokens by groups of keys; a block takes every gridDim.y-th.
-template <int kTokens, int kBlockWarpgroups>
-__global__ void __launch_bounds__(kBlockWarpgroups* kWarpgroup, kWarpgroups / kBlockWarpgroups) score_keys(Job job) {
+template <int kTokens, int kWarpgroups>
+__global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1) score_keys(const __grid_constant__ Job job) {
   char* s_queries = swizzled_shared<char>();
   __shared__ Shared<kTokens> s;
   wait_for_previous();
   const int first_token = static_cast<int>(blockIdx.x) * kTokens;
   const int num_tokens = min(kTokens, job.num_tokens - first_token);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, g = lane / 4, t = lane % 4;
-  const int row = thread % kWarpgroup / 32 * 16 + g;
+  const int thread = static_cast<int>(threadIdx.x), threads = kWarpgroups * kWarpgroup;
+  const int num_pieces = num_tokens * QueryPiece::kOfToken;
+  const uint16_t* queries = job.queries + static_cast<int64_t>(first_token) * kHeads * kWidth;
+  const QueryPiece piece(queries, min(thread, num_pieces - 1));  // on its way while the keys' places are found
   if (thread < kTokens) {
     const auto keys_of = [&](int j) { return job.keys.of_row(first_token + j); };
     const auto count_of = [&](int j) { return j < num_tokens ? job.counts[first_token + j] : 0; };
@@ -155,67 +284,29 @@ __global__ void __launch_bounds__(kBlockWarpgroups* kWarpgroup, kWarpgroups / kB
   }
   __syncthreads();
   int most = 0;
+  bool are_shared = kTokens > 1;
 #pragma unroll
-  for (int j = 0; j < kTokens; ++j) most = max(most, s.limits[j]);
-  if (static_cast<int>(blockIdx.y) * kBlockWarpgroups * kKeys >= most) return;
-  const int step = uniform(static_cast<int>(gridDim.y) * kBlockWarpgroups * kKeys);
-  int first = uniform((static_cast<int>(blockIdx.y) * kBlockWarpgroups + thread / kWarpgroup) * kKeys);
-  most = uniform(most);
-  Codes codes;
-  const auto load_codes = [&](int token, int first_key) {
-    const auto keys = job.keys.of_row(first_token + token);
-    const int last = s.limits[token] - 1;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint8_t* entry = keys.at(min(first_key + row + 8 * r, last), job.entry_bytes);
-      const uint32_t* words = reinterpret_cast<const uint32_t*>(entry) + 2 * t;  // entries begin at 4 bytes
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        codes.words[r][n][0] = __ldg(words + n * kGroup / 8), codes.words[r][n][1] = __ldg(words + n * kGroup / 8 + 1);
-      }
-      codes.scales[r] = __ldg(reinterpret_cast<const uint32_t*>(entry + kCodeBytes));
-    }
-  };
-  // The next token, from `token` on, whose keys from `first_key` on have to be decoded; its keys are loaded.
-  const auto load_next = [&](int token, int first_key) {
-    while (first_key < most) {
-      for (; token < kTokens; ++token) {
-        if (s.limits[token] > first_key) return load_codes(token, first_key);
-      }
-      token = 0, first_key += step;
-    }
-  };
-  load_next(0, first);
-  load_queries(job.queries + static_cast<int64_t>(first_token) * kHeads * kWidth, num_tokens, s_queries);
-  for (int i = thread; i < num_tokens * kHeads; i += kBlockWarpgroups * kWarpgroup) {
+  for (int j = 0; j < kTokens; ++j) {
+    most = max(most, s.limits[j]);
+    are_shared = are_shared && (j == 0 || s.limits[j] == 0);
+  }
+  if (static_cast<int>(blockIdx.y) * kWarpgroups * kKeys >= most) return;
+  Walk<kTokens> walk(job, s, s_queries, first_token,
+                     uniform((static_cast<int>(blockIdx.y) * kWarpgroups + thread / kWarpgroup) * kKeys),
+                     uniform(static_cast<int>(gridDim.y) * kWarpgroups * kKeys), uniform(most));
+  walk.begin();
+  if (thread < num_pieces) piece.store(s_queries);
+  for (int item = thread + threads; item < num_pieces; item += threads) QueryPiece(queries, item).store(s_queries);
+  for (int i = thread; i < num_tokens * kHeads; i += threads) {
     const float weight = numeric::bf16_to_float(job.weights[static_cast<int64_t>(first_token) * kHeads + i]);
     s.weights[i / kHeads][i % kHeads] = numeric::bf16_round(weight * job.scale);
   }
   ptx::show_to_products();
   __syncthreads();
-  Operand a;
-  for (; first < most; first += step) {
-    for (int token = 0; token < kTokens; ++token) {
-      if (uniform(s.limits[token]) > first) {
-        decode(codes, t, a);
-        load_next(token + 1, first);
-      }
-      const int count = uniform(s.counts[token]);
-      if (count <= first) continue;
-      float sums[32];
-      const ptx::SharedOperand b = ptx::SharedOperand::of(s_queries + token * kQueryBytes, 1024);
-      ptx::begin_products();
-#pragma unroll
-      for (int k = 0; k < kWidth / 16; ++k) {
-        ptx::wgmma_bf16<kHeads>(sums, a[k], b + (k / 4 * kPanelBytes + k % 4 * 32), k > 0);
-      }
-      ptx::commit_products();
-      ptx::wait_for_products<0>();
-      const float score = weigh(sums, s.weights[token], t);
-      const int key = first + row + 8 * t;
-      if (t < 2 && key < count) job.scores[(first_token + token) * job.stride + key] = score;
-    }
+  if constexpr (kTokens > 1) {
+    if (uniform(are_shared)) return walk.run_shared();
   }
+  walk.run();
 }
 
 }  // namespace
@@ -236,19 +327,19 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
                 args.keys,
                 args.counts,
                 args.scores,
-                desc.keys.entry_bytes(),
                 args.stride,
+                static_cast<int>(desc.keys.entry_bytes()),
                 static_cast<int>(args.num_tokens),
                 scale};
   const int64_t tiles = ceil_div<int64_t>(args.stride, kKeys), gpu = multiprocessors();
-  // Each warpgroup that works at a time has this many tiles at least: else tokens are not taken together.
-  constexpr int64_t kEnoughTiles = 8, kRounds = 4;
-  const bool is_many = args.num_tokens * tiles >= kEnoughTiles * kWarpgroups * gpu;
+  // Each multiprocessor has this many tiles at least: else tokens are not taken together.
+  constexpr int64_t kEnoughTiles = 32, kRounds = 4;
+  const bool is_many = args.num_tokens * tiles >= kEnoughTiles * gpu;
   const int64_t tokens = is_many ? kManyTokens : 1, warpgroups = is_many ? kManyWarpgroups : kFewWarpgroups;
   const int64_t groups = ceil_div(args.num_tokens, tokens), most = ceil_div(tiles, warpgroups);
   if (groups == 0) return;
   // Blocks that are a whole number of rounds or little less.
-  const int64_t blocks = (is_many ? kRounds : 1) * kWarpgroups / warpgroups * gpu;
+  const int64_t blocks = (is_many ? kRounds : 1) * gpu;
   const dim3 grid(static_cast<unsigned>(groups),
                   static_cast<unsigned>(std::clamp(blocks / groups, std::min<int64_t>(1, most), most)));
   const auto start = [&](auto kernel) {
