@@ -33,6 +33,8 @@ __device__ uint32_t result_of(Instruction instruction, uint32_t input) {
       return ptx::multiply_bf16x2(input, swapped);
     case Instruction::kPositivePart:
       return bits_of(ptx::positive_part(value));
+    case Instruction::kSignedHalves:
+      return ptx::signed_halves<0>(input) + ptx::signed_halves<2>(swapped) * 3;
     case Instruction::kReciprocal:
       return bits_of(ptx::reciprocal_estimate(value));
     case Instruction::kDivision: {

@@ -18,6 +18,7 @@ enum class Instruction {
   kLargerBf16,    // ptx::larger_bf16x2 of (lower, upper half) and (upper, lower)
   kMultiplyBf16,  // ptx::multiply_bf16x2 of the same
   kPositivePart,  // ptx::positive_part of an FP32
+  kSignedHalves,  // ptx::signed_halves<0>, and three times its <2> of the halves exchanged
   kReciprocal,    // ptx::reciprocal_estimate of an FP32
   kDivision,      // ptx::divide_usual of division_operands()
   kE2m1,          // numeric::e2m1_from_float of an FP32, compiled for the GPU

@@ -164,6 +164,14 @@ TEST_F(GpuInstructions, PositivePart) {
   });
 }
 
+TEST_F(GpuInstructions, SignedHalves) {
+  check("signed_halves", Instruction::kSignedHalves, kAll, 0, [](uint32_t input, uint32_t result) {
+    const auto half = [&](int byte) { return static_cast<uint16_t>(static_cast<int8_t>(input >> 8 * byte)); };
+    const uint32_t halves = half(0) | static_cast<uint32_t>(half(1)) << 16;
+    return result == halves * 4 ? 0 : 1;
+  });
+}
+
 TEST_F(GpuInstructions, DivisionOfUsualNumbersIsIeees) {
   check("division", Instruction::kDivision, kAll, 0, [](uint32_t input, uint32_t result) {
     const testing::DivisionOperands operands = testing::division_operands(input);

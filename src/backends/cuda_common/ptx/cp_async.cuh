@@ -41,6 +41,17 @@ __device__ inline uint4 load_here(const uint4* global) {
 #endif
 }
 
+// The same of eight bytes.
+__device__ inline uint2 load_here(const uint2* global) {
+#ifdef TESSERA_CUDA_EMULATED
+  return *global;
+#else
+  uint2 v;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global) : "memory");
+  return v;
+#endif
+}
+
 // Ends a group: this thread's copies since the last one.
 __device__ inline void commit_copies() {
 #ifdef TESSERA_CUDA_EMULATED

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// BF16 instructions of sm_80 and later. Source: PTX ISA, "mma.m16n8k16", "fma" and "cvt" for bf16x2.
+// BF16 instructions of sm_80 and later. Source: PTX ISA, "mma.m16n8k16", "fma" and "cvt" for bf16x2, "prmt".
 #include <cstdint>
 
 #ifdef TESSERA_CUDA_EMULATED
@@ -53,6 +53,20 @@ __device__ inline uint32_t half_twice(uint32_t word) {
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}" : "=r"(pair) : "r"(word));
   }
   return pair;
+#endif
+}
+
+// Bytes kFirst and kFirst + 1 of a word as signed numbers, each in a half.
+template <int kFirst>
+__device__ inline uint32_t signed_halves(uint32_t word) {
+  static_assert(kFirst == 0 || kFirst == 2);
+#ifdef TESSERA_CUDA_EMULATED
+  const auto half = [&](int byte) { return static_cast<uint32_t>(static_cast<int8_t>(word >> 8 * byte)); };
+  return (half(kFirst) & 0xFFFF) | half(kFirst + 1) << 16;
+#else
+  uint32_t halves;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(halves) : "r"(word), "n"(kFirst == 0 ? 0x9180 : 0xB3A2));
+  return halves;
 #endif
 }
 
