@@ -26,4 +26,11 @@ __device__ inline bool has_e4m3_nan(uint32_t word) {
   return (((word & 0x7F7F7F7F) + 0x01010101) & 0x80808080) != 0;
 }
 
+// The same for many words in turn, two instructions each: bits of kSeenNan are in what comes of them all if a code was
+// NaN. One more than a NaN's code has the other sign, and only from a NaN does a carry reach the next code.
+constexpr uint32_t kSeenNan = 0x80808080;
+__device__ inline uint32_t seen_e4m3(uint32_t seen, uint32_t word) {
+  return seen | ((word + 0x01010101) ^ word);
+}
+
 }  // namespace tessera::backends::cuda_common

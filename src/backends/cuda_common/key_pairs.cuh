@@ -79,24 +79,16 @@ __device__ void fp8_pairs(const uint32_t (&words)[kWords], uint32_t scale_code, 
   is_usual ? fill(true) : fill(false);
 }
 
-// Whether usual_fp8_pairs can make them: no NaN, and a scale that one factor holds.
+// The same pairs times pair_scale's first alone, which lies in the lower half of `first`, in four instructions each: a
+// code as a signed number of 16 bits, four places further, has E4M3's bits at the end of BF16's exponent and the sign
+// where BF16 has it. A NaN's code is some number.
 template <int kWords>
-__device__ bool are_usual_fp8(const uint32_t (&words)[kWords], uint32_t scale_code) {
-  bool are_usual = scale_code <= 134;
+__device__ void usual_fp8_pairs(const uint32_t (&words)[kWords], uint32_t first, uint32_t (&pairs)[2 * kWords]) {
+  const uint32_t scale = ptx::half_twice<false>(first);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) are_usual = are_usual && !has_e4m3_nan(words[i]);
-  return are_usual;
-}
-
-// The same pairs of those, with half of the logic: a code c at the end of its half becomes E4M3's bits at the end of
-// BF16's exponent by products, 16 c and for the sign (bit 7, which is to be bit 15) 240 times that.
-template <int kWords>
-__device__ void usual_fp8_pairs(const uint32_t (&words)[kWords], uint32_t scale_code, uint32_t (&pairs)[2 * kWords]) {
-  const uint32_t scale = (scale_code + 120) * 0x00800080;  // pair_scale's first
-#pragma unroll
-  for (int i = 0; i < 2 * kWords; ++i) {
-    const uint32_t codes = __byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x4140 : 0x4342);
-    pairs[i] = ptx::multiply_bf16x2(codes * 16 + (codes & 0x00800080) * 240, scale);
+  for (int i = 0; i < kWords; ++i) {
+    pairs[2 * i] = ptx::multiply_bf16x2((ptx::signed_halves<0>(words[i]) << 4) & 0x87F087F0, scale);
+    pairs[2 * i + 1] = ptx::multiply_bf16x2((ptx::signed_halves<2>(words[i]) << 4) & 0x87F087F0, scale);
   }
 }
 

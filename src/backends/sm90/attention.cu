@@ -4,11 +4,12 @@
 //   consumers  two warpgroups: of a part's logits each has 64 keys, of the output every other block of 64 channels
 //   producers  two warpgroups that fill blocks of 64 channels, ahead of the products: of the next part as soon as the
 //              part before has been multiplied by the probabilities, of the next token's queries as soon as logits are;
-//              the first of them finds the next part's keys meanwhile
-// What bounds it: bringing and converting keys, then the tensor cores' BF16 products and shared memory, which gives
-// them their operands. Few tokens are spread over thread blocks by parts and by output channels, and a second kernel
-// merges parts; how a token's sums are formed depends on neither. A handful has attention_few.cu's kernel or the
-// portable one, whose bits are the same.
+//              in turn they find the next part's keys meanwhile
+// What bounds it: a part's chain of products, probabilities and merging, then the tensor cores' BF16 products and
+// shared memory, which gives them their operands. Bringing and converting keys bound it while that took twice the
+// instructions; all of them take most of what a scheduler can issue in that time. Few tokens are spread over thread
+// blocks by parts and by output channels, and a second kernel merges parts; how a token's sums are formed depends on
+// neither. A handful has attention_few.cu's kernel or the portable one, whose bits are the same.
 //   channels   block b of 64 lies in rows of 128 bytes (ptx::SharedOperand); its channel 16 t + 4 k + i stands at
 //              16 k + 4 t + i: a step k of a product has the same channels as in the portable kernel, and what eight
 //              bytes of a key become is stored by eights
@@ -317,8 +318,11 @@ template <ops::EntryFormat kFormat>
 __global__ void __launch_bounds__(kThreads, 1) wide_attention(Job job) {
   Shared& s = *cuda_common::swizzled_shared<Shared>();
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kBlocks) s.full[thread].init(kProducers), s.free[thread].init(kWarpgroup);
-  if (thread < Shared::kParts) s.found[thread].init(kPart), s.have_scales[thread].init(kPart);
+  if (thread < kBlocks) s.full[thread].init(kProducerWarps), s.free[thread].init(kWarpgroup);
+  if (thread < Shared::kParts) {
+    s.found[thread].init(kFindingWarps), s.have_scales[thread].init(kFindingWarps);
+    s.has_great_scale[thread] = false;
+  }
   if (thread == 0) {
     s.queries_free.init(kConsumers);
     s.have_max.init(kConsumers);

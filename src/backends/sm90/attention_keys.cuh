@@ -4,40 +4,16 @@
 // of 64 channels, part after part, and queries.
 #include <cstdint>
 
-#include "backends/cuda_common/attention_parts.cuh"
 #include "backends/cuda_common/key_pairs.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
 #include "backends/cuda_common/ptx/prefetch.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
+#include "backends/sm90/attention_walk.cuh"
 
 namespace tessera::backends::sm90::attention_wide {
 
 namespace ptx = cuda_common::ptx;
-using Job = cuda_common::AttentionJob;
-using Keys = cuda_common::AttentionKeys;
-
-constexpr int kHeads = 64, kWidth = 512, kPart = static_cast<int>(ops::kAttentionPart);
-constexpr int kGroup = static_cast<int>(ops::kKvGroup), kBlocks = kWidth / kGroup;
-constexpr int kWarp = 32, kWarpgroup = 128, kConsumers = 2 * kWarpgroup, kProducers = 2 * kWarpgroup;
-constexpr int kThreads = kConsumers + kProducers;
-constexpr int kConsumerRegisters = 192, kProducerRegisters = 64;
-// What a launch gives a block of 512 threads is all that its warpgroups can deal out among them.
-static_assert(2 * kConsumerRegisters + 2 * kProducerRegisters <= 4 * 128);
-constexpr int kRowBytes = 2 * kGroup, kEightRows = 8 * kRowBytes;
-static_assert(kPart == 2 * 64 && kBlocks % 2 == 0);
-
-// Few tokens: up to so many clusters of attention_few.cu, of a token's part and 16 heads, have that; up to so many
-// thread blocks of the portable kernel, which all find place at once, have that; up to so many pairs of a token and 64
-// heads are spread (beyond, storing and merging parts costs more than it gains); the parts that the workspace holds for
-// them (seven to each of 44 tokens of Flash, fourteen to each of 22 of Pro).
-constexpr int kFewClusters = 48, kFewTokens = 8, kFewBlocks = 132, kMostSpread = 44, kSlots = 320;
-
-// A part as consumers need to know it. First and last: of those that this thread block has of a token.
-struct Part {
-  int32_t index, count;
-  bool is_first, is_last;
-};
 
 struct Shared {
   char queries[kBlocks][kHeads * kRowBytes];
@@ -46,8 +22,9 @@ struct Shared {
   // Of the parts that are worked on, and of the next.
   static constexpr int kParts = 4;
   const uint8_t* addresses[kParts][kPart];
-  uint8_t scales[kParts][kPart][8];  // UE8M0, a block's each
+  uint16_t scales[kParts][kPart][8];  // a block's each: cuda_common::pair_scale's first
   Part parts[kParts];
+  bool has_great_scale[kParts];          // some scale has a second factor
   float max[2][kHeads], sum[2][kHeads];  // by consumers
   ptx::SharedBarrier full[kBlocks], free[kBlocks], found[kParts], have_scales[kParts], queries_free, have_max,
       have_probabilities;
@@ -55,64 +32,8 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= (227 << 10));
 
-// Pairs of a token and 64 heads; each thread block takes every gridDim.x-th.
-__device__ inline int head_groups(const Job& job) {
-  return (job.heads + kHeads - 1) / kHeads;
-}
-__device__ inline int num_items(const Job& job) {
-  return static_cast<int>(job.num_tokens) * head_groups(job);
-}
-__device__ inline int64_t token_of(const Job& job, int item) {
-  return item / head_groups(job);
-}
-__device__ inline int first_head_of(const Job& job, int item) {
-  return item % head_groups(job) * kHeads;
-}
-__device__ inline int first_item() {
-  return static_cast<int>(blockIdx.x);
-}
-// Whether the token's parts are spread over gridDim.z thread blocks.
-__device__ inline bool is_spread(const Job& job, int num_parts) {
-  return num_parts <= job.slots;
-}
-
-// The parts of a thread block, in order. What it can work out anew it does not hold: registers are short.
-class Walk {
- public:
-  __device__ explicit Walk(const Job& job) : job_(job), item_(first_item()), part_(static_cast<int>(blockIdx.z)) {}
-  // The next part; false: there is none.
-  __device__ bool advance() {
-    const int num_parts = keys().num_parts;
-    part_ += stride(num_parts);
-    if (part_ < num_parts) return true;
-    item_ += static_cast<int>(gridDim.x);
-    part_ = 0;
-    return item_ < num_items(job_);
-  }
-  __device__ int item() const { return item_; }
-  __device__ Part part() const {
-    const Keys k = keys();
-    const int step = stride(k.num_parts);
-    return {part_, k.num_parts == 0 ? 0 : k.count_of(part_), part_ < step, part_ + step >= k.num_parts};
-  }
-  // Of key n, or the last where it isn't there.
-  __device__ int index_of(int n) const {
-    const Keys k = keys();
-    return k.num_parts == 0 ? 0 : k.index_of(job_, token_of(job_, item_), part_, min(n, k.count_of(part_) - 1));
-  }
-  __device__ const uint8_t* address_of(int index) const {
-    const Keys k = keys();
-    return k.num_parts == 0 ? nullptr : k.key_at(job_, token_of(job_, item_), part_, index);
-  }
-
- private:
-  __device__ Keys keys() const { return Keys::of_token(job_, token_of(job_, item_)); }
-  // A token's parts are dealt out over gridDim.z thread blocks where they are spread; where not, one has them all.
-  __device__ int stride(int num_parts) const { return is_spread(job_, num_parts) ? static_cast<int>(gridDim.z) : 1; }
-
-  const Job& job_;
-  int item_, part_;
-};
+// One lane of a warp arrives for all of it.
+constexpr int kProducerWarps = kProducers / kWarp, kFindingWarps = kPart / kWarp;
 
 // Where channels 16 t + 4 k + [0, 4) of a row lie in a block: a product's step k has them of every t. From that of an
 // even k that of k + 1; from that of t < 2 that of t + 2, if asked for.
@@ -129,66 +50,100 @@ __device__ inline int place_of_next_two(int place, int is_next) {
 // Eight bytes of a key: as many channels in FP8, half as many in BF16.
 using Piece = uint32_t[2];
 
-// The order in which producers bring a part: a step is 64 bytes of each key. kAhead: steps that are on their way.
+// The order in which producers bring a part: a step is 64 bytes of each key, the step-th of them. kAhead: steps that
+// are on their way; with four of BF16 entries the compiler spills what they bring.
 template <ops::EntryFormat kFormat>
 struct Steps {
-  static constexpr bool kHasFp8 = kFormat == ops::EntryFormat::kKvFp8Bf16;
-  static constexpr int kCount = kHasFp8 ? kBlocks + 1 : 2 * kBlocks, kAhead = kHasFp8 ? 3 : 4;
+  static constexpr bool kHasFp8 = EntryBytes<kFormat>::kHasFp8;
+  static constexpr int kCount = kHasFp8 ? kBlocks + 1 : 2 * kBlocks, kAhead = kHasFp8 ? 3 : 2;
   static_assert(kCount % kAhead == 0);
-  __device__ static bool is_fp8(int step) { return kHasFp8 && step < kBlocks - 1; }
-  __device__ static int block(int step) { return kHasFp8 ? min(step, kBlocks - 1) : step / 2; }
-  __device__ static int half(int step) { return kHasFp8 ? step / kBlocks : step % 2; }
-  __device__ static bool is_first(int step) { return half(step) == 0; }
-  __device__ static bool is_last(int step) { return is_fp8(step) || half(step) == 1; }
+  __device__ static constexpr bool is_fp8(int step) { return kHasFp8 && step < kBlocks - 1; }
+  __device__ static constexpr int block(int step) {
+    return !kHasFp8 ? step / 2 : step < kBlocks - 1 ? step : kBlocks - 1;
+  }
+  __device__ static constexpr int half(int step) { return kHasFp8 ? step / kBlocks : step % 2; }
+  __device__ static constexpr bool is_first(int step) { return half(step) == 0; }
+  __device__ static constexpr bool is_last(int step) { return is_fp8(step) || half(step) == 1; }
 };
 
+// Brings keys: some 930 instructions a warp for a part of 128, of which 448 make BF16 of codes and 112 look for NaNs;
+// finding keys are some 240 more, of four warps at a time. All steps of a part are unrolled, so that offsets are in the
+// instructions, and what decides branches is one value for a warp (of_warp), so that ptxas needs no convergence
+// barriers.
 template <ops::EntryFormat kFormat>
 class Producer {
  public:
-  __device__ Producer(const Job& job, Shared& s) : job_(job), s_(s), ahead_(job), thread_(threadIdx.x - kConsumers) {}
+  __device__ Producer(const Job& job, Shared& s)
+      : job_(job), s_(s), ahead_(job), thread_(threadIdx.x - kConsumers), lane_(thread_ % kWarp) {
+    const unsigned row = first_key(), u = thread_ % 8;
+    char* keys = &s.keys[0][0];
+    const int place = place_of(row, u / 2, u % 2 * 2), whole_place = place_of(row, u / 4, u % 4);
+    places_[0] = keys + place, places_[1] = keys + place_of_next_step(place);
+    whole_places_[0] = keys + whole_place, whole_places_[1] = keys + place_of_next_two(whole_place, 1);
+  }
 
   __device__ void run() {
     find_first();
+    begin_part(0);
 #pragma unroll
-    for (int step = 0; step < kAhead; ++step) load(step, 0, step);
+    for (int step = 0; step < kAhead; ++step) load(step);
     for (int n = 0;; ++n) {
-      const Part part = s_.parts[n % Shared::kParts];
-      if (part.is_first && n > 0) {
+      const int slot = n % Shared::kParts;
+      const Part part = s_.parts[slot];
+      const bool has_both = of_warp(part.count) > kPart / 2, is_end = of_warp(part.is_end);
+      if (of_warp(part.is_first) && n > 0) {
         s_.queries_free.wait(queries_parity_);
         queries_parity_ ^= 1;
-        copy_queries(ahead_.item());
+        copy_queries(part.item);
       }
-      const bool has_next = ahead_.advance();
-      if constexpr (Step::kHasFp8) s_.have_scales[n % Shared::kParts].wait(n / Shared::kParts & 1);
+      bool has_great_scale = false;
+      if constexpr (Step::kHasFp8) {
+        s_.have_scales[slot].wait(n / Shared::kParts & 1);
+        has_great_scale = of_warp(s_.has_great_scale[slot]);
+      }
+      uint32_t seen = 0;
       int index = 0;
-#pragma unroll 1
-      for (int first = 0; first < Step::kCount; first += kAhead) {
-        const bool is_end = first + kAhead == Step::kCount;
-        // The next part's keys are found meanwhile: what a load brings is used steps later.
-        if (has_next && is_end) begin_part(n + 1);
+      const uint8_t* key = nullptr;
+      uint2 scales{};
 #pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int step = first + i, block = Step::block(step);
-          if (Step::is_first(step)) s_.free[block].wait((n & 1) ^ 1);
-          store(i, n, part.count, step);
-          if (Step::is_last(step)) {
-            if (block == 0) ptx::wait_for_copies<0>();
-            ptx::show_to_products();
-            s_.full[block].arrive();
-          }
-          if (!is_end || has_next) load(i, is_end ? n + 1 : n, is_end ? i : step + kAhead);
+      for (int step = 0; step < Step::kCount; ++step) {
+        const int block = Step::block(step);
+        if (Step::is_first(step)) s_.free[block].wait((n & 1) ^ 1);
+        store(step, slot, has_both, seen);
+        if (Step::is_fp8(step) && has_great_scale) scale_again(step, slot, has_both);
+        if (Step::is_last(step)) {
+          if (block == 0) ptx::wait_for_copies<0>();
+          ptx::show_to_products();
+          arrive(s_.full[block]);
         }
-        if (has_next && finds_keys()) {
-          if (first == 0) index = ahead_.index_of(static_cast<int>(thread_));
-          if (first == kAhead) publish(n + 1, ahead_.address_of(index));
+        if (step + kAhead < Step::kCount) {
+          load(step + kAhead);
+        } else if (!is_end) {
+          if (step + kAhead == Step::kCount) begin_part(n + 1);
+          load(step + kAhead - Step::kCount);
+        }
+        // The next part's keys are found meanwhile: what a load brings is used steps later.
+        if (!is_end && finds(n + 1)) {
+          if (step == 0) {
+#pragma unroll 1
+            for (int part = max(0, n - 1); part <= n; ++part) ahead_.advance();
+            index = ahead_.index_of(static_cast<int>(thread_ % kPart));
+          } else if (step == 2) {
+            key = ahead_.address_of(index);
+          } else if (step == 4) {
+            scales = publish(n + 1, key);
+          } else if (step == 6) {
+            publish_scales(n + 1, scales);
+          }
         }
       }
-      if (!has_next) break;
+      if (is_end) break;
     }
   }
 
  private:
   using Step = Steps<kFormat>;
+  using Bytes = EntryBytes<kFormat>;
   static constexpr int kAhead = Step::kAhead;
   // A lane has 8 bytes of every 32nd key, from this one on. A half warp has keys 0 and 3 of four, or 1 and 2: what it
   // stores at once lies in different banks.
@@ -196,96 +151,125 @@ class Producer {
   __device__ unsigned first_key() const {
     return thread_ / kWarp * 4 + thread_ / 8 % 4 * 3 % 4;
   }
-  // Each of the first warpgroup finds a key.
-  __device__ bool finds_keys() const {
-    return thread_ < kPart;
+  // The warpgroups find parts in turn, a key each thread: what one then is behind, it makes up for in the next part.
+  __device__ bool finds(int n) const {
+    return of_warp(static_cast<int>(thread_ / kPart)) == n % 2;
+  }
+  // What all of a warp's lanes have, as one value for the compiler: it would have to prepare for lanes that part.
+  __device__ static int of_warp(int value) {
+    return __shfl_sync(~0u, value, 0);
+  }
+  // For the warp: what its lanes have written is there.
+  __device__ void arrive(ptx::SharedBarrier& barrier) {
+    __syncwarp();
+    if (lane_ == 0) barrier.arrive();
   }
 
   // Queries wait for nothing: they are on their way while keys are sought.
   __device__ void find_first() {
-    const int index = finds_keys() ? ahead_.index_of(static_cast<int>(thread_)) : 0;
-    copy_queries(ahead_.item());
-    if (finds_keys()) publish(0, ahead_.address_of(index));
-    begin_part(0);
+    const int index = finds(0) ? ahead_.index_of(static_cast<int>(thread_)) : 0;
+    copy_queries(first_item());
+    if (finds(0)) publish_scales(0, publish(0, ahead_.address_of(index)));
   }
-  __device__ void publish(int n, const uint8_t* key) {
-    s_.addresses[n % Shared::kParts][thread_] = key;
-    if (thread_ == 0) s_.parts[n % Shared::kParts] = ahead_.part();
-    s_.found[n % Shared::kParts].arrive();
-    if constexpr (Step::kHasFp8) {
-      if (key != nullptr) {
-        *reinterpret_cast<uint2*>(s_.scales[n % Shared::kParts][thread_]) =
-            __ldg(reinterpret_cast<const uint2*>(key + job_.entries.at.scales));
+  // Loads its scales too.
+  __device__ uint2 publish(int n, const uint8_t* key) {
+    const int slot = n % Shared::kParts;
+    s_.addresses[slot][thread_ % kPart] = key;
+    if (thread_ % kPart == 0) {
+      s_.parts[slot] = ahead_.part();
+      // Part n - 2's, for n + 2. All warps are done with that part: some of its blocks have been freed.
+      s_.has_great_scale[(n + 2) % Shared::kParts] = false;
+    }
+    arrive(s_.found[slot]);
+    if (n > 0) {
+#pragma unroll
+      for (int at = 0; at < Bytes::kCount; at += kLine) ptx::prefetch(key + at);
+      ptx::prefetch(key + Bytes::kCount - 1);
+    }
+    if constexpr (!Step::kHasFp8) return {};
+    return ptx::load_here(reinterpret_cast<const uint2*>(key + Bytes::kAt.scales));
+  }
+  __device__ void publish_scales(int n, const uint2& codes) {
+    if constexpr (!Step::kHasFp8) return;
+    const int slot = n % Shared::kParts;
+    uint16_t* to = s_.scales[slot][thread_ % kPart];
+    if (((codes.x | (codes.y & 0xFFFFFF)) & 0x80808080) == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = __byte_perm(i < 2 ? codes.x : codes.y, 0, i % 2 == 0 ? 0x4140 : 0x4342);
+        reinterpret_cast<uint32_t*>(to)[i] = (pair + 120 * 0x10001) << 7;
       }
-      s_.have_scales[n % Shared::kParts].arrive();
-    }
-    if (n == 0 || key == nullptr) return;
-    for (int64_t at = 0; at < job_.entries.bytes; at += kLine) ptx::prefetch(key + at);
-    ptx::prefetch(key + job_.entries.bytes - 1);
-  }
-  __device__ void begin_part(int n) {
-    s_.found[n % Shared::kParts].wait(n / Shared::kParts & 1);
-  }
-
-  // Keys are multiplied 64 at a time: others are not brought. Behind the last one it is there again, times 0.
-  __device__ bool is_needed(int i, int count) const {
-    return 32 * i < (count + 63) / 64 * 64;
-  }
-
-  // This lane's pieces of a step of part n.
-  __device__ void load(int slot, int n, int step) {
-    const int count = s_.parts[n % Shared::kParts].count;
-    const bool is_fp8 = Step::is_fp8(step);
-    const int64_t at = is_fp8 || !Step::kHasFp8 ? step * kGroup : job_.entries.at.rope + Step::half(step) * kGroup;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      if (!is_needed(i, count)) break;
-      const uint8_t* key = s_.addresses[n % Shared::kParts][first_key() + 32 * i];
-      const uint2 words = __ldg(reinterpret_cast<const uint2*>(key + at) + thread_ % 8);
-      pieces_[slot][i][0] = words.x, pieces_[slot][i][1] = words.y;
-    }
-  }
-
-  __device__ void store(int slot, int n, int count, int step) {
-    const int block = Step::block(step) * static_cast<int>(sizeof s_.keys[0]);
-    const unsigned u = thread_ % 8;
-    const bool is_fp8 = Step::is_fp8(step);
-    const int place = block + (is_fp8 ? place_of(first_key(), u / 2, u % 2 * 2)
-                                      : place_of_next_two(place_of(first_key(), u / 4, u % 4), Step::half(step)));
-    const auto put = [&](int at, int i, uint32_t first, uint32_t second) {
-      *reinterpret_cast<uint2*>(&s_.keys[0][0] + at + 32 * i * kRowBytes) = {first, second};
-    };
-    if (!is_fp8) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        if (is_needed(i, count)) put(place, i, pieces_[slot][i][0], pieces_[slot][i][1]);
-      }
-      return;
-    }
-    uint32_t scales[kPieces];
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) scales[i] = s_.scales[n % Shared::kParts][first_key() + 32 * i][step];
-    const auto convert = [&](const auto& make_pairs) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        if (!is_needed(i, count)) break;
-        uint32_t pairs[4];
-        make_pairs(pieces_[slot][i], scales[i], pairs);
-        put(place, i, pairs[0], pairs[1]);
-        put(place_of_next_step(place), i, pairs[2], pairs[3]);
-      }
-    };
-    // One branch for all pieces: what they take one after another is latencies.
-    bool are_usual = true;
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) {
-      are_usual = cuda_common::are_usual_fp8(pieces_[slot][i], scales[i]) && are_usual;
-    }
-    if (are_usual) {
-      convert(
-          [](const Piece& piece, uint32_t scale, auto& pairs) { cuda_common::usual_fp8_pairs(piece, scale, pairs); });
     } else {
-      convert([](const Piece& piece, uint32_t scale, auto& pairs) { cuda_common::fp8_pairs(piece, scale, pairs); });
+#pragma unroll 1
+      for (int i = 0; i < kBlocks - 1; ++i) {
+        const uint32_t code = (i < 4 ? codes.x : codes.y) >> i % 4 * 8 & 0xFF;
+        const cuda_common::PairScale scale = cuda_common::pair_scale(code, code);
+        to[i] = static_cast<uint16_t>(scale.first);
+        if (scale.second != cuda_common::kOnePair) s_.has_great_scale[slot] = true;
+      }
+    }
+    arrive(s_.have_scales[slot]);
+  }
+  // Finds this lane's bytes of part n.
+  __device__ void begin_part(int n) {
+    const int slot = n % Shared::kParts;
+    s_.found[slot].wait(n / Shared::kParts & 1);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) keys_[i] = s_.addresses[slot][first_key() + 32 * i] + thread_ % 8 * 8;
+  }
+
+  // This lane's pieces of a step. Behind a part's last key it is there again.
+  __device__ void load(int step) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const uint2 words = ptx::load_here(reinterpret_cast<const uint2*>(keys_[i] + step * kGroup));
+      pieces_[step % kAhead][i][0] = words.x, pieces_[step % kAhead][i][1] = words.y;
+    }
+  }
+
+  // Keys are multiplied 64 at a time: has_both, or the second are left as they are.
+  __device__ void store(int step, int slot, bool has_both, uint32_t& seen) {
+    store_half(step, slot, 0, seen);
+    if (has_both) store_half(step, slot, kPieces / 2, seen);
+  }
+  __device__ void store_half(int step, int slot, int first, uint32_t& seen) {
+#pragma unroll
+    for (int i = first; i < first + kPieces / 2; ++i) {
+      Piece& piece = pieces_[step % kAhead][i];
+      if (!Step::is_fp8(step)) {
+        // A NaN's code was stored as a number. One NaN in a key is enough: its logits are NaN, all probabilities and
+        // outputs with them. (Of the lane's keys the first is there if any is.)
+        if (Step::kHasFp8 && step + 1 == Step::kCount && i == 0 && (seen & cuda_common::kSeenNan) != 0)
+          piece[0] = kNanPair;
+        put(step, whole_places_[Step::half(step)], i, piece[0], piece[1]);
+        continue;
+      }
+      uint32_t pairs[4];
+      cuda_common::usual_fp8_pairs(piece, s_.scales[slot][first_key() + 32 * i][step], pairs);
+      put(step, places_[0], i, pairs[0], pairs[1]);
+      put(step, places_[1], i, pairs[2], pairs[3]);
+      seen = cuda_common::seen_e4m3(cuda_common::seen_e4m3(seen, piece[0]), piece[1]);
+    }
+  }
+  // Of the lane's key i, from its place in the first block for the first.
+  __device__ static uint2* at(int step, char* place, int i) {
+    constexpr int kBlockBytes = static_cast<int>(sizeof Shared::keys[0]);
+    return reinterpret_cast<uint2*>(place + Step::block(step) * kBlockBytes + 32 * i * kRowBytes);
+  }
+  __device__ static void put(int step, char* place, int i, uint32_t first, uint32_t second) {
+    *at(step, place, i) = {first, second};
+  }
+  // What one factor can't hold of a scale: a rare second multiplication of what this lane has stored.
+  __device__ void scale_again(int step, int slot, bool has_both) {
+#pragma unroll 1
+    for (int i = 0; i < (has_both ? kPieces : kPieces / 2); ++i) {
+      const uint32_t code = __ldg(s_.addresses[slot][first_key() + 32 * i] + Bytes::kAt.scales + step);
+      const uint32_t second = cuda_common::pair_scale(code, code).second;
+#pragma unroll
+      for (char* place : places_) {
+        const uint2 pairs = *at(step, place, i);
+        put(step, place, i, ptx::multiply_bf16x2(pairs.x, second), ptx::multiply_bf16x2(pairs.y, second));
+      }
     }
   }
 
@@ -304,12 +288,15 @@ class Producer {
   }
 
   static constexpr int kLine = 128;  // of the L2 cache
+  static constexpr uint32_t kNanPair = 0x7FC07FC0;
 
   const Job& job_;
   Shared& s_;
-  Walk ahead_;  // the part whose keys are sought
+  Walk<kFormat> ahead_;  // at the part whose keys this thread last sought
+  const uint8_t* keys_[kPieces];
   Piece pieces_[kAhead][kPieces] = {};
-  const unsigned thread_;
+  const unsigned thread_, lane_;
+  char *places_[2], *whole_places_[2];  // of FP8, two steps of a product; of BF16, both halves of a block
   int queries_parity_ = 0;
 };
 
