@@ -137,11 +137,13 @@ class RowProducts {
   using Four = std::conditional_t<kIsBf16, uint2, float4>;
 
   // Tokens [begin, begin + count), whose slices lie at s_slices. count: to kTokensAtOnce. Squares are dealt out to the
-  // warps: a warp for them alone would be a third on one scheduler, and the others wait for it.
+  // last warps, which bring less: a warp for them alone would be a third on one scheduler, and the others wait for it.
   __device__ void add(const Four* s_slices, int begin, int count) {
     add_rows(s_slices, begin, count);
-    const int warp = static_cast<int>(threadIdx.x) / P::kWarp, num_warps = static_cast<int>(blockDim.x) / P::kWarp;
-    for (int t = warp; t < count; t += num_warps) add_squares(s_slices + t * stride_, begin + t);
+    const int num_warps = static_cast<int>(blockDim.x) / P::kWarp;
+    for (int t = num_warps - 1 - static_cast<int>(threadIdx.x) / P::kWarp; t < count; t += num_warps) {
+      add_squares(s_slices + t * stride_, begin + t);
+    }
   }
 
  private:
@@ -242,13 +244,17 @@ __global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, M
                     num_rows);
   const auto bring = [&](int begin, int stage) {
     const int chunks = fours * 4 / kChunk;
-    for (int at = static_cast<int>(threadIdx.x); at < P::kTokensAtOnce * chunks; at += static_cast<int>(blockDim.x)) {
-      const int t = at / chunks, chunk = at % chunks;
+    const char* streams = static_cast<const char*>(job.x.data);
+    for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += static_cast<int>(blockDim.x)) {
       const int column = chunk / kChunksOfRun * P::kRound + first + chunk % kChunksOfRun * kChunk;
-      if (begin + t >= num_tokens || column >= width) continue;
-      const char* from = static_cast<const char*>(job.x.data);
-      cuda_common::ptx::copy_async<16>(s_slices + (stage * P::kTokensAtOnce + t) * fours + chunk * (kChunk / 4),
-                                       from + (job.token(begin + t) * width + column) * (16 / kChunk));
+      if (column >= width) break;
+      auto* to = s_slices + stage * P::kTokensAtOnce * fours + chunk * (kChunk / 4);
+#pragma unroll
+      for (int t = 0; t < P::kTokensAtOnce; ++t) {
+        if (begin + t >= num_tokens) break;
+        cuda_common::ptx::copy_async<16>(to + t * fours,
+                                         streams + (job.token(begin + t) * width + column) * (16 / kChunk));
+      }
     }
     cuda_common::ptx::commit_copies();
   };
