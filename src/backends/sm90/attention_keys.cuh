@@ -108,8 +108,16 @@ class Producer {
 #pragma unroll
       for (int step = 0; step < Step::kCount; ++step) {
         const int block = Step::block(step);
+        // All before any store, which may change them for all the compiler knows.
+        uint16_t factors[kPieces] = {};
+        if constexpr (Step::kHasFp8) {
+#pragma unroll
+          for (int i = 0; i < kPieces; ++i) {
+            if (Step::is_fp8(step)) factors[i] = s_.scales[slot][first_key() + 32 * i][step];
+          }
+        }
         if (Step::is_first(step)) s_.free[block].wait((n & 1) ^ 1);
-        store(step, slot, has_both, seen);
+        store(step, factors, has_both, seen);
         if (Step::is_fp8(step) && has_great_scale) scale_again(step, slot, has_both);
         if (Step::is_last(step)) {
           if (block == 0) ptx::wait_for_copies<0>();
@@ -228,11 +236,11 @@ class Producer {
   }
 
   // Keys are multiplied 64 at a time: has_both, or the second are left as they are.
-  __device__ void store(int step, int slot, bool has_both, uint32_t& seen) {
-    store_half(step, slot, 0, seen);
-    if (has_both) store_half(step, slot, kPieces / 2, seen);
+  __device__ void store(int step, const uint16_t (&factors)[kPieces], bool has_both, uint32_t& seen) {
+    store_half(step, factors, 0, seen);
+    if (has_both) store_half(step, factors, kPieces / 2, seen);
   }
-  __device__ void store_half(int step, int slot, int first, uint32_t& seen) {
+  __device__ void store_half(int step, const uint16_t (&factors)[kPieces], int first, uint32_t& seen) {
 #pragma unroll
     for (int i = first; i < first + kPieces / 2; ++i) {
       Piece& piece = pieces_[step % kAhead][i];
@@ -245,7 +253,7 @@ class Producer {
         continue;
       }
       uint32_t pairs[4];
-      cuda_common::usual_fp8_pairs(piece, s_.scales[slot][first_key() + 32 * i][step], pairs);
+      cuda_common::usual_fp8_pairs(piece, factors[i], pairs);
       put(step, places_[0], i, pairs[0], pairs[1]);
       put(step, places_[1], i, pairs[2], pairs[3]);
       seen = cuda_common::seen_e4m3(cuda_common::seen_e4m3(seen, piece[0]), piece[1]);
