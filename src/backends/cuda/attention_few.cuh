@@ -157,15 +157,22 @@ __device__ void multiply_values(const Job& job, const Shared& shared, int warp, 
   const uint16_t* high = &shared.probabilities[g + 8][16 * step + 2 * t];
   const auto pair_at = [](const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); };
   uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
-  if (is_fp8) {  // probabilities take the values' scales: exact, they are powers of two
-    const PairScale near = pair_scale(pieces[0].scale, pieces[1].scale);
-    const PairScale far = pair_scale(pieces[2].scale, pieces[3].scale);
+  if (is_fp8) {
+    const uint32_t near = pieces[0].scale | pieces[1].scale << 16, far = pieces[2].scale | pieces[3].scale << 16;
+    if (__any_sync(~0u, !are_usual_scales(near, far))) {
+      // Values take their scales: a probability times a great one may be infinite where the product is not.
+      const PairScale near_scale = pair_scale(pieces[0].scale, pieces[1].scale);
+      const PairScale far_scale = pair_scale(pieces[2].scale, pieces[3].scale);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const PairScale& scale = i < 2 ? near : far;
-      a[i] = ptx::multiply_bf16x2(a[i], scale.first);
-      if (scale.second != kOnePair) a[i] = ptx::multiply_bf16x2(a[i], scale.second);
+      for (int j = 0; j < kChannels; ++j) {
+        ptx::mma_bf16(sums[j], a[0], a[1], a[2], a[3], scaled_key_pair(pieces[0], pieces[1], j, near_scale),
+                      scaled_key_pair(pieces[2], pieces[3], j, far_scale));
+      }
+      return;
     }
+    // Probabilities take the scales, which are fewer: exact, they are powers of two.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = ptx::multiply_bf16x2(a[i], usual_pair_scale(i < 2 ? near : far));
   }
   uint32_t first[kChannels], second[kChannels];
   key_pairs(pieces[0], pieces[1], is_fp8, first);

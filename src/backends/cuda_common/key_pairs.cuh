@@ -55,6 +55,16 @@ __device__ inline PairScale pair_scale(uint32_t low, uint32_t high) {
   const auto second = [](uint32_t e) { return (e == 255 ? 127 : max(e, 134u) - 134 + 127) << 7; };
   return {first(low) | first(high) << 16, second(low) | second(high) << 16};
 }
+// Whether two pairs of scales, each in a half of a word, are all from 2^-63 to 1: then the upper two bits of their
+// codes are 01, values are BF16 numbers, and so are probabilities times pair_scale's first, which is all of the scale.
+__device__ inline bool are_usual_scales(uint32_t near, uint32_t far) {
+  constexpr uint32_t kUsual = 0x00400040, kUpper = 0x00C000C0;
+  return (((near ^ kUsual) | (far ^ kUsual)) & kUpper) == 0;
+}
+// pair_scale's first of such a pair.
+__device__ inline uint32_t usual_pair_scale(uint32_t pair) {
+  return (pair + 120 * 0x10001) << 7;
+}
 
 // The pair of values whose codes `spread` holds (e4m3_pairs.cuh); is_usual: no NaN, and nothing that `first` can't
 // hold.
@@ -99,12 +109,22 @@ __device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uin
   for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
 }
 
-// pairs[i] = channel i of two keys; of FP8 without the scales and times 2^-120 (the probabilities take both), and a
-// NaN's code is some number: a key with a NaN has a NaN logit, so that all probabilities are.
+// Channel i of two keys in FP8, without the scales and times 2^-120; a NaN's code is some number: a key with a NaN has
+// a NaN logit, so that all probabilities are.
+__device__ inline uint32_t fp8_key_pair(const KeyPiece<4>& low, const KeyPiece<4>& high, int i) {
+  return e4m3_pair_small(__byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4));
+}
+// The same with the scales: infinite where BF16 has no such number.
+__device__ inline uint32_t scaled_key_pair(const KeyPiece<4>& low, const KeyPiece<4>& high, int i,
+                                           const PairScale& scale) {
+  return ptx::multiply_bf16x2(ptx::multiply_bf16x2(fp8_key_pair(low, high, i), scale.first), scale.second);
+}
+
+// pairs[i] = channel i of two keys; of FP8 fp8_key_pair(), of which the probabilities take scales and 2^-120.
 __device__ inline void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, bool is_fp8, uint32_t (&pairs)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    pairs[i] = is_fp8 ? e4m3_pair_small(__byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4))
+    pairs[i] = is_fp8 ? fp8_key_pair(low, high, i)
                       : __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
   }
 }
