@@ -179,31 +179,6 @@ class Walk {
     }
   }
 
-  // Of one token with many keys: a tile is decoded while products of the one before run.
-  __device__ void run_one() {
-    static_assert(kTokens == 1);
-    const int count = s_.counts[0];
-    for (; first_ < most_; first_ += step_) {
-      Operand a[2];
-      float sums[2][kHeads / 2];
-      const auto decode_next = [&](Operand& next) {
-        decode(codes_, lane_of_row(), next);
-        if (first_ + step_ < most_) load(0, first_ + step_);
-      };
-      decode_next(a[0]);
-      multiply(a[0], 0, sums[0]);
-      first_ += step_;
-      decode_next(a[1]);  // of no keys, perhaps, whose scores nobody stores
-      multiply(a[1], 0, sums[1]);
-      first_ -= step_;
-      ptx::wait_for_products<1>();
-      finish(0, count, sums[0]);
-      first_ += step_;
-      ptx::wait_for_products<0>();
-      finish(0, count, sums[1]);
-    }
-  }
-
   __device__ void run() {
     Operand a;
     for (; first_ < most_; first_ += step_) {
@@ -328,11 +303,10 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1) score_keys(const _
   }
   ptx::show_to_products();
   __syncthreads();
-  if constexpr (kTokens == 1) {
-    kWarpgroups == kManyWarpgroups ? walk.run_one() : walk.run();
-  } else {
-    uniform(are_shared) ? walk.run_shared() : walk.run();
+  if constexpr (kTokens > 1) {
+    if (uniform(are_shared)) return walk.run_shared();
   }
+  walk.run();
 }
 
 }  // namespace
@@ -358,12 +332,11 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
                 static_cast<int>(args.num_tokens),
                 scale};
   const int64_t tiles = ceil_div<int64_t>(args.stride, kKeys), gpu = multiprocessors();
-  // Each multiprocessor has this many tiles at least: else tokens are not taken together.
+  // Tokens are taken together where many are of one sequence, and each multiprocessor has this many tiles at least.
   constexpr int64_t kEnoughTiles = 32, kRounds = 4;
-  const bool is_many = args.num_tokens >= kManyTokens / 2 && args.num_tokens * tiles >= kEnoughTiles * gpu;
-  // Where a warpgroup has a tile or next to none, more of them are better than such as decode ahead.
-  const bool has_one_tile = args.num_tokens * tiles <= kFewWarpgroups * gpu;
-  const int64_t tokens = is_many ? kManyTokens : 1, warpgroups = has_one_tile ? kFewWarpgroups : kManyWarpgroups;
+  const bool is_many =
+      args.num_tokens >= kManyTokens / 2 * args.num_slices && args.num_tokens * tiles >= kEnoughTiles * gpu;
+  const int64_t tokens = is_many ? kManyTokens : 1, warpgroups = is_many ? kManyWarpgroups : kFewWarpgroups;
   const int64_t groups = ceil_div(args.num_tokens, tokens), most = ceil_div(tiles, warpgroups);
   if (groups == 0) return;
   // Blocks that are a whole number of rounds or little less.
@@ -374,8 +347,7 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
     launch("index_scores", queue, kernel, grid, static_cast<unsigned>(warpgroups * kWarpgroup),
            static_cast<size_t>(tokens * kQueryBytes), job);
   };
-  if (is_many) return start(score_keys<kManyTokens, kManyWarpgroups>);
-  has_one_tile ? start(score_keys<1, kFewWarpgroups>) : start(score_keys<1, kManyWarpgroups>);
+  is_many ? start(score_keys<kManyTokens, kManyWarpgroups>) : start(score_keys<1, kFewWarpgroups>);
 }
 
 }  // namespace tessera::backends::sm90

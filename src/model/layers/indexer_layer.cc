@@ -44,7 +44,8 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
                  .counts = counts + row,
                  .stride = stride,
                  .scores = context.index_scores,
-                 .num_tokens = rows},
+                 .num_tokens = rows,
+                 .num_slices = context.batch.num_slices()},
                 context.queue);
     for (int64_t t = 0; t < rows && context.tracer != nullptr; ++t) {
       const int64_t count = context.batch.most_visible(ratio, row + t, 1);

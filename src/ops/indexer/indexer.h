@@ -30,6 +30,7 @@ struct IndexScores {
     int64_t stride = 0;                // of scores, at least the largest count
     float* scores = nullptr;           // out [tokens, stride]
     int64_t num_tokens = 0;
+    int64_t num_slices = 1;  // of how many sequences they are at most, each one's in a row: how work is dealt out
   };
 };
 
