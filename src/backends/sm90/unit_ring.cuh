@@ -96,20 +96,18 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
       const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
       from = static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width);
     }
-    const auto copy = [&] {
-      s.full[stage].arrive_and_expect(Layout::kBytes);
-      cuda_common::ptx::copy_bulk(s.stages[stage].units[0], from, Layout::kBytes, s.full[stage]);
-    };
-    if (first + kLanes <= kStages) {  // the first round: all stages are free
-      if (from != nullptr) copy();
-      continue;
-    }
-    // Each lane waits for the stages of all, since racecheck does not follow lanes that wait for different barriers;
-    // but a copy waits for no stage behind its own. So no lane is a round of the ring ahead of another either: a
-    // barrier tells only two rounds apart.
-    for (int any = first; any < min(first + kLanes, end); ++any) {
-      s.free[any % kStages].wait(any / kStages % 2 ^ 1);
-      if (any == unit) copy();
+    // In the first round all stages are free. Later each lane waits for the stages of all, since racecheck does not
+    // follow lanes that wait for different barriers; but a copy waits for no stage behind its own. So no lane is a
+    // round of the ring ahead of another either: a barrier tells only two rounds apart.
+    const bool is_first_round = first + kLanes <= kStages;
+    const int waits_end = is_first_round ? first + 1 : min(first + kLanes, end);
+#pragma unroll 1
+    for (int any = first; any < waits_end; ++any) {
+      if (!is_first_round) s.free[any % kStages].wait(any / kStages % 2 ^ 1);
+      if (is_first_round ? from != nullptr : any == unit) {
+        s.full[stage].arrive_and_expect(Layout::kBytes);
+        cuda_common::ptx::copy_bulk(s.stages[stage].units[0], from, Layout::kBytes, s.full[stage]);
+      }
       __syncwarp((1u << kLanes) - 1);
     }
   }
