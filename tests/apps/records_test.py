@@ -58,6 +58,8 @@ class Records(ProgramTest):
             with self.subTest(record=path.name):
                 record = json.loads(path.read_text())
                 self.assertEqual(record_faults(record), [])
+                words = [word for report in reports(record) for word in report['command']]
+                self.assertEqual([word for word in words if word.startswith('/')], [], 'paths of the machine that ran it')
                 self.assertTrue(path.name.startswith(record['date'] + '-'), record['date'])
 
     def test_later_records_say_how_to_have_them_again(self):
