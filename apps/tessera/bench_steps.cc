@@ -41,9 +41,11 @@ void print_sum(const bench::SumRow& row) {
 }
 
 void print_row(const bench::StepRow& row) {
-  print_result(fmt::format("{} {:>5} x context {:>7}  {:>10.3f} ms  ({:.3f} to {:.3f})  {:>9.1f} tokens/s\n",
+  const std::optional<double> outside = row.outside_of_kernels();
+  print_result(fmt::format("{} {:>5} x context {:>7}  {:>10.3f} ms  ({:.3f} to {:.3f})  {:>9.1f} tokens/s{}\n",
                            row.is_prompt ? "prompt" : "decode", row.sequences, row.context, ms(row.time, 0.5),
-                           ms(row.time, 0.1), ms(row.time, 0.9), row.tokens_per_second()));
+                           ms(row.time, 0.1), ms(row.time, 0.9), row.tokens_per_second(),
+                           outside ? fmt::format("  {:.1f} % outside of kernels", *outside * 100) : ""));
 }
 
 void add_samples(const bench::Samples& samples, ordered_json& out) {
@@ -75,6 +77,10 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
                         {"sequences", row.sequences},
                         {"tokens_per_second", row.tokens_per_second()}};
     add_samples(row.time, one);
+    if (const std::optional<double> outside = row.outside_of_kernels()) {
+      add_samples(row.kernels, one["kernels"]);
+      one["outside_of_kernels"] = *outside;
+    }
     out["rows"].push_back(std::move(one));
   }
   for (const bench::SumRow& row : report.sums) {

@@ -23,7 +23,7 @@ namespace tessera::bench {
 namespace {
 
 // Numbers of steps are given and not worked out from times: ranks must make the same ones.
-constexpr int64_t kWarmSteps = 3, kSumsInOne = 64;
+constexpr int64_t kWarmSteps = 3, kSumsInOne = 64, kStepsInOne = 16;
 
 int64_t largest(const std::vector<int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
@@ -160,6 +160,11 @@ class StepBench {
       const double begin = seconds_now();
       model_->step(slices);
       if (step >= 0) row.time.seconds.push_back(seconds_now() - begin);
+    }
+    for (int64_t i = 0; i < options_.repeats; ++i) {
+      const double begin = seconds_now();
+      if (!model_->repeat_step(kStepsInOne)) break;
+      row.kernels.seconds.push_back((seconds_now() - begin) / static_cast<double>(kStepsInOne));
     }
     add(std::move(row));
   }

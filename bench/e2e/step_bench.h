@@ -3,6 +3,7 @@
 // Whole steps of a model of random weights, as an engine makes them, alone or shared by several ranks: prompts,
 // decode steps of many sequences, and the sums over ranks by themselves.
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,15 @@ struct StepRow {
   int64_t sequences = 1;  // of a decode step
   bool is_prompt = false;
   Samples time;  // of a step with its tokens in host memory; of all steps of a prompt
+  // Of a recorded decode step, launched many times behind each other: what its kernels take. A sample is their mean.
+  Samples kernels;
   int64_t tokens() const { return is_prompt ? context : sequences; }
   double tokens_per_second() const { return static_cast<double>(tokens()) / time.quantile(0.5); }
+  // The part of a step in which no kernel of it runs; none where that was not measured.
+  std::optional<double> outside_of_kernels() const {
+    if (kernels.seconds.empty()) return std::nullopt;
+    return 1 - kernels.quantile(0.5) / time.quantile(0.5);
+  }
 };
 
 // A sum over ranks, many in one recording: a sample is their mean.

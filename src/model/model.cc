@@ -197,7 +197,7 @@ void Model::reserve_scores(int64_t capacity) {
   // Where this throws, the old one serves on.
   const auto floats = static_cast<size_t>(score_floats(max_step_tokens_, stride));
   device::Buffer grown(floats * sizeof(float), executor_->memory());
-  recorded_.clear();  // they have the old one's address
+  forget_recorded();  // they have the old one's address
   index_scores_ = std::move(grown);
   score_stride_ = stride;
 }
@@ -330,11 +330,12 @@ void Model::queue_step(bool is_draft, const Work& work) {
   if (comm_ != nullptr) comm_->begin_step();
   const int64_t num_rows = recorded_rows();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, slices_.masks, num_rows);
+  last_launched_ = nullptr;
   if (num_rows == 0) {
     has_changed_states_ = true;
     return work(context(false));
   }
-  if (recorded_version_ != pool_->version()) recorded_.clear();
+  if (recorded_version_ != pool_->version()) forget_recorded();
   recorded_version_ = pool_->version();
   const bool draws = !slices_.draws.empty();
   const auto is_it = [&](const Recorded& one) {
@@ -345,7 +346,8 @@ void Model::queue_step(bool is_draft, const Work& work) {
     recorded_.push_back({num_rows, is_draft, draws, executor_->record([&] { work(context(true)); })});
     found = std::prev(recorded_.end());
   }
-  found->work->launch();  // all of it or nothing
+  last_launched_ = found->work.get();
+  last_launched_->launch();  // all of it or nothing
   has_changed_states_ = true;
 }
 
@@ -434,6 +436,15 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
   TESSERA_CHECK(layer < blocks_.size(), "draft blocks have another input");
   TESSERA_CHECK(streams.shape[0] == batch_->num_rows(), "streams of the batch");
   blocks_[layer]->run(context(is_prepared_to_record_), layer, streams);
+}
+
+bool Model::repeat_step(int64_t times) {
+  if (last_launched_ == nullptr) return false;
+  if (comm_ != nullptr) comm_->begin_step();
+  for (int64_t i = 0; i < times; ++i) last_launched_->launch();
+  executor_->synchronize();
+  if (comm_ != nullptr) comm_->end_step();
+  return true;
 }
 
 void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const TensorView& streams) {

@@ -48,6 +48,9 @@ class Model final : public Runner {
   // executor().record() too, on streams [rows, 4, hidden] where the ops compute, in place.
   void prepare(std::span<const SequenceSlice> slices);
   void queue_layer(size_t layer, const TensorView& streams);
+  // What was recorded of the last step(), `times` behind each other without the host, and the wait for it: it writes
+  // what it wrote. False where the step was not recorded.
+  bool repeat_step(int64_t times);
   device::Executor& executor() { return *executor_; }
 
  private:
@@ -79,6 +82,7 @@ class Model final : public Runner {
   TensorView run_whole(const Run& run);
   // The rows that a recorded step of the slices has; 0: it is not recorded.
   int64_t recorded_rows() const;
+  void forget_recorded() { recorded_.clear(), last_launched_ = nullptr; }
   // Fills the batch and queues work(context), or what was recorded of it for as many rows.
   template <class Work>
   void queue_step(bool is_draft, const Work& work);
@@ -121,7 +125,8 @@ class Model final : public Runner {
   Slices slices_;
   std::unique_ptr<StepBatch> batch_;
   std::vector<Recorded> recorded_;
-  int64_t recorded_version_ = 0;  // of the pool
+  device::Recording* last_launched_ = nullptr;  // of recorded_, by the last step
+  int64_t recorded_version_ = 0;                // of the pool
   Tracer* tracer_ = nullptr;
 };
 

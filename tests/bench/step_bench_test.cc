@@ -35,7 +35,17 @@ void expect_rows(const StepReport& report) {
     EXPECT_EQ(row.tokens(), i % 3 == 0 ? row.context : i % 3 == 1 ? 1 : 3);
     EXPECT_EQ(row.time.seconds.size(), 2u);
     EXPECT_THAT(row.time.seconds, Each(Gt(0)));
+    EXPECT_FALSE(row.outside_of_kernels());  // nothing is recorded on a processor
   }
+}
+
+TEST(StepBench, WhatIsOutsideOfKernelsIsTheRestOfAStep) {
+  StepRow row;
+  row.time.seconds = {2e-3, 1.9e-3, 2.3e-3};
+  EXPECT_FALSE(row.outside_of_kernels());
+  row.kernels.seconds = {1.8e-3, 1.9e-3, 1.7e-3};
+  ASSERT_TRUE(row.outside_of_kernels());
+  EXPECT_DOUBLE_EQ(*row.outside_of_kernels(), 1 - 1.8 / 2);
 }
 
 TEST(StepBench, OneRankHasRowsAndNoSums) {

@@ -4,7 +4,7 @@
 // all that happens is copying ahead, decoding and mma_bf16. Bit for bit the sums of cuda_common/mma_sums.cuh.
 //   tile   64 rows (what rows are, Tiles says) by up to 8 tokens, one team's from the first column to the last
 //   team   four warps of 16 rows each, with a ring of stages of 512 columns, weights and inputs
-//   block  four teams, and a warp that fills their rings by bulk copies, 8 lanes for a team
+//   block  four teams, and for each a warp that fills its ring by bulk copies
 // Tiles is a class as wide_sums.cuh describes it, of kSlots slots.
 #include <cstdint>
 
@@ -46,47 +46,51 @@ __device__ inline int few_tile(int team, int turn) {
   return (turn * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * Few::kTeams + team;
 }
 
-// Of the producer's warp, 8 lanes for each team: four bring a unit each, one the inputs.
-template <class Tiles>
-__device__ void produce_few(const Tiles& tiles, Few::Shared& s) {
-  constexpr int kLanes = cuda_common::kWarp / Few::kTeams;
-  const int team = static_cast<int>(threadIdx.x) % cuda_common::kWarp / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, num_chunks = tiles.width() / cuda_common::kChunk;
-  const unsigned team_mask = ((1u << kLanes) - 1) << (team * kLanes);
+// A lane of a team's copying warp: four bring a unit each, one the inputs.
+struct FewCopier {
+  const int team = (static_cast<int>(threadIdx.x) - Few::kTeams * Few::kTeamThreads) / cuda_common::kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
   const bool is_inputs = lane == Few::kSlots;
-  const int stride = is_inputs ? Few::Inputs::kBytes : cuda_common::PackedNvfp4::kBytes;  // between chunks
-  cuda_common::RingPlace<Few::kStages> at;
-  for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
-    const auto place = tiles.place(tile);
+  RingPlace<Few::kStages> at{};
+
+  // The place's tile. `wait_for_inputs()`: before they are first read.
+  template <class Tiles, class Wait>
+  __device__ void copy(const Tiles& tiles, const typename Tiles::Place& place, Few::Shared& s,
+                       const Wait& wait_for_inputs) {
+    const int num_chunks = tiles.width() / cuda_common::kChunk;
+    const int stride = is_inputs ? Few::Inputs::kBytes : cuda_common::PackedNvfp4::kBytes;  // between chunks
     // Inputs of no more tokens than there are: the others' sums are anything.
     const int bytes = is_inputs ? tiles.tokens(place) * Few::Inputs::kRowBytes : stride;
     const char* from = is_inputs ? tiles.inputs(place) : lane < Few::kSlots ? tiles.unit(place, lane) : nullptr;
-    const int all_bytes =
-        static_cast<int>(__reduce_add_sync(team_mask, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
+    const auto all_bytes =
+        static_cast<int>(__reduce_add_sync(~0u, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
       Few::Stage& stage = s.stages[team][at.stage];
       auto& full = s.full[team][at.stage];
       s.free[team][at.stage].wait(at.parity ^ 1);
       if (lane == 0) full.arrive_and_expect(all_bytes);
-      __syncwarp(team_mask);
+      __syncwarp();
       if (from == nullptr) continue;
+      if (is_inputs && chunk == 0) wait_for_inputs();
       cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.weights.units[lane], from + chunk * stride, bytes,
                                   full);
     }
   }
-}
+};
 
-template <class Tiles>
-__device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
-  using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
-  constexpr int kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
+// A lane of a team.
+struct FewConsumer {
   const int team = static_cast<int>(threadIdx.x) / Few::kTeamThreads;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp % Few::kSlots;
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
-  const int num_chunks = tiles.width() / cuda_common::kChunk;
-  cuda_common::RingPlace<Few::kStages> at;
-  for (int turn = 0, tile; (tile = few_tile(team, turn)) < tiles.count(); ++turn) {
-    const auto place = tiles.place(tile);
+  RingPlace<Few::kStages> at{};
+
+  // The place's tile, and its results.
+  template <class Tiles>
+  __device__ void sum(const Tiles& tiles, const typename Tiles::Place& place, Few::Shared& s) {
+    using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
+    constexpr int kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
+    const int num_chunks = tiles.width() / cuda_common::kChunk;
     float sums[1][4] = {};
     uint32_t carries[2] = {};
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
@@ -113,22 +117,37 @@ __device__ void consume_few(const Tiles& tiles, Few::Shared& s) {
     cuda_common::add_nans<Share>(carries, sums);
     tiles.template store<Few::kTokens>(place, warp, lane, sums[0]);
   }
-}
+};
 
-template <class Tiles, class Job>
-__global__ void __launch_bounds__(Few::kThreads, 1) few_sums(Job job) {
-  Few::Shared& s = *cuda_common::swizzled_shared<Few::Shared>();
+// By all threads of a block.
+__device__ inline void init_few(Few::Shared& s) {
   if (threadIdx.x < Few::kTeams * Few::kStages) {
     (&s.full[0][0] + threadIdx.x)->init(1);
     (&s.free[0][0] + threadIdx.x)->init(Few::kTeamThreads);
   }
   __syncthreads();
+}
+
+__device__ inline bool is_few_copier() {
+  return threadIdx.x >= Few::kTeams * Few::kTeamThreads;
+}
+
+template <class Tiles, class Job>
+__global__ void __launch_bounds__(Few::kThreads, 1) few_sums(Job job) {
+  Few::Shared& s = *cuda_common::swizzled_shared<Few::Shared>();
+  init_few(s);
   cuda_common::wait_for_previous();
   const Tiles tiles(job);
-  if (threadIdx.x >= Few::kTeams * Few::kTeamThreads) {
-    produce_few(tiles, s);
+  if (is_few_copier()) {
+    FewCopier copier;
+    for (int turn = 0, tile; (tile = few_tile(copier.team, turn)) < tiles.count(); ++turn) {
+      copier.copy(tiles, tiles.place(tile), s, [] {});
+    }
   } else {
-    consume_few(tiles, s);
+    FewConsumer consumer;
+    for (int turn = 0, tile; (tile = few_tile(consumer.team, turn)) < tiles.count(); ++turn) {
+      consumer.sum(tiles, tiles.place(tile), s);
+    }
   }
 }
 

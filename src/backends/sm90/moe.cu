@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_experts with packed NVFP4 weights. What bounds it: with many tokens to an expert the tensor cores' BF16 products
-// (wide_sums.cuh), with few the read of the experts' weights (few_sums.cuh). A handful of slots are too few tiles for
-// that: ring_experts.cu and the portable kernels share a tile among warps.
+// (wide_sums.cuh), with few the read of the experts' weights (few_experts.cuh). A handful of slots are too few tiles
+// for that: ring_experts.cu and the portable kernels share a tile among warps.
 #include <algorithm>
 #include <type_traits>
 
@@ -33,16 +33,15 @@ MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& ar
 
 template <class Shape>
 void run(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
-  launch_map<Shape, DownTiles>("down", desc, desc.hidden, compute_h<Shape>(desc, args, queue), queue);
+  launch_maps<Shape, DownTiles>(desc, group<Shape>(desc, args, queue), queue);
 }
 
 }  // namespace
 
 template <class Shape>
-MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
+MoeJob group(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue) {
   MoeJob job = job_of<Shape>(desc, args);
-  const bool is_rounded = cuda_common::needs_input_rows(desc.input);
-  if (is_rounded) {
+  if (cuda_common::needs_input_rows(desc.input)) {
     const TensorView rows{job.scratch.rounded_x, DType::kBF16, args.x.shape};
     cuda_common::prepare_input_rows(desc.input, args.x, args.num_tokens, desc.hidden, nullptr, rows,
                                     job.scratch.x_factors, queue);
@@ -50,13 +49,19 @@ MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args&
   }
   const bool is_few = std::is_same_v<Shape, Few> && job.num_slots <= kMostFewSlots;
   is_few ? group_few_slots(desc, job, queue) : group_many_slots<typename Shape::Inputs>(desc, job, queue);
-  launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
-  if (is_rounded) round_h<typename Shape::Inputs>(desc, job, queue);
   return job;
 }
 
-template MoeJob compute_h<Few>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
-template MoeJob compute_h<Wide>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
+template <class Shape>
+void compute_h(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
+  launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
+  if (cuda_common::needs_input_rows(desc.input)) round_h<typename Shape::Inputs>(desc, job, queue);
+}
+
+template MoeJob group<Few>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
+template MoeJob group<Wide>(const ops::MoeExperts::Desc&, const ops::MoeExperts::Args&, device::Queue&);
+template void compute_h<Few>(const ops::MoeExperts::Desc&, const MoeJob&, device::Queue&);
+template void compute_h<Wide>(const ops::MoeExperts::Desc&, const MoeJob&, device::Queue&);
 
 bool moe_experts_supports(const ops::MoeExperts::Desc& desc, std::string& why_not) {
   if (desc.format == ops::WeightFormat::kNvfp4) return cuda::moe_experts_packed_supports(desc, why_not);

@@ -27,11 +27,19 @@ __device__ char* arranged_of(const MoeJob& job, int64_t first_position) {
   return job.scratch.x + Layout::bytes(first_position, job.hidden);
 }
 
+// By the blocks of a grid of all entries of work.
+__device__ void reset_progress(const MoeScratch& s) {
+  if (threadIdx.x > 0) return;
+  s.progress[1 + blockIdx.x] = 0;
+  if (blockIdx.x == 0) s.progress[0] = 0;
+}
+
 // Grid: entries of work by 8 slots of theirs by parts of the columns.
 template <class Layout>
 __global__ void __launch_bounds__(kThreads) arrange_slots(MoeJob job) {
   wait_for_previous();
   const MoeScratch& s = job.scratch;
+  if (blockIdx.y == 0 && blockIdx.z == 0) reset_progress(s);
   if (static_cast<int32_t>(blockIdx.x) >= s.totals[1]) return;
   const ExpertWork& work = s.work[blockIdx.x];
   const int32_t before = static_cast<int32_t>(blockIdx.y) * kPositionGroup;
@@ -58,6 +66,7 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
   for (int slot = thread; slot < num_slots; slot += kThreads) {
     s_experts[slot] = job.experts[slot] - static_cast<int32_t>(job.first_expert);
   }
+  if (part == 0) reset_progress(s);
   if (thread < kPositionGroup) s_slots[thread] = -1;
   if (thread == 0) s_expert = -1;
   if (part == 0) {
@@ -112,6 +121,7 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
   scratch.h = workspace.take<char>(ProductInputs::bytes(positions, padded_inner(desc)));
   scratch.weights = workspace.take<float>(positions);
+  scratch.progress = workspace.take<uint32_t>(1 + most_work(desc, num_slots, work_slots));
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
   const int64_t num_tokens = num_slots / desc.top_k;
   const bool is_rounded = cuda_common::needs_input_rows(desc.input),

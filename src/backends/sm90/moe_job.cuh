@@ -17,6 +17,7 @@ struct MoeScratch : cuda_common::SlotGroups {
   uint16_t* rounded_x;           // [tokens, hidden], where the mode rounds inputs
   float *x_factors, *h_factors;  // [tokens], [positions]; null: 1
   float* weights;                // [positions] of routing; 0: no slot
+  uint32_t* progress;            // [1 + entries of work] of few_experts.cuh, 0 behind grouping
 };
 
 struct MoeJob : cuda_common::SlotJob {
@@ -48,9 +49,12 @@ int64_t moe_scratch_bytes(const ops::MoeExperts::Desc& desc, int64_t num_slots) 
   return layout_moe_scratch(desc, num_slots, Shape::kTokens, nullptr, scratch);
 }
 
-// All of moe_experts before its last map, by the kernels of Shape (Wide or Few); what the last map is of.
+// Slots grouped and their inputs arranged for the kernels of Shape (Wide or Few); what both maps are of.
 template <class Shape>
-MoeJob compute_h(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+MoeJob group(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& args, device::Queue& queue);
+// Gate and up, and what they give rounded where the mode wants it: what the last map multiplies.
+template <class Shape>
+void compute_h(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 
 // Group the slots and arrange their inputs: any number; and at most kMostFewSlots for few_sums.cuh, in one kernel.
 // Slots of experts of other ranks are zero.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Launches of a map of experts by either kernel.
+// Launches of the maps of experts by either kernel.
 #include <type_traits>
 
-#include "backends/sm90/few_sums.cuh"
+#include "backends/cuda_common/input_rows.h"
+#include "backends/sm90/few_experts.cuh"
 #include "backends/sm90/moe_tiles.cuh"
 #include "backends/sm90/wide_sums.cuh"
 
@@ -20,6 +21,17 @@ void launch_map(const char* name, const ops::MoeExperts::Desc& desc, int64_t row
   } else {
     launch_wide<Tiles<Wide>>(name, queue, most_tiles, job);
   }
+}
+
+// Both maps of grouped slots, of which the last one is Down<Shape>'s. Job: a MoeJob.
+template <class Shape, template <class> class Down, class Job>
+void launch_maps(const ops::MoeExperts::Desc& desc, const Job& job, device::Queue& queue) {
+  if constexpr (std::is_same_v<Shape, Few>) {
+    // What is rounded between the maps is rounded as a whole.
+    if (!cuda_common::needs_input_rows(desc.input)) return launch_few_experts<Down<Few>>(desc, job, queue);
+  }
+  compute_h<Shape>(desc, job, queue);
+  launch_map<Shape, Down>("down", desc, desc.hidden, job, queue);
 }
 
 }  // namespace tessera::backends::sm90

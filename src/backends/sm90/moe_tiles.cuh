@@ -32,6 +32,7 @@ class WorkTiles {
 
   __device__ int width() const { return static_cast<int>(matrix_ == 2 ? job_.padded_inner : job_.hidden); }
   __device__ int count() const { return count_; }
+  __device__ int row_tiles() const { return row_tiles_; }  // of an entry of work
   __device__ Place place(int tile) const {
     const int entry = tile / row_tiles_;
     return {job_.scratch.work + entry, (tile - entry * row_tiles_) * tile_rows_};

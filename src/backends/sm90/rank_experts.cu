@@ -35,10 +35,10 @@ template <class Shape>
 void run_experts(const ops::RankExperts::Desc& desc, const ops::MoeExperts::Args& args, const RankRows& rows,
                  device::Queue& queue) {
   RankMoeJob job{};
-  static_cast<MoeJob&>(job) = compute_h<Shape>(desc.routed, args, queue);
+  static_cast<MoeJob&>(job) = group<Shape>(desc.routed, args, queue);
   job.returned = rows.returned;
   job.rank_slots = cuda_common::FastDivisor(static_cast<uint32_t>(job.num_slots / desc.world));
-  launch_map<Shape, RankDownTiles>("down", desc.routed, desc.routed.hidden, job, queue);
+  launch_maps<Shape, RankDownTiles>(desc.routed, job, queue);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ using WidePlan = WidePlanOf<ops::WeightFormat::kNvfp4>;
 struct FewPlan {
   static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
   static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
-  static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * kTeamThreads + 32;
+  static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * (kTeamThreads + 32);
 };
 
 // unit_ring.cuh, for tiles of up to kTokens tokens. A block has a multiprocessor's shared memory: what sums do not
