@@ -50,7 +50,7 @@ struct FewPlan {
 // take of it are stages.
 template <int kTokens>
 struct RingPlan {
-  static constexpr int kWarps = 16, kThreads = (kWarps + 1) * 32;  // a warp copies
+  static constexpr int kWarps = 16, kCopyingWarps = 4, kThreads = (kWarps + kCopyingWarps) * 32;
   static constexpr int kStages = kTokens == 1 ? 44 : 40, kRoundUnits = kTokens == 1 ? 128 : 32;
 };
 

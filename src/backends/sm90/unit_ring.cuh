@@ -3,7 +3,7 @@
 // The tiles of cuda_common/weight_stream.cuh, of the same classes Tiles and bit for bit the same, from one ring of
 // units of packed NVFP4 weights (cuda_common/packed_units.h) that all warps of a multiprocessor share: with a ring of
 // its own a warp has few bytes on their way, and copies take instructions of the warps that decode.
-//   block  16 consumer warps, and one more that fills the ring by bulk copies; one block to a multiprocessor
+//   block  16 consumer warps, and four more that fill the ring by bulk copies; one block to a multiprocessor
 //   tile   16 rows by up to kTokens tokens, whole units: its units are chunks, and of each chunk the passes
 //   range  a block's tiles are neighbours, and as many as any other's or one more; unit j of them is warp j % 16's
 //   round  as many tiles as there is room for chunk sums; they are added in ascending order when all are there
@@ -30,7 +30,7 @@ struct UnitRing : RingPlan<kTokens> {
   __device__ void init() {
     const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
     if (threadIdx.x % cuda_common::kWarp != 0) return;
-    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + 1)
+    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + UnitRing::kCopyingWarps)
       full[i].init(1), free[i].init(cuda_common::kWarp);
     if (warp == 0) summed.init(UnitRing::kWarps * cuda_common::kWarp);
   }
@@ -79,37 +79,28 @@ struct RingUnit {
   }
 };
 
-// Units [begin, end) of the range by the copying warp, of which few lanes issue copies.
+// Units [begin, end) of the range by the copying warps, a lane of each: unit j by warp j mod kCopyingWarps. Lanes of
+// one warp would wait for different barriers, which racecheck does not follow, or each for all, which costs a fifth of
+// the ring's speed; and one lane does not issue copies fast enough.
 template <int kTokens, class Tiles, class Range>
 __device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, UnitRing<kTokens>& s,
                            int begin, int end) {
   using Layout = cuda_common::PackedNvfp4;
-  constexpr int kLanes = 4, kStages = UnitRing<kTokens>::kStages;
-  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
-  if (lane >= kLanes) return;
-  for (int first = begin; first < end; first += kLanes) {
-    const int unit = first + lane, stage = unit % kStages;
-    const void* from = nullptr;
-    if (unit < end) {
-      const RingUnit at(shape, range, unit);
-      const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-      const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
-      from = static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width);
-    }
-    // In the first round all stages are free. Later each lane waits for the stages of all, since racecheck does not
-    // follow lanes that wait for different barriers; but a copy waits for no stage behind its own. So no lane is a
-    // round of the ring ahead of another either: a barrier tells only two rounds apart.
-    const bool is_first_round = first + kLanes <= kStages;
-    const int waits_end = is_first_round ? first + 1 : min(first + kLanes, end);
-#pragma unroll 1
-    for (int any = first; any < waits_end; ++any) {
-      if (!is_first_round) s.free[any % kStages].wait(any / kStages % 2 ^ 1);
-      if (is_first_round ? from != nullptr : any == unit) {
-        s.full[stage].arrive_and_expect(Layout::kBytes);
-        cuda_common::ptx::copy_bulk(s.stages[stage].units[0], from, Layout::kBytes, s.full[stage]);
-      }
-      __syncwarp((1u << kLanes) - 1);
-    }
+  constexpr int kStages = UnitRing<kTokens>::kStages, kCopiers = UnitRing<kTokens>::kCopyingWarps;
+  static_assert(kStages % kCopiers == 0);  // so a stage's units are one lane's
+  if (threadIdx.x % cuda_common::kWarp != 0) return;
+  const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - UnitRing<kTokens>::kWarps;
+  for (int unit = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; unit < end; unit += kCopiers) {
+    const RingUnit at(shape, range, unit);
+    const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
+    const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
+    const int stage = unit % kStages;
+    s.free[stage].wait(unit / kStages % 2 ^ 1);
+    s.full[stage].arrive_and_expect(Layout::kBytes);
+    cuda_common::ptx::copy_bulk(
+        s.stages[stage].units[0],
+        static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width), Layout::kBytes,
+        s.full[stage]);
   }
 }
 
