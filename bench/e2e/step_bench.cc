@@ -84,7 +84,7 @@ class StepBench {
     const uint64_t state =
         sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots);
     // A matrix is packed from a copy.
-    const uint64_t work = model::Model::step_bytes(config_, load.precision, load.max_step_tokens) +
+    const uint64_t work = model::Model::step_bytes(config_, load.precision, load.max_step_tokens, load.shard.world) +
                           static_cast<uint64_t>(2 * config_.vocab_size * config_.hidden_size);
     model::check_fit(report_.weight_bytes, state, work, machine_);
     const double begin = seconds_now();

@@ -125,7 +125,16 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
                     c.num_experts / world, c.num_experts, c.experts_per_token));
   }
   why.push_back("caches: whole on every rank, since all heads attend the same keys");
-  why.push_back("embedding, head, router, maps of the input, compressors, indexers: whole on every rank");
+  const std::vector<model::HeldWeights>& weights = best.memory.weights;
+  const bool cuts_head = std::any_of(weights.begin(), weights.end(), [](const model::HeldWeights& held) {
+    return held.kind == "head" && held.bytes < held.of;
+  });
+  if (cuts_head) {
+    why.push_back(fmt::format("head: {} of {} tokens of the vocabulary on each rank; a gather of their logits a step",
+                              c.vocab_size / world, c.vocab_size));
+  }
+  why.push_back(fmt::format("embedding, {}router, maps of the input, compressors, indexers: whole on every rank",
+                            cuts_head ? "" : "head, "));
   const auto us = [](const Candidate& other) { return other.decode.us(); };
   const Candidate *next = nullptr, *unwritten = nullptr;
   for (const Candidate& other : plan.candidates) {

@@ -13,6 +13,7 @@
 #include "bench/plan/families.h"
 #include "comm/nccl.h"
 #include "comm/peer.h"
+#include "model/layers/vocabulary_head.h"
 #include "model/rank_memory.h"
 #include "ops/cache_entry.h"
 #include "ops/mhc/mhc.h"
@@ -138,6 +139,7 @@ class Layer {
     add("hyper-connections", {pass(rows() * streams, 0, kStreamEnd), pass(0, 0, kStreamEnd)});
     load_.tokens = 1;  // each sequence's last token alone has logits
     maps("head", {"head"});
+    if (const int64_t own = held_.at("head").rows; own < c_.vocab_size) gather_logits(own);
     const double logits = 4.0 * rows() * static_cast<double>(c_.vocab_size);
     add("drawing", {pass(logits, 0), pass(logits, 0), pass(0, 0)});
   }
@@ -371,6 +373,14 @@ class Layer {
   // Of `bytes` that every rank has, those that come from others.
   double others(double bytes) const { return bytes * static_cast<double>(plan_.world - 1); }
 
+  // Logits of `own` tokens of the vocabulary from every rank, by NCCL, and their way to their places.
+  void gather_logits(int64_t own) {
+    const auto calls = static_cast<double>(ceil_div(load_.rows(), model::VocabularyHead::kGatheredRows));
+    const double bytes = 4 * rows() * static_cast<double>(own), all = bytes * static_cast<double>(plan_.world);
+    exchange(others(bytes), nccl_us() * calls, t_.link.low, kLogitsPart);
+    if (load_.rows() > 1) part(kLogitsPart).us += us(pass(all, all));
+  }
+
   // `bytes` of every rank to every other, by NCCL.
   void gather(double bytes) {
     exchange(others(bytes), nccl_us() * pieces(bytes * static_cast<double>(plan_.world)), t_.link.low);
@@ -397,8 +407,8 @@ class Layer {
     }
   }
 
-  void exchange(double received, double begin_us, double gigabytes) {
-    CostPart& p = part(kSumsPart);
+  void exchange(double received, double begin_us, double gigabytes, const char* name = kSumsPart) {
+    CostPart& p = part(name);
     const double link_us = received / (gigabytes * 1e3);
     p.us += begin_us + link_us;
     p.received_bytes += received;

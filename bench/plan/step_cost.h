@@ -48,6 +48,8 @@ struct StepCost {
 
 // The name of the part that sums over ranks are.
 constexpr const char* kSumsPart = "sums over ranks";
+// And of the gathering of logits, where the head is cut.
+constexpr const char* kLogitsPart = "logits of ranks";
 
 StepCost step_cost(const model::StoredModel& model, const model::ParallelPlan& plan, const Target& target,
                    const StepLoad& load);

@@ -155,7 +155,7 @@ std::vector<float> LayerStack::logits(WeightSource& weights, const TensorView& s
   PlacedWeights placed(weights, executor_.memory(), executor_.queue());
   LayerBuilder build = builder(placed);
   const model::OutputHead head(build, "");
-  const model::LinearLayer projection(build, "head", model::InputRole::kPlain, DType::kF32);
+  const model::VocabularyHead projection(build);
   reserve(build);
   const int64_t count = streams.shape[0];
   const model::CachePool nothing({}, executor_.memory());

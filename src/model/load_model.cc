@@ -83,7 +83,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   check_config_covers(weights, config, directory);
   const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
   const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
-  const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens);
+  const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens, options.shard.world);
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
   if (log != nullptr) {
     log_unused(weights, *log);

@@ -20,7 +20,7 @@ namespace {
 
 // Activations that the deepest point of a step holds at once, in bytes: generous per-token sums of what the layers take
 // (the arena throws where this is short, and a test runs every layer kind at the largest step).
-size_t arena_capacity(const Config& c, int64_t tokens, DType activation) {
+size_t arena_capacity(const Config& c, int64_t tokens, DType activation, int64_t head_parts) {
   const int64_t width = dtype_bits(activation) / 8;
   const int64_t heads = c.num_heads * c.head_dim, index = c.index_num_heads * c.index_head_dim;
   const int64_t compressors = 4 * 4 * (c.head_dim + c.index_head_dim);
@@ -29,7 +29,10 @@ size_t arena_capacity(const Config& c, int64_t tokens, DType activation) {
                          4 * c.expert_inner;
   const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + c.index_topk + 52) + compressors;
   const int64_t alignment = 64 * static_cast<int64_t>(device::kBufferAlignment);
-  return static_cast<size_t>(tokens * (values * width + plain) + alignment);
+  // When logits are computed all that is left is what a draft block began and ended with, and the head's input.
+  const int64_t head =
+      tokens * 12 * c.hidden_size * width + VocabularyHead::scratch_bytes(c.vocab_size, head_parts, tokens);
+  return static_cast<size_t>(std::max(tokens * (values * width + plain), head) + alignment);
 }
 
 std::vector<int64_t> compression_ratios(const CacheLayout& layout) {
@@ -91,7 +94,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     layout.layers.push_back(blocks_.back()->cache_layout());
   }
   head_ = std::make_unique<OutputHead>(builder, "");
-  projection_ = LinearLayer(builder, "head", InputRole::kPlain, DType::kF32);
+  projection_ = VocabularyHead(builder);
   finite_check_ = builder.bind<ops::FiniteCheck>("finite_check", {.width = config.vocab_size});
   sample_ = std::make_unique<SampleStep>(builder, *executor_);
   if (num_draft_layers > 0) {
@@ -118,7 +121,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
     host_outcomes_ = device::Tensor(DType::kI32, outcomes_.view().shape, executor_->staging());
   }
-  arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation), memory);
+  arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation, projection_.num_parts()), memory);
   batch_ = std::make_unique<StepBatch>(compression_ratios(pool_->layout()),
                                        StepBatch::Limits{.max_tokens = max_step_tokens,
                                                          .window_slots = builder.window_slots,
@@ -139,11 +142,13 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   executor_->end_loading();
 }
 
-size_t Model::step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens) {
+size_t Model::step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens,
+                         int64_t world) {
   const DType activation = precision.activation();
   const int64_t streams = ops::kHcStreams * config.hidden_size * dtype_bits(activation) / 8;
   const int64_t scores = 4 * score_floats(max_step_tokens, config.max_positions / 4 + 1);
-  return arena_capacity(config, max_step_tokens, activation) +
+  const int64_t head_parts = config.vocab_size % world == 0 ? world : 1;
+  return arena_capacity(config, max_step_tokens, activation, head_parts) +
          static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4) + scores);
 }
 

@@ -25,8 +25,10 @@ class Model final : public Runner {
   const ModelFacts& facts() const override { return facts_; }
   const CacheSpec& cache_spec() const override { return cache_spec_; }
   int64_t max_step_tokens() const override { return max_step_tokens_; }
-  // Bytes that a model takes for steps of `max_step_tokens`, besides weights and the ops' own workspace.
-  static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens);
+  // Bytes that a model takes for steps of `max_step_tokens`, besides weights and the ops' own workspace; on each of
+  // `world` ranks.
+  static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens,
+                           int64_t world = 1);
 
   void reserve(int64_t bytes) override;
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
@@ -105,7 +107,7 @@ class Model final : public Runner {
   std::unique_ptr<CachePool> pool_;
   CacheSpec cache_spec_;
   Matrix embedding_;
-  LinearLayer projection_;
+  VocabularyHead projection_;
   ops::Bound<ops::Embedding> embed_streams_, embed_rows_;
   ops::Bound<ops::FiniteCheck> finite_check_;
   std::vector<std::unique_ptr<Block>> blocks_;

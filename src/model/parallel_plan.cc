@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "model/weight_format.h"
 #include "model/weight_source.h"
 
 namespace tessera::model {
@@ -71,9 +72,11 @@ StoredModel checkpoint_model(const std::string& directory, const Config& config)
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
   const WeightSource weights(checkpoint, config, 0, {}, nullptr, Inexact::kRound);
   for (size_t i = 0; i < model.rows.size(); ++i) {
-    const WeightRow& row = model.rows[i];
+    WeightRow& row = model.rows[i];
     const bool is_matrix = row.kind == WeightKind::kLinear || row.kind == WeightKind::kPlain;
-    if (is_matrix) model.formats[i] = weights.format(row.name);
+    if (!is_matrix) continue;
+    model.formats[i] = weights.format(row.name);
+    row.scale_rows = rows_of_a_scale(weights.stored(row.name).format);
   }
   return model;
 }

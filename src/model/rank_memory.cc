@@ -75,7 +75,7 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
   }
   std::sort(memory.weights.begin(), memory.weights.end(),
             [](const HeldWeights& a, const HeldWeights& b) { return a.of > b.of; });
-  memory.step = Model::step_bytes(config, precision, step_tokens);
+  memory.step = Model::step_bytes(config, precision, step_tokens, plan.world);
   memory.runtime = kRuntimeBytes + (plan.world > 1 ? static_cast<uint64_t>(comm::NcclOptions{}.scratch_bytes) : 0);
   memory.sequence = rank_sequence_bytes(config, plan, precision, 0, step_tokens);
   constexpr int64_t kTokens = int64_t{1} << 20;

@@ -223,6 +223,10 @@ std::string_view to_string(StoredFormat format) {
   return "?";
 }
 
+int64_t rows_of_a_scale(StoredFormat format) {
+  return format == StoredFormat::kFp8Block ? kFp8Block : 1;
+}
+
 StoredTensor resolve_weight(const Checkpoint& checkpoint, const Config& config, const WeightRow& row,
                             std::set<std::string>& used) {
   Resolver resolver(checkpoint, used);

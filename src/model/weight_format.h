@@ -22,6 +22,8 @@ enum class StoredFormat : uint8_t {
 };
 
 std::string_view to_string(StoredFormat format);
+// How many consecutive rows share scales, but for one of the whole tensor.
+int64_t rows_of_a_scale(StoredFormat format);
 
 struct StoredTensor {
   StoredFormat format = StoredFormat::kF32;

@@ -31,6 +31,7 @@ WeightSource::WeightSource(const checkpoint::Checkpoint& checkpoint, const Confi
   std::set<std::string> used;
   for (WeightRow& weight : make_weight_spec(config, num_draft_layers)) {
     const StoredTensor stored = resolve_weight(checkpoint, config, weight, used);
+    weight.scale_rows = rows_of_a_scale(stored.format);
     const WeightSlice slice = slice_of(weight, config, shard);
     const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
     if (weight.kind == WeightKind::kLinear || weight.kind == WeightKind::kPlain) {
@@ -63,12 +64,12 @@ const StoredTensor& WeightSource::resolved(const std::string& name) const {
 
 ops::WeightFormat WeightSource::format(const std::string& name) const {
   const WeightRow& weight = row(name);
-  return format_in_memory(resolved(name), weight.shape, slice_of(weight, config_, shard_));
+  return format_in_memory(resolved(name), weight.shape, slice(name));
 }
 
 Shape WeightSource::local_shape(const std::string& name) const {
-  const WeightSlice slice = slice_of(row(name), config_, shard_);
-  return {slice.row_end - slice.row_begin, slice.col_end - slice.col_begin};
+  const WeightSlice part = slice(name);
+  return {part.row_end - part.row_begin, part.col_end - part.col_begin};
 }
 
 // Of the hashes of pieces, so that threads can share the work.
@@ -114,10 +115,10 @@ int WeightSource::global_exponent(const std::string& name) {
 Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
-  const WeightSlice slice = slice_of(weight, config_, shard_);
-  const bool is_empty = slice.row_begin == slice.row_end;
+  const WeightSlice part = slice(name);
+  const bool is_empty = part.row_begin == part.row_end;
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
-  Matrix matrix = reader_.read(stored, weight.shape, slice, exponent);
+  Matrix matrix = reader_.read(stored, weight.shape, part, exponent);
   if (edit_ != nullptr) edit_->edit(name, matrix);
   if (matrix.view.format == WeightFormat::kNvfp4) add_fingerprint(name, &matrix.view.tensor_scale, sizeof(float));
   add_fingerprint(name, matrix.data.data(), matrix.data.size());
@@ -134,10 +135,10 @@ device::Tensor WeightSource::load_vector(const std::string& name) {
   widen(*stored.codes.entry->dtype, bytes.data(), weight.shape.num_elements(), values.data());
   check_finite(stored.codes, values.data(), weight.shape.num_elements());
   add_fingerprint(name, bytes.data(), bytes.size());
-  const WeightSlice slice = slice_of(weight, config_, shard_);
-  const int64_t cols = weight.shape.rank() > 1 ? weight.shape[1] : 1, rows = slice.row_end - slice.row_begin;
+  const WeightSlice part = slice(name);
+  const int64_t cols = weight.shape.rank() > 1 ? weight.shape[1] : 1, rows = part.row_end - part.row_begin;
   device::Tensor tensor(DType::kF32, weight.shape.rank() > 1 ? Shape{rows, cols} : Shape{rows});
-  std::copy_n(values.data() + slice.row_begin * cols, rows * cols, tensor.as<float>());
+  std::copy_n(values.data() + part.row_begin * cols, rows * cols, tensor.as<float>());
   if (edit_ != nullptr) edit_->edit_values(name, tensor);
   return tensor;
 }

@@ -45,6 +45,8 @@ class WeightSource final : public ModelWeights {
   // How the checkpoint stores it.
   const StoredTensor& stored(const std::string& name) const { return resolved(name); }
   Shape local_shape(const std::string& name) const override;
+  // The part of a tensor that is read.
+  WeightSlice slice(const std::string& name) const { return slice_of(row(name), config_, shard_); }
   uint64_t total_bytes() const override { return total_bytes_; }
   // Names in the checkpoint that no row of the table asked for: those of draft blocks (MTP, DSpark), which are known
   // and kept aside, and those that this program does not know.

@@ -104,7 +104,7 @@ std::vector<WeightRow> make_weight_spec(const Config& config, int64_t num_draft_
   Table table(config);
   const int64_t d = config.hidden_size;
   table.plain("embed", config.vocab_size, d, "embedding");
-  table.linear("head", config.vocab_size, d);
+  table.linear("head", config.vocab_size, d, ShardRule::kRowsByToken);
   table.head("");
   for (int64_t n = 0; n < config.num_layers; ++n) {
     table.layer(fmt::format("layers.{}.", n), config.compress_ratios[static_cast<size_t>(n)], config.is_hashed(n));
@@ -157,6 +157,11 @@ WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& sh
       break;
     case ShardRule::kExpertCols:
       cut_expert(slice.col_begin, slice.col_end);
+      break;
+    case ShardRule::kRowsByToken:
+      if (config.vocab_size % (shard.world * row.scale_rows) == 0) {
+        cut(config.vocab_size, "tokens", slice.row_begin, slice.row_end);
+      }
       break;
   }
   return slice;

@@ -27,6 +27,7 @@ enum class ShardRule : uint8_t {
   kColsByGroup,  // equal runs of columns, one per output group
   kExpertRows,   // of an expert, whose rows are its inner width (gate, up)
   kExpertCols,   // of an expert, whose columns are its inner width (down)
+  kRowsByToken,  // equal runs of rows, one per token of the vocabulary; whole where there are none (head)
 };
 
 // How heads are dealt out (docs/decisions/0031-several-gpus.md).
@@ -55,6 +56,7 @@ struct WeightRow {
   ShardRule shard = ShardRule::kReplicate;
   const char* consumer = "";  // op name
   int64_t expert = -1;        // id of a routed expert
+  int64_t scale_rows = 1;     // as stored: consecutive rows that share scales, which kRowsByToken does not part
 };
 
 // `num_draft_layers` MTP blocks follow the main layers.
@@ -65,7 +67,8 @@ struct WeightSlice {
   int64_t row_begin = 0, row_end = 0, col_begin = 0, col_end = 0;
 };
 
-// Throws kUnsupported where the world does not divide heads, groups or experts.
+// Throws kUnsupported where the world does not divide heads, groups or experts. The head is cut whatever `shard` says
+// of these: each of its rows is a logit, so cutting them changes no bit.
 WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& shard);
 
 }  // namespace tessera::model

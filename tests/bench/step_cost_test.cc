@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -85,12 +86,15 @@ TEST(StepCost, LayersOfOneTokenAreWithinASixth) {
 }
 
 // All of Flash cut over two H200, no figure of which sets one of the model. docs/performance/several_gpus.md has them.
+// The record is of a program whose ranks had the whole head each: its part is one GPU's.
 TEST(StepCost, StepsOfTwoGpusAreWithinASixthOfTheRecord) {
   const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-24-h200-x2-flash.json";
   const nlohmann::json record = nlohmann::json::parse(std::ifstream(path));
   const ParallelPlan plan{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
   const auto predicted = [&](const StepLoad& load) {
-    return step_cost(stored("flash"), plan, target_of("h200"), load).us();
+    const StepCost step = step_cost(stored("flash"), plan, target_of("h200"), load);
+    const double whole_head = part_of(step_cost(stored("flash"), {}, target_of("h200"), load), "head");
+    return step.us() - part_of(step, "head") - part_of(step, kLogitsPart) + whole_head;
   };
   int compared = 0;
   for (const nlohmann::json& row : record["rows"]) {
@@ -174,6 +178,42 @@ TEST(StepCost, EightRanksSumInSharesWhereThatSendsLess) {
   EXPECT_NEAR(of(128, &CostPart::received_bytes), vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
   EXPECT_NEAR(of(128, &CostPart::us), 4 * 2.8 + vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)) / 392e3, 1e-6);
   EXPECT_NEAR(of(4096, &CostPart::received_bytes), vector(4096 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
+}
+
+// By hand: a rank of n reads the n-th part of 129,280 rows, and the others' logits come by an all-gather of 11.6 us
+// between two and 20 between more. Of one row they lie as they come.
+TEST(StepCost, TheHeadIsCutByTheVocabulary) {
+  struct Model {
+    const char* name;
+    double hidden;
+    int64_t world;
+    double call_us;
+  };
+  for (const Model& model : {Model{"flash", 4096, 2, 11.6}, {"pro", 7168, 8, 20}}) {
+    const auto others = static_cast<double>(model.world - 1), share = 129280 / static_cast<double>(model.world);
+    for (const ParallelPlan& plan : model::parallel_plans(stored(model.name).config, model.world)) {
+      const auto of = [&](const char* part, int64_t sequences, double CostPart::*value) {
+        return part_of(step_cost(stored(model.name), plan, target_of("h200"), {sequences, 1, 8191}), part, value);
+      };
+      EXPECT_EQ(of("head", 1, &CostPart::bytes), 2 * share * model.hidden) << model.name;
+      for (const int64_t sequences : {1, 32, 300}) {
+        const double received = 4 * static_cast<double>(sequences) * share * others;
+        const double calls = std::ceil(static_cast<double>(sequences) / 128);
+        EXPECT_NEAR(of(kLogitsPart, sequences, &CostPart::received_bytes), received, 1) << model.name;
+        const double placed_us = of(kLogitsPart, sequences, &CostPart::us) - calls * model.call_us - received / 392e3;
+        if (sequences == 1) {
+          EXPECT_NEAR(placed_us, 0, 1e-6) << model.name;
+        } else {
+          EXPECT_GT(placed_us, 1) << model.name;
+        }
+      }
+    }
+  }
+  // 129,280 is no multiple of three: whole.
+  const ParallelPlan three = model::parallel_plans(stored("pro").config, 3).front();
+  const StepCost step = step_cost(stored("pro"), three, target_of("h200"), {1, 1, 8191});
+  EXPECT_EQ(part_of(step, "head", &CostPart::bytes), 2.0 * 129280 * 7168);
+  EXPECT_EQ(part_of(step, kLogitsPart), 0);
 }
 
 TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {

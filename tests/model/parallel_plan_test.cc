@@ -103,7 +103,8 @@ TEST(RankMemory, RanksShareWhatIsCutAndNothingElse) {
       EXPECT_EQ(bytes_of(memory, "shared experts"), plan.experts == ExpertSplit::kByWidth ? shared / w : shared);
       EXPECT_EQ(bytes_of(memory, "queries and outputs of heads"),
                 plan.attention == AttentionSplit::kByGroup ? heads / w : heads);
-      EXPECT_EQ(bytes_of(memory, "head"), bytes_of(one, "head"));
+      EXPECT_EQ(bytes_of(memory, "head") * w, bytes_of(one, "head"));
+      EXPECT_EQ(bytes_of(memory, "embedding"), bytes_of(one, "embedding"));
       EXPECT_EQ(bytes_of(memory, "maps of the input") < bytes_of(one, "maps of the input"), plan.cuts_projections);
       EXPECT_EQ(memory.token < one.token, plan.cuts_entries);
       EXPECT_EQ(memory.sequence, one.sequence);
@@ -117,12 +118,27 @@ TEST(RankMemory, CachesAndWorkAreThoseOfTheFitCheck) {
   const ops::Precision precision;
   const RankMemory memory = rank_memory(stored("pro"), {}, precision, 64);
   EXPECT_EQ(memory.step, Model::step_bytes(config, precision, 64));
+  const ParallelPlan eight = parallel_plans(config, 8).front();
+  EXPECT_EQ(rank_memory(stored("pro"), eight, precision, 64).step, Model::step_bytes(config, precision, 64, 8));
   const int64_t slots = config.sliding_window + 63;
   for (const int64_t tokens : {0, 256, 1 << 20}) {
     EXPECT_EQ(rank_sequence_bytes(config, {}, precision, tokens, 64), sequence_bytes(config, precision, tokens, slots));
     EXPECT_NEAR(static_cast<double>(memory.sequence) + memory.token * tokens,
                 static_cast<double>(sequence_bytes(config, precision, tokens, slots)), 1);
   }
+}
+
+// Of logits of a cut head, a rank's own and all ranks': where a step is short they are more than what layers take, of a
+// long one never.
+TEST(RankMemory, GatheredLogitsTakeNoMoreThanLayersInLongSteps) {
+  const Config& config = stored("pro").config;
+  const auto more = [&](int64_t tokens, int64_t world) {
+    return Model::step_bytes(config, {}, tokens, world) - Model::step_bytes(config, {}, tokens);
+  };
+  EXPECT_GT(more(64, 8), 0u);
+  EXPECT_LE(more(64, 8), static_cast<size_t>(64 * config.vocab_size * 4 * 9 / 8));
+  EXPECT_EQ(more(4096, 8), 0u);
+  EXPECT_EQ(more(64, 3), 0u);  // does not divide the vocabulary
 }
 
 // What a rank of the bundled model says it holds is what it reads.

@@ -108,7 +108,7 @@ OutputHead::OutputHead(LayerBuilder& builder, const std::string& prefix)
       reduce_(builder.bind<ops::MhcHead>(prefix + "hc_head", mhc_desc(builder))),
       norm_(builder, prefix + "norm", prefix + "norm.weight", builder.config.hidden_size) {}
 
-void OutputHead::run(const StepContext& context, const LinearLayer& projection, const TensorView& streams,
+void OutputHead::run(const StepContext& context, const VocabularyHead& projection, const TensorView& streams,
                      const int32_t* rows, int64_t num_rows, const TensorView& logits) const {
   const ArenaScope scope(context.arena);
   const TensorView h = context.take(context.activation, {num_rows, reduce_.desc.hidden});
@@ -123,7 +123,7 @@ void OutputHead::run(const StepContext& context, const LinearLayer& projection, 
               context.queue);
   context.trace(prefix_, "hc_head", h);
   norm_.run(context, h, h, num_rows);
-  projection.run_into(context, h, logits, num_rows);
+  projection.run(context, h, logits, num_rows);
 }
 
 }  // namespace tessera::model

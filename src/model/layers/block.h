@@ -4,6 +4,7 @@
 #include "model/layers/attention_layer.h"
 #include "model/layers/hyper_connection.h"
 #include "model/layers/moe_layer.h"
+#include "model/layers/vocabulary_head.h"
 
 namespace tessera::model {
 
@@ -54,7 +55,7 @@ class OutputHead {
   OutputHead(LayerBuilder& builder, const std::string& prefix);
 
   // Logits of the tokens `rows` [num_rows] of streams, into `logits` [num_rows, vocab] FP32.
-  void run(const StepContext& context, const LinearLayer& projection, const TensorView& streams, const int32_t* rows,
+  void run(const StepContext& context, const VocabularyHead& projection, const TensorView& streams, const int32_t* rows,
            int64_t num_rows, const TensorView& logits) const;
 
  private:
