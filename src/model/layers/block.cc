@@ -3,6 +3,13 @@
 
 namespace tessera::model {
 
+namespace {
+
+// Combine's and the sum's, which a kernel that makes the sum behind experts saves.
+constexpr int kLaunchesOfEnd = 2;
+
+}  // namespace
+
 Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass,
              bool follows_block)
     : prefix_(prefix),
@@ -16,7 +23,7 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
       prefix + "turn", {.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc},
       {attention_site_.post().chosen(), moe_site_.pre().chosen(), norm.op().chosen()});
   const bool sums_ranks = moe_.output_sum().is_needed();
-  if (sums_ranks && moe_.output_sum().peers(0) == nullptr) return;
+  if (sums_ranks && moe_.output_sum().peers(mhc.activation, 0, kLaunchesOfEnd) == nullptr) return;
   end_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
@@ -53,7 +60,8 @@ TensorView Block::turn(const StepContext& context, const TensorView& streams, co
 void Block::end(const StepContext& context, const ops::MoeCombine::Args& parts, const ops::MhcPost::Args& write,
                 const Block* next, Handover& handover) const {
   const bool sums_ranks = moe_.output_sum().is_needed();
-  const device::PeerView* peers = sums_ranks ? moe_.output_sum().peers(parts.out.num_bytes()) : nullptr;
+  const device::PeerView* peers =
+      sums_ranks ? moe_.output_sum().peers(parts.out.dtype, parts.out.shape.num_elements(), kLaunchesOfEnd) : nullptr;
   const int64_t n = context.num_tokens();
   if (context.tracer == nullptr && next != nullptr && next->begin_.is_bound()) {
     next->begin_.run({.combine = parts,
