@@ -109,9 +109,10 @@ class Layer {
   void sums(int64_t ratio) {
     if (plan_.world == 1) return;
     const double vector = rows() * static_cast<double>(c_.hidden_size);
-    if (plan_.attention == model::AttentionSplit::kByGroup) sum(vector, DType::kF32);
+    // The turn between the sublayers, and a layer's end, make theirs themselves where they are whole.
+    if (plan_.attention == model::AttentionSplit::kByGroup) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
     if (plan_.experts == model::ExpertSplit::kByWidth) {
-      sum(vector, DType::kBF16, comm::kPeerFusedBytes);  // a layer's end
+      sum(vector, DType::kBF16, comm::peer_fused_bytes(2));
     } else {
       sum(vector * static_cast<double>(c_.experts_per_token), DType::kBF16);
     }

@@ -52,10 +52,13 @@ class Communicator {
   // What every rank queued before it is done before what any rank queues behind it begins.
   void barrier(device::Queue& queue);
 
-  // Memory through which kernels can themselves exchange summands of `bytes` of BF16 with all ranks, in one queue with
-  // the sums above and on every rank in the same order; null where they can't, or where all_reduce is expected to be
-  // faster. As long as the communicator.
-  virtual const device::PeerView* peer_view(int64_t /*bytes*/) const { return nullptr; }
+  // Memory through which kernels can themselves exchange `count` summands of type `in` (BF16 or F32) with all ranks,
+  // whose sums they round to BF16, in one queue with the sums above and on every rank in the same order; null where
+  // they can't, or where all_reduce and the `num_launches` more that go with it are expected to be faster. As long as
+  // the communicator.
+  virtual const device::PeerView* peer_view(DType /*in*/, int64_t /*count*/, int /*num_launches*/) const {
+    return nullptr;
+  }
 
   // Ends the group: ranks that wait, and all later calls on any rank, throw with `why`. From any thread.
   virtual void abort(const std::string& why) noexcept = 0;

@@ -48,8 +48,8 @@ class Peer final : public Communicator {
     note(nullptr, false);
     other_->check();
   }
-  const device::PeerView* peer_view(int64_t bytes) const override {
-    return options_.is_fused(world(), bytes) ? &memory_->view() : nullptr;
+  const device::PeerView* peer_view(DType in, int64_t count, int num_launches) const override {
+    return options_.is_fused(world(), in, count, num_launches) ? &memory_->view() : nullptr;
   }
   void begin_step() override {
     note("a step", true);

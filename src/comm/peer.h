@@ -30,9 +30,9 @@ struct PeerOptions {
     const bool in_bf16 = in == DType::kBF16, out_bf16 = out == DType::kBF16;
     return way ? peer_plan(*way, world, in_bf16, out_bf16, count) : peer_plan(world, in_bf16, out_bf16, count, worth);
   }
-  // Whether a kernel that sums so many bytes of BF16 whole, together with its neighbours, is to do so.
-  bool is_fused(int world, int64_t bytes) const {
-    const PeerPlan sum = plan(world, DType::kBF16, DType::kBF16, bytes / 2, kPeerFusedBytes);
+  // Whether a kernel that sums so many values whole into BF16, in place of so many more launches, is to do so.
+  bool is_fused(int world, DType in, int64_t count, int num_launches) const {
+    const PeerPlan sum = plan(world, in, DType::kBF16, count, peer_fused_bytes(num_launches));
     return sum.way == PeerWay::kWhole && sum.slots <= capacity(world);
   }
 };

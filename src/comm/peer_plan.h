@@ -30,8 +30,11 @@ constexpr int64_t peer_slot_bytes(int world, int64_t capacity) {
 
 // A second shot takes 2.8 us, in which a link that carries 330 to 392 GB/s (two H200, docs/performance/several_gpus.md)
 // brings about so many bytes: it has to save them. Of a sum that is made whole by a kernel together with its neighbours
-// it has to save what two launches take too, 3.5 to 4.4 us.
-constexpr int64_t kPeerShotBytes = 1 << 20, kPeerFusedBytes = kPeerShotBytes + (3 << 19);
+// it has to save what their launches take too, 1.8 to 2.2 us each.
+constexpr int64_t kPeerShotBytes = 1 << 20, kPeerLaunchBytes = 3 << 18;
+constexpr int64_t peer_fused_bytes(int num_launches) {
+  return kPeerShotBytes + num_launches * kPeerLaunchBytes;
+}
 
 struct PeerPlan {
   PeerWay way = PeerWay::kWhole;

@@ -11,7 +11,8 @@ constexpr int kMaxPeers = 8;
 // Slots u64 [2, world senders, capacity]. A slot has two words (4 bytes each: one F32 or two BF16 values), each of
 // which may be kNoPeerWord, which no sender sends; who has read them writes that back. A call is a kernel on every rank
 // that reads all words sent to it in that call, and does not end before all ranks have begun it: because it waits for a
-// word of each, or (sums in shares) for a word that another made once it had those of all. What a call sends in a
+// word of each, or (sums in shares) for a word that another made once it had those of all. Where several blocks read
+// the same words, the kernel behind it, which writes them back, is part of the call. What a call sends in a
 // second shot has slots of its own beside those of the first. Calls use the two halves by turns, each as it likes: two
 // calls later the slots are free again, since the call between them ended here, so on every other rank it had begun,
 // and there the call before it, which read the slots and freed them, had ended.

@@ -86,12 +86,21 @@ TEST(PeerPlan, RoomIsForWhatIsSent) {
 // With its neighbours a sum is made whole for longer; not where every sum is to be made in shares.
 TEST(PeerPlan, SumsWithTheirNeighboursAreWholeForLonger) {
   PeerOptions options;
-  EXPECT_TRUE(options.is_fused(2, 16 * kMiB));
-  EXPECT_FALSE(options.is_fused(2, 16 * kMiB + 256));
-  EXPECT_TRUE(options.is_fused(8, 487 << 10));
-  EXPECT_FALSE(options.is_fused(8, 489 << 10));
+  const auto is_fused = [&](int world, DType in, int64_t bytes, int num_launches) {
+    return options.is_fused(world, in, bytes * 8 / dtype_bits(in), num_launches);
+  };
+  EXPECT_TRUE(is_fused(2, DType::kBF16, 16 * kMiB, 2));
+  EXPECT_FALSE(is_fused(2, DType::kBF16, 16 * kMiB + 256, 2));
+  EXPECT_TRUE(is_fused(8, DType::kBF16, 487 << 10, 2));
+  EXPECT_FALSE(is_fused(8, DType::kBF16, 489 << 10, 2));
+  // F32 that is sent in shares comes back as BF16, in half the bytes: of two ranks too they save a quarter.
+  EXPECT_TRUE(is_fused(2, DType::kF32, 7 * kMiB, 1));
+  EXPECT_FALSE(is_fused(2, DType::kF32, 7 * kMiB + 1024, 1));
+  EXPECT_TRUE(is_fused(2, DType::kF32, 10 * kMiB, 2));
+  EXPECT_TRUE(is_fused(8, DType::kF32, 314 << 10, 1));
+  EXPECT_FALSE(is_fused(8, DType::kF32, 316 << 10, 1));
   options.way = kShares;
-  EXPECT_FALSE(options.is_fused(2, 0));
+  EXPECT_FALSE(is_fused(2, DType::kBF16, 0, 2));
   EXPECT_EQ(options.plan(2, DType::kBF16, DType::kBF16, 2).way, kShares);
 }
 

@@ -71,48 +71,35 @@ __global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
 
 constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = kPeerValues;
 
-// Rank by rank, rounded; `own`: this rank's.
-__device__ Pack<kSumChannels> sum_of_ranks(const device::PeerView& peers, uint32_t call, int64_t slot,
-                                           const Pack<kSumChannels>& own) {
-  Pack<kSumChannels> sum;
-  for (int r = 0; r < peers.world; ++r) {
-    Pack<kSumChannels> part = own;
-    if (r != peers.rank) {
-      volatile uint64_t* place = device::cuda::peer_slot(peers, peers.rank, r, call, slot);
-      part = slot_values(device::cuda::wait_for_peer_words(peers, place, *place));
-    }
-#pragma unroll
-    for (int n = 0; n < kSumChannels; ++n) sum.v[n] = r == 0 ? part.v[n] : sum.v[n] + part.v[n];
-  }
-  round_pack(true, sum);
-  return sum;
-}
-
-// What the experts gave here goes to all ranks and to write.o, before any of theirs is waited for. All blocks are in
-// place at once: of so few threads, eight have room on a multiprocessor.
+// What this rank adds goes to all others before any of theirs is waited for: write.o, of F32; or what the experts gave,
+// which write.o (BF16) then keeps. All blocks are in place at once: of so few threads, eight have room on a
+// multiprocessor.
+template <bool kIsF32>
 __global__ void __launch_bounds__(kSumBlock, 8)
     sum_ranks_and_write(const __grid_constant__ StreamWrite write, const __grid_constant__ device::PeerView peers,
-                        int64_t num_slots) {
+                        int64_t num_packs) {
   wait_for_previous();
   const uint32_t call = device::cuda::begin_peer_call(peers);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kSumBlock;
-  const auto token_of = [&](int64_t slot) { return slot * kSumChannels / write.hidden; };
-  const auto channel_of = [&](int64_t slot) { return slot * kSumChannels % write.hidden; };
-  for (int64_t slot = item_index(); slot < num_slots; slot += step) {
-    const auto own = write.experts.at<kSumChannels, kSlotsAtOnce>(token_of(slot), channel_of(slot));
-    const uint64_t words = slot_words(own);
-    for (int r = 0; r < peers.world; ++r) {
-      if (r != peers.rank) *device::cuda::peer_slot(peers, r, peers.rank, call, slot) = words;
+  const auto token_of = [&](int64_t pack) { return pack * kSumChannels / write.hidden; };
+  const auto channel_of = [&](int64_t pack) { return pack * kSumChannels % write.hidden; };
+  for (int64_t pack = item_index(); pack < num_packs; pack += step) {
+    const int64_t i = pack * kSumChannels;
+    if constexpr (kIsF32) {
+      send_to_ranks<true>(peers, call, i, load_pack<kSumChannels>(write.o, i));
+    } else {
+      const auto own = write.experts.at<kSumChannels, kSlotsAtOnce>(token_of(pack), channel_of(pack));
+      send_to_ranks<false>(peers, call, i, own);
+      store_pack(write.o, i, own);
     }
-    store_pack(write.o, slot * kSumChannels, own);
   }
-  for (int64_t slot = item_index(); slot < num_slots; slot += step) {
-    const int64_t t = token_of(slot), c = channel_of(slot);
+  for (int64_t pack = item_index(); pack < num_packs; pack += step) {
+    const int64_t t = token_of(pack), c = channel_of(pack);
     auto in = write.load<kSumChannels, kSlotsAtOnce>(t, c);
-    in.o = sum_of_ranks(peers, call, slot, in.o);
+    in.o = sum_of_ranks<kIsF32, true, 1>(peers, call, pack * kSumChannels, [&] { return in.o; });
     write_all(write, t, c, in);
   }
-  device::cuda::end_peer_call(peers, call);
+  device::cuda::end_peer_call(peers, call, gridDim.x);
 }
 
 }  // namespace
@@ -157,13 +144,12 @@ void write_streams(const StreamWrite& write, int64_t num_tokens, device::Queue& 
   has_packs(write.hidden) ? start(mhc_post_kernel<4>, 4) : start(mhc_post_kernel<1>, 1);
 }
 
-void write_sums_of_ranks(const StreamWrite& write, const device::PeerView& peers, const TensorView& part,
-                         int64_t num_tokens, device::Queue& queue) {
-  const int64_t num_slots = num_tokens * write.hidden / kSumChannels;
-  StreamWrite of_sums = write;
-  of_sums.o = values_of(part);
-  const auto blocks = std::min<int64_t>(ceil_div<int64_t>(num_slots, kSumBlock), kMostSumBlocks);
-  launch("mhc_post_pre", queue, sum_ranks_and_write, grid_for(blocks, 1), kSumBlock, 0, of_sums, peers, num_slots);
+void write_sums_of_ranks(const StreamWrite& write, const device::PeerView& peers, int64_t num_tokens,
+                         device::Queue& queue) {
+  const int64_t num_packs = num_tokens * write.hidden / kSumChannels;
+  const auto blocks = std::min<int64_t>(ceil_div<int64_t>(num_packs, kSumBlock), kMostSumBlocks);
+  launch("mhc_post_pre", queue, write.o.is_bf16 ? sum_ranks_and_write<false> : sum_ranks_and_write<true>,
+         grid_for(blocks, 1), kSumBlock, 0, write, peers, num_packs);
 }
 
 }  // namespace tessera::backends::cuda

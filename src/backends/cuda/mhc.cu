@@ -3,11 +3,13 @@
 // (mhc_products.cuh); then thread blocks that mix a token's streams, and one for the coefficients of what comes after
 // the layer. mhc_post_pre lets the first kernel write the streams of few tokens before it multiplies them, and one
 // block mix a token's, which then has the row to normalise; of many tokens four, since a row's sum of squares is one
-// chain of additions to each of 16 lanes, and nothing else goes on in its block meanwhile.
+// chain of additions to each of 16 lanes, and nothing else goes on in its block meanwhile. Where ranks add up what the
+// streams are written with, of few tokens the first kernel makes that sum too, and the second frees the slots.
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/peer_packs.cuh"
 #include "backends/cuda_common/row_parts.cuh"
 
 namespace tessera::backends::cuda {
@@ -202,9 +204,13 @@ __device__ void store_coefficients_of(int64_t token, int64_t num_tokens, const M
   store_coefficients(job, token, s_m, stream_factor<kCoefficients>(job, s_m), bases);
 }
 
-// Grid: blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
+// Blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
+TESSERA_HOST_DEVICE int64_t mixing_blocks(int64_t num_tokens) {
+  return num_tokens + ceil_div<int64_t>(num_tokens, kNormWarps);
+}
+
 template <int kWide>
-__global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ MhcJob job, int64_t num_tokens) {
+__device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   constexpr int kCoefficients = ops::kHcCoefficients;
   __shared__ float s_sums[kNormWarps][kCoefficients + 1], s_pre[kS], s_factor;
   float *s_y = dynamic_shared<float>(), *s_m = s_sums[0];
@@ -243,6 +249,23 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
     if (begin > 0) load_weights(begin);
     for_columns(begin, hidden, [&](int i, int64_t c) { job.y.store(t * hidden + c, s_y[c] * factor * weights[i]); });
   }
+}
+
+// Grid: mixing_blocks.
+template <int kWide>
+__global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ MhcJob job, int64_t num_tokens) {
+  mix_and_norm_token<kWide>(job, num_tokens);
+}
+
+// The same behind sum_products_of_ranks; further blocks free what its blocks have read, a slot or a few a thread.
+constexpr int64_t kSlotsToFree = 4 * kNormBlock;
+__global__ void __launch_bounds__(kNormBlock)
+    mix_and_norm_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
+                          int64_t num_tokens) {
+  const auto first = static_cast<unsigned>(mixing_blocks(num_tokens));
+  if (blockIdx.x < first) return mix_and_norm_token<kPeerValues>(job, num_tokens);
+  wait_for_previous();
+  free_slots<true>(peers, num_tokens * job.hidden, first);
 }
 
 // The same for many tokens in BF16, kManyTokens of them to a block. Rows lie in shared memory as they are rounded.
@@ -306,18 +329,25 @@ __global__ void __launch_bounds__(kNormBlock, 2)
 }
 
 void launch_mix_and_norm(const MhcJob& job, int64_t num_tokens, device::Queue& queue) {
-  const int64_t coefficient_blocks = ceil_div<int64_t>(num_tokens, kNormWarps);
   const bool is_many =
       job.y.is_bf16 && job.x.is_bf16 && has_packs(job.hidden) && num_tokens >= 2 * kManyTokens * multiprocessors();
   if (is_many) {
     launch("mhc_post_pre", queue, mix_and_norm_many,
-           grid_for(ceil_div<int64_t>(num_tokens, kManyTokens) + coefficient_blocks, 1), kNormBlock,
-           kManyTokens * static_cast<size_t>(job.hidden) * sizeof(uint16_t), job, num_tokens);
+           grid_for(ceil_div<int64_t>(num_tokens, kManyTokens) + ceil_div<int64_t>(num_tokens, kNormWarps), 1),
+           kNormBlock, kManyTokens * static_cast<size_t>(job.hidden) * sizeof(uint16_t), job, num_tokens);
     return;
   }
   launch("mhc_post_pre", queue, has_packs(job.hidden) ? mix_and_norm<4> : mix_and_norm<1>,
-         grid_for(num_tokens + coefficient_blocks, 1), kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job,
+         grid_for(mixing_blocks(num_tokens), 1), kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job,
          num_tokens);
+}
+
+void launch_mix_and_norm_of_ranks(const MhcJob& job, const device::PeerView& peers, int64_t num_tokens,
+                                  device::Queue& queue) {
+  const int64_t slots = (peers.world - 1) * PeerSummand<true>::num_slots(num_tokens * job.hidden);
+  const int64_t freeing_blocks = std::max<int64_t>(ceil_div(slots, kSlotsToFree), 1);  // one ends the call
+  launch("mhc_post_pre", queue, mix_and_norm_of_ranks, grid_for(mixing_blocks(num_tokens) + freeing_blocks, 1),
+         kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job, peers, num_tokens);
 }
 
 template <int kCoefficients>
@@ -359,8 +389,9 @@ void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::
 }
 
 bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_not) {
-  if (desc.sums_ranks && (!has_packs(desc.mhc.hidden) || desc.mhc.activation != DType::kBF16)) {
-    why_not = "ranks add BF16, four channels at a time";
+  const int64_t together = desc.combine ? kPeerValues : kPeerRun;
+  if (desc.sums_ranks && (desc.mhc.hidden % together != 0 || desc.mhc.activation != DType::kBF16)) {
+    why_not = "ranks add into BF16, of experts four channels at a time, of F32 128";
     return false;
   }
   return ops::mhc_post_pre_parts_agree(desc, why_not) && (!desc.norm || rms_norm_supports(*desc.norm, why_not));
@@ -371,27 +402,38 @@ int64_t mhc_post_pre_workspace(const ops::MhcPostPre::Desc& desc, int64_t max_to
 }
 
 void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, device::Queue& queue) {
+  constexpr int kRows = ops::kHcCoefficients + 1;
+  const int64_t n = args.num_tokens;
   StreamWrite write{};
   if (desc.has_post) {
     write = stream_write(desc.mhc, args.post);
     if (desc.combine) {
-      write.o.data = nullptr;
+      if (!desc.sums_ranks) write.o.data = nullptr;
       write.experts = {values_of(args.combine.routed), values_of(args.combine.shared), desc.combine->top_k,
                        desc.combine->hidden};
-      if (desc.sums_ranks) return write_sums_of_ranks(write, *args.peers, args.combine.out, args.num_tokens, queue);
     }
-    if (!desc.norm) return write_streams(write, args.num_tokens, queue);
   }
-  if (!desc.norm) return;
+  const auto write_whole = [&] {
+    desc.sums_ranks ? write_sums_of_ranks(write, *args.peers, n, queue) : write_streams(write, n, queue);
+  };
+  if (!desc.norm) {
+    if (desc.has_post) write_whole();
+    return;
+  }
   MhcJob job = pre_job(desc.mhc, args.pre, args.workspace);
-  if (desc.has_post && are_many(job, args.num_tokens)) {
-    write_streams(write, args.num_tokens, queue);
+  job.weight = values_of(args.weight), job.eps = desc.norm->eps;
+  if (desc.sums_ranks && n > 0 && have_room_to_wait(kRows, n)) {
+    job.write = write;
+    launch_products_of_ranks("mhc_post_pre", job, *args.peers, kRows, n, queue);
+    return launch_mix_and_norm_of_ranks(job, *args.peers, n, queue);
+  }
+  if (desc.has_post && (desc.sums_ranks || are_many(job, n))) {
+    write_whole();
   } else {
     job.write = write;
   }
-  job.weight = values_of(args.weight), job.eps = desc.norm->eps;
-  launch_products("mhc_post_pre", job, ops::kHcCoefficients + 1, args.num_tokens, queue);
-  launch_mix_and_norm(job, args.num_tokens, queue);
+  launch_products("mhc_post_pre", job, kRows, n, queue);
+  launch_mix_and_norm(job, n, queue);
 }
 
 }  // namespace tessera::backends::cuda

@@ -12,6 +12,7 @@
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/lanes.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/peer_packs.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
 
 namespace tessera::backends::cuda {
@@ -49,38 +50,57 @@ struct MhcProducts {
   }
 };
 
-// A slice of token t's streams into shared memory: column n kRound + first + q of them is s_slice[n kRun + q]. Where
-// they are written first, blocks of `stores` store them.
-template <int kWide>
-__device__ void take_slice(const MhcJob& job, int64_t t, int64_t first, float* s_slice, bool stores) {
+// A slice of a token's streams for a block: column n kRound + first + q of them is s_slice[n kRun + q], i / hidden the
+// stream of column i. Calls function(at, i) for this thread's packs of s_slice and their columns.
+template <int kWide, class Function>
+__device__ void for_slice(const MhcJob& job, int64_t first, const Function& function) {
   using P = MhcProducts;
   const int64_t width = P::kS * job.hidden;
   const int count = P::slice_values(job.hidden);
   for (int at = static_cast<int>(threadIdx.x) * kWide; at < count; at += static_cast<int>(blockDim.x) * kWide) {
     const int64_t i = at / P::kRun * P::kRound + first + at % P::kRun;
     if (i >= width) break;
-    cuda_common::Pack<kWide> values;
-    if (job.write.out.data == nullptr) {
-      values = cuda_common::load_pack<kWide>(job.x, t * width + i);
-    } else {
-      const int k = static_cast<int>(i / job.hidden);
-      values = job.write.stream(t, k, job.write.load<kWide, 1>(t, i - k * job.hidden));
-      cuda_common::round_pack(job.x.is_bf16, values);
-      if (stores) cuda_common::store_pack(job.x, t * width + i, values);
-    }
-#pragma unroll
-    for (int n = 0; n < kWide; ++n) s_slice[at + n] = values.v[n];
+    function(at, i);
   }
+}
+
+template <int kWide>
+__device__ void keep_pack(const cuda_common::Pack<kWide>& values, float* s_slice, int at) {
+#pragma unroll
+  for (int n = 0; n < kWide; ++n) s_slice[at + n] = values.v[n];
+}
+// What is written to column i of token t, stored too where this block `stores`.
+template <int kWide>
+__device__ void keep_written(const MhcJob& job, int64_t t, int64_t i, cuda_common::Pack<kWide> values, bool stores,
+                             float* s_slice, int at) {
+  cuda_common::round_pack(job.x.is_bf16, values);
+  if (stores) cuda_common::store_pack(job.x, t * MhcProducts::kS * job.hidden + i, values);
+  keep_pack(values, s_slice, at);
+}
+
+// A slice of token t's streams into shared memory. Where they are written first, blocks of `stores` store them.
+template <int kWide>
+__device__ void take_slice(const MhcJob& job, int64_t t, int64_t first, float* s_slice, bool stores) {
+  for_slice<kWide>(job, first, [&](int at, int64_t i) {
+    if (job.write.out.data == nullptr) {
+      keep_pack(cuda_common::load_pack<kWide>(job.x, t * MhcProducts::kS * job.hidden + i), s_slice, at);
+      return;
+    }
+    const int k = static_cast<int>(i / job.hidden);
+    const auto in = job.write.load<kWide, 1>(t, i - k * job.hidden);
+    keep_written(job, t, i, job.write.stream(t, k, in), stores, s_slice, at);
+  });
 }
 
 __device__ inline float add_products(float sum, float4 a, float4 b) {
   return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
 }
 
-// Grid: slices by groups of rows of fn, behind which come the streams themselves; by tokens.
-template <int kWide>
-__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, 2)
-    sum_products(const __grid_constant__ MhcJob job, int num_rows) {
+// Of a grid of slices by groups of rows of fn, behind which come the streams themselves; by tokens. take(first,
+// s_slice, stores) brings the block's slice, and the streams too where the block `stores`, once the kernel before has
+// ended.
+template <class Take>
+__device__ void sum_slice_products(const MhcJob& job, int num_rows, const Take& take) {
   using P = MhcProducts;
   float* s_slice = cuda_common::dynamic_shared<float>();
   const int warp = static_cast<int>(threadIdx.x) / P::kWarp, lane = static_cast<int>(threadIdx.x) % P::kWarp;
@@ -99,7 +119,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, 2)
   };
   load_factors(first + 4 * lane);
   cuda_common::wait_for_previous();
-  take_slice<kWide>(job, job.token(blockIdx.y), first, s_slice, group == 0);
+  take(first, s_slice, group == 0);
   __syncthreads();
   if (row >= num_rows) return;
   float sum = 0;
@@ -116,6 +136,46 @@ __global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, 2)
   }
   for (int half = P::kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
   if (lane == 0) job.sums[(static_cast<int64_t>(blockIdx.y) * num_rows + row) * P::kSlices + slice] = sum;
+}
+
+template <int kWide>
+__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
+    sum_products(const __grid_constant__ MhcJob job, int num_rows) {
+  sum_slice_products(job, num_rows, [&](int64_t first, float* s_slice, bool stores) {
+    take_slice<kWide>(job, job.token(blockIdx.y), first, s_slice, stores);
+  });
+}
+
+// The same where job.write.o is this rank's summand, F32, of what the streams are written with. Blocks that store the
+// streams send it, each channel once, and all of them see what the others sent: the slots are freed by the next kernel.
+// All blocks are in place at once (have_room_to_wait).
+__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
+    sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
+                          int num_rows) {
+  using P = MhcProducts;
+  constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;
+  sum_slice_products(job, num_rows, [&](int64_t first, float* s_slice, bool stores) {
+    const uint32_t call = device::cuda::begin_peer_call(peers);
+    const int64_t t = blockIdx.y, row = t * job.hidden;
+    if (stores) {
+      for_slice<kWide>(job, first, [&](int, int64_t i) {
+        if (i >= job.hidden) return;
+        cuda_common::send_to_ranks<true>(peers, call, row + i, cuda_common::load_pack<kWide>(job.write.o, row + i));
+      });
+    }
+    // What does not wait for other ranks is on its way before, and but a few registers are kept meanwhile.
+    for_slice<kWide>(job, first, [&](int at, int64_t i) {
+      const int k = static_cast<int>(i / job.hidden);
+      const int64_t c = i - k * job.hidden;
+      const auto own = [&] { return cuda_common::load_pack<kWide>(job.write.o, row + c); };
+      cuda_common::Pack<kWide> streams[P::kS];
+      job.write.load_streams(t, c, streams);
+      const auto mixed = job.write.mixed(t, k, streams);
+      const float factor = job.write.factor(t, k);
+      const auto o = cuda_common::sum_of_ranks<true, false, kRanksAtOnce>(peers, call, row + c, own);
+      keep_written(job, t, i, job.write.written(factor, o, mixed), stores, s_slice, at);
+    });
+  });
 }
 
 // A warp's share of the products of a slice, for many tokens: kRowsOfWarp rows of fn, and the squares of some of the
@@ -275,6 +335,35 @@ inline bool are_many(const MhcJob& job, int64_t num_tokens) {
   return num_tokens >= MhcProducts::kMany && job.hidden % 2 == 0;
 }
 
+// Blocks of so few tokens' products, as a grid.
+inline dim3 products_grid(int num_rows, int64_t num_tokens) {
+  using P = MhcProducts;
+  return {static_cast<unsigned>(P::kSlices * ceil_div(num_rows, P::kMostRows)), static_cast<unsigned>(num_tokens)};
+}
+inline unsigned products_block(int num_rows) {
+  using P = MhcProducts;
+  return static_cast<unsigned>(ceil_div(num_rows, ceil_div(num_rows, P::kMostRows)) * P::kWarp);
+}
+
+// Whether sum_products_of_ranks has all its blocks in place at once. Those of an emulated GPU run one after another,
+// and find what they wait for.
+inline bool have_room_to_wait(int num_rows, int64_t num_tokens) {
+#ifdef TESSERA_CUDA_EMULATED
+  constexpr int64_t kEmulatedTokens = 8;
+  return num_rows > 0 && num_tokens <= kEmulatedTokens;
+#else
+  const dim3 grid = products_grid(num_rows, num_tokens);
+  return int64_t{grid.x} * grid.y <= int64_t{MhcProducts::kBlocksAtOnce} * cuda_common::multiprocessors();
+#endif
+}
+
+inline void launch_products_of_ranks(const char* name, const MhcJob& job, const device::PeerView& peers, int num_rows,
+                                     int64_t num_tokens, device::Queue& queue) {
+  const auto shared_bytes = static_cast<size_t>(MhcProducts::slice_values(job.hidden)) * sizeof(float);
+  cuda_common::launch(name, queue, sum_products_of_ranks, products_grid(num_rows, num_tokens), products_block(num_rows),
+                      shared_bytes, job, peers, num_rows);
+}
+
 // num_rows: of fn, and one.
 inline void launch_products(const char* name, const MhcJob& job, int num_rows, int64_t num_tokens,
                             device::Queue& queue) {
@@ -295,11 +384,9 @@ inline void launch_products(const char* name, const MhcJob& job, int num_rows, i
                         num_rows, static_cast<int>(num_tokens));
     return;
   }
-  const int groups = ceil_div(num_rows, P::kMostRows), warps = ceil_div(num_rows, groups);
   cuda_common::launch(name, queue, cuda_common::has_packs(job.hidden) ? sum_products<4> : sum_products<1>,
-                      dim3(static_cast<unsigned>(P::kSlices * groups), static_cast<unsigned>(num_tokens)),
-                      static_cast<unsigned>(warps * P::kWarp), static_cast<size_t>(values) * sizeof(float), job,
-                      num_rows);
+                      products_grid(num_rows, num_tokens), products_block(num_rows),
+                      static_cast<size_t>(values) * sizeof(float), job, num_rows);
 }
 
 }  // namespace tessera::backends::cuda

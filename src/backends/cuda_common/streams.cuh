@@ -92,12 +92,15 @@ struct StreamWrite {
   struct Inputs {
     Pack<kWide> streams[ops::kHcStreams], o;
   };
+  template <int kWide>
+  __device__ void load_streams(int64_t t, int64_t c, Pack<kWide> (&streams)[ops::kHcStreams]) const {
+#pragma unroll
+    for (int j = 0; j < ops::kHcStreams; ++j) streams[j] = load_pack<kWide>(x, (t * ops::kHcStreams + j) * hidden + c);
+  }
   template <int kWide, int kAtOnce>
   __device__ Inputs<kWide> load(int64_t t, int64_t c) const {
     Inputs<kWide> in;
-#pragma unroll
-    for (int j = 0; j < ops::kHcStreams; ++j)
-      in.streams[j] = load_pack<kWide>(x, (t * ops::kHcStreams + j) * hidden + c);
+    load_streams(t, c, in.streams);
     if (o.data != nullptr) {
       in.o = load_pack<kWide>(o, t * hidden + c);
     } else {
@@ -106,21 +109,33 @@ struct StreamWrite {
     }
     return in;
   }
-  // Stream k, without its rounding.
+  // What stream k is given of the sublayer's output, by this factor, and of the streams before.
+  __device__ float factor(int64_t t, int k) const {
+    return post[t * ops::kHcStreams + k];
+  }
   template <int kWide>
-  __device__ Pack<kWide> stream(int64_t t, int k, const Inputs<kWide>& in) const {
-    Pack<kWide> written;
-    const float factor = post[t * ops::kHcStreams + k];
+  __device__ Pack<kWide> mixed(int64_t t, int k, const Pack<kWide> (&streams)[ops::kHcStreams]) const {
+    Pack<kWide> sum;
 #pragma unroll
     for (int n = 0; n < kWide; ++n) {
-      float sum = 0;
 #pragma unroll
       for (int j = 0; j < ops::kHcStreams; ++j) {
-        sum += comb[(t * ops::kHcStreams + j) * ops::kHcStreams + k] * in.streams[j].v[n];
+        sum.v[n] += comb[(t * ops::kHcStreams + j) * ops::kHcStreams + k] * streams[j].v[n];
       }
-      written.v[n] = factor * in.o.v[n] + sum;
     }
+    return sum;
+  }
+  // The two together, without rounding.
+  template <int kWide>
+  __device__ static Pack<kWide> written(float factor, const Pack<kWide>& o, const Pack<kWide>& mixed) {
+    Pack<kWide> written;
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) written.v[n] = factor * o.v[n] + mixed.v[n];
     return written;
+  }
+  template <int kWide>
+  __device__ Pack<kWide> stream(int64_t t, int k, const Inputs<kWide>& in) const {
+    return written(factor(t, k), in.o, mixed(t, k, in.streams));
   }
 };
 

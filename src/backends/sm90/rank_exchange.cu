@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksEach)
   for (int64_t i = blockIdx.x; i < num_tokens; i += gridDim.x) {
     collect_token(job, call, static_cast<int>(i % view.world), i / view.world);
   }
-  end_peer_call(view, call, [&] {
+  end_peer_call(view, call, gridDim.x, [&] {
     for (int r = 0; r < view.world; ++r) {
       if (r != view.rank) *peer_slot(view, view.rank, r, call, 0) = kNoPeerWords;
     }

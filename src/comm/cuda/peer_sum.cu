@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kMostThreads) peer_sum_kernel(const __grid_con
     const Sums sums = sum_of_ranks<kInBf16>(job.view, call, own_words(job, slot), slot);
     Result<kInBf16, kOutBf16>::of(sums).store(job, slot);
   }
-  if (job.collects) end_peer_call(job.view, call);
+  if (job.collects) end_peer_call(job.view, call, gridDim.x);
 }
 
 // --- Shares ---
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kMostThreads) peer_shares_kernel(const __grid_
   if (job.adds) for_slots([&](int64_t at) { add_share<kInBf16, Sum>(job, call, at); });
   if (job.collects) {
     for_slots([&](int64_t at) { collect_shares<Sum>(job, call, at); });
-    end_peer_call(job.view, call);
+    end_peer_call(job.view, call, gridDim.x);
   }
 }
 

@@ -18,17 +18,17 @@ __device__ inline uint32_t begin_peer_call(const PeerView& view) {
   return *view.calls;
 }
 
-// By all threads of every block, at their end. `finish()`: what is done once all blocks have come so far.
+// By all threads of so many blocks, at their end. `finish()`: what is done once all of them have come so far.
 template <class Finish>
-__device__ void end_peer_call(const PeerView& view, uint32_t call, const Finish& finish) {
+__device__ void end_peer_call(const PeerView& view, uint32_t call, unsigned num_blocks, const Finish& finish) {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (atomicAdd(view.calls + 1, 1u) + 1 != gridDim.x) return;
+  if (atomicAdd(view.calls + 1, 1u) + 1 != num_blocks) return;
   finish();
   view.calls[0] = call + 1, view.calls[1] = 0;
 }
-__device__ inline void end_peer_call(const PeerView& view, uint32_t call) {
-  end_peer_call(view, call, [] {});
+__device__ inline void end_peer_call(const PeerView& view, uint32_t call, unsigned num_blocks) {
+  end_peer_call(view, call, num_blocks, [] {});
 }
 
 // As it travels: a NaN that means none goes with another sign, or of two BF16 the second does.

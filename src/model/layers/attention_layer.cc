@@ -149,9 +149,9 @@ void AttentionLayer::trace_window(const StepContext& context, size_t layer) cons
   }
 }
 
-TensorView AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x) const {
+TensorView AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, bool leaves_sum) const {
   const int64_t n = context.num_tokens();
-  const TensorView result = context.take_rows(wo_b_.out_features());
+  const TensorView result = leaves_sum ? wo_b_.take_output(context) : context.take_rows(wo_b_.out_features());
   const ArenaScope scope(context.arena);
   const Mapped mapped = run_maps(context, x);
   // A token attends itself, and the entry that it completes: caches are written before scores and attention.
@@ -183,7 +183,7 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
       context.queue);
   context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);
-  if (head_sum_.is_needed()) {
+  if (head_sum_.is_needed() && !leaves_sum) {
     head_sum_.run(context, wo_b_.run(context, low, n), result);
   } else {
     wo_b_.run_into(context, low, result, n);

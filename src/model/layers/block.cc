@@ -3,6 +3,13 @@
 
 namespace tessera::model {
 
+namespace {
+
+// That a kernel saves which makes a sum over ranks of what post takes: the sum's own, and behind experts combine's.
+constexpr int kLaunchesOfTurn = 1, kLaunchesOfEnd = 2;
+
+}  // namespace
+
 Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool is_hashed, const Bypass& bypass,
              bool follows_block)
     : prefix_(prefix),
@@ -12,11 +19,19 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
       moe_(builder, prefix + "ffn.", is_hashed, bypass) {
   const ops::MhcDesc& mhc = moe_site_.pre().desc;
   const NormLayer& norm = moe_site_.norm();
-  turn_ = builder.bind_fused<ops::MhcPostPre>(
-      prefix + "turn", {.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc},
-      {attention_site_.post().chosen(), moe_site_.pre().chosen(), norm.op().chosen()});
+  ops::MhcPostPre::Desc turn{.mhc = mhc, .combine = {}, .has_post = true, .norm = norm.op().desc};
+  const std::vector<ops::Chosen> parts_of_turn = {attention_site_.post().chosen(), moe_site_.pre().chosen(),
+                                                  norm.op().chosen()};
+  turn_ = builder.bind_fused<ops::MhcPostPre>(prefix + "turn", turn, parts_of_turn);
+  const auto has_peers = [](const RankSum& sum, DType in, int num_launches) {
+    return sum.is_needed() && sum.peers(in, 0, num_launches) != nullptr;
+  };
+  if (has_peers(attention_.output_sum(), DType::kF32, kLaunchesOfTurn)) {
+    turn.sums_ranks = true;
+    turn_of_ranks_ = builder.bind_fused<ops::MhcPostPre>(prefix + "turn_of_ranks", turn, parts_of_turn);
+  }
   const bool sums_ranks = moe_.output_sum().is_needed();
-  if (sums_ranks && moe_.output_sum().peers(0) == nullptr) return;
+  if (sums_ranks && !has_peers(moe_.output_sum(), mhc.activation, kLaunchesOfEnd)) return;
   end_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
@@ -29,10 +44,17 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
        attention_site_.norm().op().chosen()});
 }
 
+const device::PeerView* Block::peers_of_turn(const StepContext& context) const {
+  if (!turn_of_ranks_.is_bound() || context.tracer != nullptr) return nullptr;
+  const int64_t count = context.num_tokens() * turn_of_ranks_.desc.mhc.hidden;
+  return attention_.output_sum().peers(DType::kF32, count, kLaunchesOfTurn);
+}
+
 TensorView Block::turn(const StepContext& context, const TensorView& streams, const TensorView& output,
-                       HyperConnection::Read& read) const {
+                       const device::PeerView* peers, HyperConnection::Read& read) const {
   const HyperConnection::Coefficients coefficients = read.coefficients;
-  if (!turn_.is_bound() || context.tracer != nullptr) {
+  const ops::Bound<ops::MhcPostPre>& fused = peers != nullptr ? turn_of_ranks_ : turn_;
+  if (!fused.is_bound() || context.tracer != nullptr) {
     attention_site_.write(context, streams, output, coefficients, streams);
     context.trace(prefix_, "mid", streams);
     read = moe_site_.read(context, streams);
@@ -40,10 +62,11 @@ TensorView Block::turn(const StepContext& context, const TensorView& streams, co
   }
   const TensorView mid = context.take(context.activation, streams.shape);
   read = moe_site_.take_read(context);
-  turn_.run({.combine = {},
+  fused.run({.combine = {},
              .post = HyperConnection::write_args(context, streams, output, coefficients, mid),
              .pre = moe_site_.read_args(context, mid, read),
              .weight = moe_site_.norm().weight(),
+             .peers = peers,
              .num_tokens = context.num_tokens(),
              .workspace = context.workspace},
             context.queue);
@@ -53,7 +76,8 @@ TensorView Block::turn(const StepContext& context, const TensorView& streams, co
 void Block::end(const StepContext& context, const ops::MoeCombine::Args& parts, const ops::MhcPost::Args& write,
                 const Block* next, Handover& handover) const {
   const bool sums_ranks = moe_.output_sum().is_needed();
-  const device::PeerView* peers = sums_ranks ? moe_.output_sum().peers(parts.out.num_bytes()) : nullptr;
+  const device::PeerView* peers =
+      sums_ranks ? moe_.output_sum().peers(parts.out.dtype, parts.out.shape.num_elements(), kLaunchesOfEnd) : nullptr;
   const int64_t n = context.num_tokens();
   if (context.tracer == nullptr && next != nullptr && next->begin_.is_bound()) {
     next->begin_.run({.combine = parts,
@@ -90,9 +114,10 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
   context.trace(prefix_, "in", streams);
   HyperConnection::Read read = handover.is_there ? handover.read : attention_site_.read(context, streams);
   handover.is_there = false;
-  const TensorView attended = attention_.run(context, layer, read.y);
+  const device::PeerView* peers = peers_of_turn(context);
+  const TensorView attended = attention_.run(context, layer, read.y, peers != nullptr);
   context.trace(prefix_, "attn_out", attended);
-  const TensorView mid = turn(context, streams, attended, read);
+  const TensorView mid = turn(context, streams, attended, peers, read);
   const ops::MoeCombine::Args parts = moe_.run(context, read.y);
   end(context, parts, HyperConnection::write_args(context, mid, parts.out, read.coefficients, streams), next, handover);
 }

@@ -31,10 +31,12 @@ class Block {
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
 
  private:
+  // Where turn() makes the sum over ranks of attention's output itself; null where attention does, or there is none.
+  const device::PeerView* peers_of_turn(const StepContext& context) const;
   // Between the sublayers: writes attention's output and reads the experts' input into `read`, which was attention's.
-  // Returns the streams, which may be others than before.
+  // `peers`: the output is this rank's summand. Returns the streams, which may be others than before.
   TensorView turn(const StepContext& context, const TensorView& streams, const TensorView& output,
-                  HyperConnection::Read& read) const;
+                  const device::PeerView* peers, HyperConnection::Read& read) const;
   // Combines experts and writes the streams, and reads them for `next` where that is one op.
   void end(const StepContext& context, const ops::MoeCombine::Args& parts, const ops::MhcPost::Args& write,
            const Block* next, Handover& handover) const;
@@ -43,9 +45,10 @@ class Block {
   HyperConnection attention_site_, moe_site_;
   AttentionLayer attention_;
   MoeLayer moe_;
-  ops::Bound<ops::MhcPostPre> begin_;  // of the block before combine and post, then pre and norm
-  ops::Bound<ops::MhcPostPre> turn_;   // post, then pre and norm
-  ops::Bound<ops::MhcPostPre> end_;    // combine, then post
+  ops::Bound<ops::MhcPostPre> begin_;          // of the block before combine and post, then pre and norm
+  ops::Bound<ops::MhcPostPre> turn_;           // post, then pre and norm
+  ops::Bound<ops::MhcPostPre> turn_of_ranks_;  // the same behind a sum over ranks
+  ops::Bound<ops::MhcPostPre> end_;            // combine, then post
 };
 
 // Streams to logits: head reduction, norm, output projection.

@@ -14,8 +14,10 @@ class RankSum {
   RankSum(const LayerBuilder& builder, bool is_cut) : comm_(is_cut ? builder.comm : nullptr) {}
 
   bool is_needed() const { return comm_ != nullptr; }
-  // For kernels that make sums of `bytes` themselves; null where they can't.
-  const device::PeerView* peers(int64_t bytes) const { return comm_->peer_view(bytes); }
+  // For kernels that make sums themselves (Communicator::peer_view); null where they can't or are not to.
+  const device::PeerView* peers(DType in, int64_t count, int num_launches) const {
+    return comm_->peer_view(in, count, num_launches);
+  }
   // out = sum over ranks of in, in ascending order, rounded once (Communicator::all_reduce). In place where the types
   // agree.
   void run(const StepContext& context, const TensorView& in, const TensorView& out) const {

@@ -24,8 +24,9 @@ struct MhcPostPre {
     std::optional<MoeCombine::Desc> combine = {};  // with has_post only
     bool has_post = false;
     std::optional<RmsNorm::Desc> norm = {};  // mhc_pre, and the norm of its y in place; none: neither
-    // What combine gives, rounded, is a part: post takes the sum over ranks, in ascending order in FP32, rounded once.
-    // With combine, without norm; kernels for GPUs that reach each other's memory only.
+    // Post takes a sum over ranks, in ascending order in FP32, rounded once, of what combine gives here, rounded, and
+    // without combine of post.o, which is F32 then. With post, and not with both combine and norm; kernels for GPUs
+    // that reach each other's memory only.
     bool sums_ranks = false;
     std::string to_string() const;
   };
@@ -35,7 +36,7 @@ struct MhcPostPre {
     MhcPost::Args post;        // out: pre.x where that is wanted, and then another array than x
     MhcPre::Args pre;
     TensorView weight;                        // [hidden] BF16 or F32, of the norm
-    const device::PeerView* peers = nullptr;  // sums_ranks: has room for this many tokens
+    const device::PeerView* peers = nullptr;  // sums_ranks: has room for this many tokens' summands
     int64_t num_tokens = 0;
     void* workspace = nullptr;
   };
