@@ -15,12 +15,13 @@ import sys
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Kernels of few tokens, those of many, which are others since e160f5f, and the ring of one token, which is younger than
-# the first record: of each record the rows of today's kernels.
+# Maps of few tokens, experts of few, kernels of many, which are others since e160f5f, and the ring of one token: of each
+# record the rows of today's kernels.
 FEW = "bench/results/2026-11-23-h200-nvfp4-ops.json"
+FEW_EXPERTS = "bench/results/2026-11-26-h200-few-experts.json"
 MANY = "bench/results/2026-11-23-h200-many-tokens.json"
 RING = "bench/results/2026-11-24-h200-one-token.json"
-MOST_MAP_TOKENS, MOST_EXPERT_TOKENS = 8, 128
+MOST_MAP_TOKENS, MOST_EXPERT_TOKENS = 8, 256
 
 
 def sets_a_constant(shape, tokens):
@@ -47,8 +48,12 @@ def named(rows):
 def measured_rows(model):
     """(shape, tokens, us, whether the ring was measured)."""
     few = [(name, tokens, row["median_us"], False) for name, tokens, row in named(read(FEW)["rows"])
-           if tokens <= (MOST_EXPERT_TOKENS if "experts" in name else MOST_MAP_TOKENS)]
-    many = [(name, tokens, statistics.mean(row["now_us"]), False) for name, tokens, row in named(read(MANY)["rows"])]
+           if "experts" not in name and tokens <= MOST_MAP_TOKENS]
+    few += [(name, tokens, row["median_us"], False)
+            for name, tokens, row in named(read(FEW_EXPERTS)["reports"]["one_kernel_ops"]["rows"])
+            if tokens <= MOST_EXPERT_TOKENS]
+    many = [(name, tokens, statistics.mean(row["now_us"]), False) for name, tokens, row in named(read(MANY)["rows"])
+            if "experts" not in name or tokens > MOST_EXPERT_TOKENS]
     record = read(RING)["first run, both forms by one program"]
     ring = [(name, tokens, row["median_us"], True)
             for rows, most in ((record["maps"]["ring 1"], 1), (record["experts"]["ring 8"], 2))

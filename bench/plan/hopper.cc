@@ -31,11 +31,11 @@ double stage_us(ops::WeightFormat format, int product_tokens) {
 }
 // What NVFP4's weights cost a copy more than their bytes: eight of 1,152 a stage. Set by Flash's wq_b and wo_b.
 constexpr double kWeightCopies = 1.35;
-// Cycles of a scheduler for a warp's 16 rows by 512 columns in few_sums, the times of its pipes one after another, by
-// their instructions as compiled: 250 of logic, shifts and permutes and 74 IMAD at two cycles each, 144 HMUL2 at one,
-// 32 products at 6.2 (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last
-// chunk.
-constexpr double kFewCycles = 1'030, kFewGatedEnd = 600, kFewDownEnd = 360;
+// Cycles of a scheduler for a warp's 16 rows by 512 columns in few_experts: set by Flash's experts at 4 and 16 tokens
+// (bench/results/2026-11-26-h200-few-experts.json). Its pipes one after another, by their instructions as compiled, are
+// 1,030: 250 of logic, shifts and permutes and 74 IMAD at two cycles each, 144 HMUL2 at one, 32 products at 6.2
+// (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last chunk.
+constexpr double kFewCycles = 940, kFewGatedEnd = 600, kFewDownEnd = 360;
 // Cycles of a scheduler for a unit in unit_ring.cuh, whose warps copy nothing: of tiles of one token, whose sums of a
 // chunk are 16, and of up to eight; and for each token, as in a stream. Set by Flash's experts at one and two tokens
 // (bench/results/2026-11-24-h200-one-token.json).
@@ -79,22 +79,26 @@ Kernel wide_kernel(ops::WeightFormat format, const std::string& name, int64_t ti
   return wide_kernel<ops::WeightFormat::kNvfp4>(name, tiles, width, tokens);
 }
 
-// Tiles of up to 8 slots by 64 rows, a team each; copies of the inputs of slots that are there.
-Kernel few_kernel(const std::string& name, const ExpertLoad& load, int64_t rows, int64_t tile_rows, int64_t width,
-                  double end_cycles) {
+// Tiles of both maps, up to 8 slots by 64 rows, a team each; copies of the inputs of slots that are there. Teams take
+// tiles as they come, so what counts are chunks of 512 columns, whichever tile's.
+Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   constexpr double kInputBytes = PackedNvfp4::kColumns * 2.0;
+  const int64_t entries = std::lround(load.tiles);
+  const int64_t gated = entries * ceil_div<int64_t>(e.inner, FewPlan::kTileRows / 2);
+  const int64_t down = entries * ceil_div<int64_t>(e.hidden, FewPlan::kTileRows);
   Kernel k;
-  k.name = name;
-  k.tiles = static_cast<int64_t>(std::lround(load.tiles)) * ceil_div<int64_t>(rows, tile_rows);
+  k.name = "few_experts";
+  k.tiles = (gated * e.hidden + down * padded_inner(e)) / PackedNvfp4::kColumns;  // chunks
   k.tiles_at_once = FewPlan::kTeams;
-  k.stages = width / PackedNvfp4::kColumns;
-  k.issue_cycles = kFewCycles + end_cycles / static_cast<double>(k.stages);
+  const double ends = static_cast<double>(gated) * kFewGatedEnd + static_cast<double>(down) * kFewDownEnd;
+  k.issue_cycles = kFewCycles + ends / static_cast<double>(std::max<int64_t>(k.tiles, 1));
   k.copied_bytes = FewPlan::kSlots * PackedNvfp4::kBytes + load.slots_of_tile * kInputBytes;
   k.operand_bytes = FewPlan::kSlots * (PackedNvfp4::kBytes + FewPlan::kTokens * kInputBytes);
   k.requested_bytes = k.copied_bytes;
   k.ring_stages = FewPlan::kStages;
   k.drain_cycles = FewPlan::kTeams * kFewCycles;
   k.latencies = kExpertLoads;
+  k.is_bulk = false;  // more than copies alone were measured with: 98 % of what reads reach
   return k;
 }
 
@@ -179,11 +183,11 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       return portable_kernels(shape, tokens, target);
     case ExpertKernels::kFew: {
       const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
-      kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target),
-                 few_kernel("gate_and_up", load, e.inner, FewPlan::kTileRows / 2, e.hidden, kFewGatedEnd),
-                 few_kernel("down", load, e.hidden, FewPlan::kTileRows, padded_inner(e), kFewDownEnd)};
+      kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target), few_kernel(e, load)};
       kernels[0].latencies = kGroupLoads;
-      break;
+      kernels[1].memory_bytes = nvfp4_bytes((gate_up + down) * touched);
+      kernels[1].flops = shape_flops(shape, tokens);
+      return kernels;
     }
     case ExpertKernels::kWide: {
       constexpr double kMeanPadding = 3.5;  // to a multiple of eight

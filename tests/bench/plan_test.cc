@@ -151,13 +151,12 @@ TEST(KernelPlan, ReproducesAnH200) {
     return nlohmann::json::parse(std::ifstream(path));
   };
   const nlohmann::json one_token = read("2026-11-24-h200-one-token.json")["first run, both forms by one program"];
-  const nlohmann::json few_tiles =
-      read("2026-11-24-h200-x2-rank-experts.json")["slots to an expert from which tiles of many are taken"]["one GPU"];
+  const nlohmann::json few_experts = read("2026-11-26-h200-few-experts.json")["reports"]["one_kernel_ops"]["rows"];
   const Target& target = target_of("h200");
   std::map<std::string, std::vector<double>> off;
-  for (const Record& r : {Record{read("2026-11-23-h200-nvfp4-ops.json")["rows"], 8, 128, 0, false},
+  for (const Record& r : {Record{read("2026-11-23-h200-nvfp4-ops.json")["rows"], 8, 0, 0, false},
                           Record{read("2026-11-23-h200-many-tokens.json")["rows"], kAll, kAll, 512, false},
-                          Record{few_tiles["24"], 0, 256, 0, false}, Record{one_token["maps"]["ring 1"], 1, 0, 0, true},
+                          Record{few_experts, 0, 256, 0, false}, Record{one_token["maps"]["ring 1"], 1, 0, 0, true},
                           Record{one_token["experts"]["ring 8"], 0, 2, 0, true}}) {
     for (const char* model : {"flash", "pro"}) {
       for (const PlanShape& shape : plan_shapes(model, published_config(model))) {

@@ -56,7 +56,7 @@ MoeJob group(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& arg
 template <class Shape>
 void compute_h(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
 
-// Group the slots and arrange their inputs: any number; and at most kMostFewSlots for few_sums.cuh, in one kernel.
+// Group the slots and arrange their inputs: any number; and at most kMostFewSlots for tiles of few, in one kernel.
 // Slots of experts of other ranks are zero.
 template <class Layout>
 void group_many_slots(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue);
