@@ -31,11 +31,13 @@ struct StepRow {
   int64_t sequences = 1;  // of a decode step
   bool is_prompt = false;
   Samples time;  // of a step with its tokens in host memory; of all steps of a prompt
-  // Of a recorded decode step, launched many times behind each other: what its kernels take. A sample is their mean.
+  // Of a recorded decode step, launched many times behind each other: its kernels, with what lies between them, without
+  // the host's part and copies. A sample is the mean of one such round, of the last step's tokens.
   Samples kernels;
   int64_t tokens() const { return is_prompt ? context : sequences; }
   double tokens_per_second() const { return static_cast<double>(tokens()) / time.quantile(0.5); }
-  // The part of a step in which no kernel of it runs; none where that was not measured.
+  // The part of a step outside of that; none where it was not measured. Of a step's few thousandths it may come out
+  // below zero, since the two are measured behind each other.
   std::optional<double> outside_of_kernels() const {
     if (kernels.seconds.empty()) return std::nullopt;
     return 1 - kernels.quantile(0.5) / time.quantile(0.5);

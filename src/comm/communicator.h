@@ -55,7 +55,7 @@ class Communicator {
   // Memory through which kernels can themselves exchange `count` summands of type `in` (BF16 or F32) with all ranks,
   // whose sums they round to BF16, in one queue with the sums above and on every rank in the same order; null where
   // they can't, or where all_reduce and the `num_launches` more that go with it are expected to be faster. As long as
-  // the communicator.
+  // the communicator. Nothing watches such a kernel but the step around it: begin_step() and end_step().
   virtual const device::PeerView* peer_view(DType /*in*/, int64_t /*count*/, int /*num_launches*/) const {
     return nullptr;
   }

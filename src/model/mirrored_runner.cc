@@ -25,6 +25,7 @@ enum class Order : uint8_t {
   kRelease,      // id of whatever it is
   kStep,         // number of slices, of each: sequence, rows of logits, whether it draws, number of tokens, these
   kDraft,        // the same
+  kTrace,        // whether steps are traced from now on: what ranks run, and what they send each other, depends on it
   kFault,        // code: the step or draft just made threw it on rank 0
   kEnd,
 };
@@ -194,6 +195,11 @@ std::unique_ptr<StateSnapshot> MirroredRunner::restore_snapshot(std::span<const 
   fail(ErrorCode::kUnsupported, "several ranks can't go on from a saved state: each has its own share of the weights");
 }
 
+void MirroredRunner::set_tracer(Tracer* tracer) {
+  runner_.set_tracer(tracer);
+  orders_->send(Writer(Order::kTrace).put(tracer != nullptr));
+}
+
 TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_draft) {
   check_draws(slices, facts().vocab_size);  // the others have no masks, and would go on
   Writer order(is_draft ? Order::kDraft : Order::kStep);
@@ -253,6 +259,8 @@ class Follower {
       if (kind == Order::kEnd) return;
       if (kind == Order::kStep || kind == Order::kDraft) {
         compute(order, kind == Order::kDraft);
+      } else if (kind == Order::kTrace) {
+        runner_.set_tracer(order.take<bool>() ? &nobody_ : nullptr);
       } else {
         apply(kind, order);
       }
@@ -337,8 +345,14 @@ class Follower {
     return *found->second;
   }
 
+  // What rank 0 looks at is computed op by op here too, and looked at by nobody.
+  class Nobody final : public Tracer {
+    void tensor(std::string_view, const TensorView&) override {}
+  };
+
   Runner& runner_;
   comm::Bootstrap& bootstrap_;
+  Nobody nobody_;
   std::unordered_map<uint64_t, std::unique_ptr<SequenceState>> states_;
   std::unordered_map<uint64_t, std::unique_ptr<StateSnapshot>> snapshots_;
   std::unordered_map<uint64_t, std::unique_ptr<StateMark>> marks_;

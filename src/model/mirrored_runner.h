@@ -33,7 +33,8 @@ class MirroredRunner final : public Runner {
   TensorView draft(std::span<const SequenceSlice> slices) override;
   // Rank 0's alone: the others never learn what was drawn but by the next step.
   int32_t sample(const SampleRequest& request) override { return runner_.sample(request); }
-  void set_tracer(Tracer* tracer) override { runner_.set_tracer(tracer); }
+  // On every rank: traced steps run op by op, and their sums over ranks are of other kernels.
+  void set_tracer(Tracer* tracer) override;
 
  private:
   class Orders;

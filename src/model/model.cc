@@ -432,6 +432,7 @@ void Model::queue_blocks(const StepContext& context, const TensorView& streams) 
 void Model::prepare(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
   make_room();
+  last_launched_ = nullptr;
   const int64_t num_rows = recorded_rows();
   is_prepared_to_record_ = num_rows > 0;
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {}, num_rows);
@@ -444,10 +445,12 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
 }
 
 bool Model::repeat_step(int64_t times) {
-  if (last_launched_ == nullptr) return false;
+  if (last_launched_ == nullptr || recorded_version_ != pool_->version()) return false;
   if (comm_ != nullptr) comm_->begin_step();
+  is_queue_behind_ = true;
   for (int64_t i = 0; i < times; ++i) last_launched_->launch();
   executor_->synchronize();
+  is_queue_behind_ = false;
   if (comm_ != nullptr) comm_->end_step();
   return true;
 }
@@ -456,6 +459,7 @@ void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const
   is_prepared_to_record_ = false;
   read_slices(slices, false);
   make_room();
+  last_launched_ = nullptr;
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, {}, {});
   device::MemorySpace& memory = executor_->memory();
   const TensorView placed = rows_of(streams_buffer_, 0, batch_->num_rows());

@@ -110,7 +110,8 @@ class Fake final : public Runner {
   TensorView step(std::span<const SequenceSlice>) override { return work_(), TensorView{}; }
   TensorView draft(std::span<const SequenceSlice>) override { return work_(), TensorView{}; }
   int32_t sample(const SampleRequest&) override { return 0; }
-  void set_tracer(Tracer*) override {}
+  void set_tracer(Tracer* tracer) override { is_traced_ = tracer != nullptr; }
+  bool is_traced() const { return is_traced_; }
 
  private:
   class State final : public SequenceState {
@@ -125,6 +126,7 @@ class Fake final : public Runner {
   };
 
   std::function<void()> work_;
+  bool is_traced_ = false;
   ModelFacts facts_;
   CacheSpec spec_;
 };
@@ -217,6 +219,32 @@ TEST(MirroredRunner, ABadMaskFailsItsStepAlone) {
   EXPECT_THAT(errors, Each(""));
   EXPECT_THAT(steps, Each(1));
   EXPECT_THAT(told.said(), ElementsAre());
+}
+
+// Traced steps sum over ranks by other kernels than fused ones: all ranks trace, or none.
+TEST(MirroredRunner, EveryRankTracesWhatRank0Traces) {
+  struct Looks final : Tracer {
+    void tensor(std::string_view, const TensorView&) override {}
+  };
+  std::vector<bool> traced[2];  // of each step
+  const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+    Fake* seen = nullptr;
+    Fake fake([&] { traced[bootstrap.rank()].push_back(seen->is_traced()); });
+    seen = &fake;
+    if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+    MirroredRunner mirrored(fake, bootstrap);
+    const auto state = mirrored.new_sequence(8);
+    const std::vector<int32_t> ids = {1};
+    const SequenceSlice slice{state.get(), ids};
+    Looks looks;
+    for (Tracer* tracer :
+         {static_cast<Tracer*>(nullptr), static_cast<Tracer*>(&looks), static_cast<Tracer*>(nullptr)}) {
+      mirrored.set_tracer(tracer);
+      mirrored.step({&slice, 1});
+    }
+  });
+  EXPECT_THAT(errors, Each(""));
+  for (const std::vector<bool>& of_rank : traced) EXPECT_THAT(of_rank, ElementsAre(false, true, false));
 }
 
 TEST(MirroredRunner, OrdersOfUnknownStatesAreRefused) {

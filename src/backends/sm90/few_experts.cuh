@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Both maps of experts of few tokens in one kernel, by the teams of few_sums.cuh and with its bits: a team that finds
-// no more tiles of gate and up goes on with those of down, whose weights it copies while other teams finish h. As two
-// kernels every multiprocessor would wait for the slowest one, and fill its rings anew.
+// no more tiles of gate and up goes on with those of down, whose first weights it copies while other teams finish h. As
+// two kernels every multiprocessor would wait for the slowest one, and fill its rings anew.
 //   claims    tiles are numbered, gate and up's first, by entry of work; a team takes the next one that nobody has. So
 //             who waits, does so for tiles of teams that are at work and wait for nothing: blocks need not all be there
 //   progress  of an entry of work: warps that have stored their part of h. What is copied of h is complete
@@ -53,7 +53,7 @@ class FewExpertTiles {
 
  private:
   __device__ uint32_t* progress_of(const WorkTiles::Place& place) const {
-    return job_.scratch.progress + 1 + (place.work - job_.scratch.work);
+    return job_.scratch.progress + kFirstProgress + (place.work - job_.scratch.work);
   }
 
   const Job& job_;

@@ -70,10 +70,13 @@ struct FewCopier {
       s.free[team][at.stage].wait(at.parity ^ 1);
       if (lane == 0) full.arrive_and_expect(all_bytes);
       __syncwarp();
-      if (from == nullptr) continue;
-      if (is_inputs && chunk == 0) wait_for_inputs();
-      cuda_common::ptx::copy_bulk(is_inputs ? stage.inputs : stage.weights.units[lane], from + chunk * stride, bytes,
-                                  full);
+      if (from != nullptr && !is_inputs) {
+        cuda_common::ptx::copy_bulk(stage.weights.units[lane], from + chunk * stride, bytes, full);
+      }
+      __syncwarp();  // weights are on their way while inputs are waited for
+      if (!is_inputs) continue;
+      if (chunk == 0) wait_for_inputs();
+      cuda_common::ptx::copy_bulk(stage.inputs, from + chunk * stride, bytes, full);
     }
   }
 };

@@ -30,7 +30,7 @@ __device__ char* arranged_of(const MoeJob& job, int64_t first_position) {
 // By the blocks of a grid of all entries of work.
 __device__ void reset_progress(const MoeScratch& s) {
   if (threadIdx.x > 0) return;
-  s.progress[1 + blockIdx.x] = 0;
+  s.progress[kFirstProgress + blockIdx.x] = 0;
   if (blockIdx.x == 0) s.progress[0] = 0;
 }
 
@@ -121,7 +121,7 @@ int64_t layout_moe_scratch(const ops::MoeExperts::Desc& desc, int64_t num_slots,
   scratch.x = workspace.take<char>(ProductInputs::bytes(positions, desc.hidden));
   scratch.h = workspace.take<char>(ProductInputs::bytes(positions, padded_inner(desc)));
   scratch.weights = workspace.take<float>(positions);
-  scratch.progress = workspace.take<uint32_t>(1 + most_work(desc, num_slots, work_slots));
+  scratch.progress = workspace.take<uint32_t>(kFirstProgress + most_work(desc, num_slots, work_slots));
   take_slot_groups(desc, num_slots, work_slots, workspace, scratch);
   const int64_t num_tokens = num_slots / desc.top_k;
   const bool is_rounded = cuda_common::needs_input_rows(desc.input),

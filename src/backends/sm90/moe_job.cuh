@@ -11,13 +11,16 @@ namespace tessera::backends::sm90 {
 
 using cuda_common::ExpertWork, cuda_common::kPositionGroup, cuda_common::most_work;
 
+// Where the progress of entries of work begins, behind the claims, which all teams add to: in another line of L2.
+constexpr int kFirstProgress = 32;
+
 // The workspace.
 struct MoeScratch : cuda_common::SlotGroups {
   char *x, *h;                   // arranged (arranged_inputs.cuh): [positions, hidden], [positions, padded inner]
   uint16_t* rounded_x;           // [tokens, hidden], where the mode rounds inputs
   float *x_factors, *h_factors;  // [tokens], [positions]; null: 1
   float* weights;                // [positions] of routing; 0: no slot
-  uint32_t* progress;            // [1 + entries of work] of few_experts.cuh, 0 behind grouping
+  uint32_t* progress;            // [kFirstProgress + entries of work] of few_experts.cuh, 0 behind grouping
 };
 
 struct MoeJob : cuda_common::SlotJob {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tiles of the experts' maps, for the kernels of wide_sums.cuh and few_sums.cuh (Shape: Wide or Few): an entry of work
-// by some of a matrix's rows.
+// Tiles of the experts' maps, for the kernels of wide_sums.cuh, few_experts.cuh and few_sums.cuh (Shape: Wide or Few):
+// an entry of work by some of a matrix's rows.
 #include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
 #include "backends/cuda_common/values.cuh"

@@ -87,7 +87,9 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
                            int begin, int end) {
   using Layout = cuda_common::PackedNvfp4;
   constexpr int kStages = UnitRing<kTokens>::kStages, kCopiers = UnitRing<kTokens>::kCopyingWarps;
-  static_assert(kStages % kCopiers == 0);  // so a stage's units are one lane's
+  // A stage's units are one lane's, and so are a warp's: a unit that a warp waits for is copied behind the one that was
+  // in its stage two rounds before, which a barrier could not tell from it.
+  static_assert(kStages % kCopiers == 0 && UnitRing<kTokens>::kWarps % kCopiers == 0);
   if (threadIdx.x % cuda_common::kWarp != 0) return;
   const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - UnitRing<kTokens>::kWarps;
   for (int unit = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; unit < end; unit += kCopiers) {
