@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Counters in global memory by which blocks of one kernel tell each other how far they are. Who waits may do so only for
-// what blocks that have begun do without waiting themselves: nothing says that others have room beside them.
+// Counters in global memory by which blocks of one kernel tell each other how far they are. Who waits may do so only
+// for what blocks that have begun do without waiting themselves: nothing says that others have room beside them.
 // Source: PTX ISA, "Memory Consistency Model", "red" (.release), "ld" (.acquire), "fence.proxy.async".
 #include <cstdint>
 
