@@ -86,31 +86,31 @@ TEST(StepCost, LayersOfOneTokenAreWithinASixth) {
 }
 
 // All of Flash cut over two H200, no figure of which sets one of the model. docs/performance/several_gpus.md has them.
-// The record is of a program whose ranks had the whole head each: its part is one GPU's.
 TEST(StepCost, StepsOfTwoGpusAreWithinASixthOfTheRecord) {
-  const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-24-h200-x2-flash.json";
-  const nlohmann::json record = nlohmann::json::parse(std::ifstream(path));
+  const std::string path = std::string(TESSERA_SOURCE_DIR) + "/bench/results/2026-11-26-h200-x2.json";
+  const nlohmann::json reports = nlohmann::json::parse(std::ifstream(path))["reports"];
   const ParallelPlan plan{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
-  const auto predicted = [&](const StepLoad& load) {
-    const StepCost step = step_cost(stored("flash"), plan, target_of("h200"), load);
-    const double whole_head = part_of(step_cost(stored("flash"), {}, target_of("h200"), load), "head");
-    return step.us() - part_of(step, "head") - part_of(step, kLogitsPart) + whole_head;
-  };
   int compared = 0;
-  for (const nlohmann::json& row : record["rows"]) {
-    const int64_t context = row["context"], sequences = row["sequences"], most = record["step_tokens"];
-    double us = 0;
-    if (row["step"] == "decode") {
-      us = predicted({sequences, 1, context - 1});
-    } else {
-      for (int64_t behind = 0; behind < context; behind += most) us += predicted({1, most, behind});
+  for (const WeightFormat dense : {WeightFormat::kNvfp4, WeightFormat::kFp8Block}) {
+    const nlohmann::json& record = reports[dense == WeightFormat::kNvfp4 ? "after_nvfp4" : "after_fp8"];
+    const auto predicted = [&](const StepLoad& load) {
+      return step_cost(stored("flash", dense), plan, target_of("h200"), load).us();
+    };
+    for (const nlohmann::json& row : record["rows"]) {
+      const int64_t context = row["context"], sequences = row["sequences"], most = record["step_tokens"];
+      double us = 0;
+      if (row["step"] == "decode") {
+        us = predicted({sequences, 1, context - 1});
+      } else {
+        for (int64_t behind = 0; behind < context; behind += most) us += predicted({1, most, behind});
+      }
+      const double measured = row["median_us"];
+      EXPECT_GT(us, 0.84 * measured) << row["step"] << ' ' << sequences;
+      EXPECT_LT(us, 1.1 * measured) << row["step"] << ' ' << sequences;
+      ++compared;
     }
-    const double measured = row["median_us"];
-    EXPECT_GT(us, 0.84 * measured) << row["step"] << ' ' << sequences;
-    EXPECT_LT(us, 1.1 * measured) << row["step"] << ' ' << sequences;
-    ++compared;
   }
-  EXPECT_EQ(compared, 4);
+  EXPECT_EQ(compared, 10);
 }
 
 // Up to two tokens the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds,
