@@ -345,8 +345,8 @@ inline unsigned products_block(int num_rows) {
   return static_cast<unsigned>(ceil_div(num_rows, ceil_div(num_rows, P::kMostRows)) * P::kWarp);
 }
 
-// Whether sum_products_of_ranks has all its blocks in place at once. Those of an emulated GPU run one after another,
-// and find what they wait for.
+// Whether sum_products_of_ranks has all its blocks in place at once. Those of an emulated GPU run one after another, so
+// there one rank alone can make such a call, or one that finds in its slots what the others sent.
 inline bool have_room_to_wait(int num_rows, int64_t num_tokens) {
 #ifdef TESSERA_CUDA_EMULATED
   constexpr int64_t kEmulatedTokens = 8;
