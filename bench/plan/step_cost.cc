@@ -109,7 +109,7 @@ class Layer {
   void sums(int64_t ratio) {
     if (plan_.world == 1) return;
     const double vector = rows() * static_cast<double>(c_.hidden_size);
-    // The turn between the sublayers, and a layer's end, make theirs themselves where they are whole.
+    // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
     if (plan_.attention == model::AttentionSplit::kByGroup) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
     if (plan_.experts == model::ExpertSplit::kByWidth) {
       sum(vector, DType::kBF16, comm::peer_fused_bytes(2));
