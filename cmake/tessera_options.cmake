@@ -59,9 +59,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms about std::string concatenation (GCC bug 105651).
   target_compile_options(tessera_flags INTERFACE -Wno-restrict)
 endif()
-if(TESSERA_TEST_SEAMS)
-  target_compile_definitions(tessera_flags INTERFACE TESSERA_TEST_SEAMS=1)
-endif()
+# A header and no compile definition: what does not include it is the same object with seams and without.
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/base/test_seams_config.h CONTENT "#cmakedefine TESSERA_TEST_SEAMS\n")
+target_include_directories(tessera_flags INTERFACE ${PROJECT_BINARY_DIR}/generated)
 if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all
                          -fno-omit-frame-pointer)
@@ -72,8 +72,9 @@ if(TESSERA_FUZZ)
 endif()
 
 # What users run is the same bytes wherever it was built (tools/check_reproducible): messages name files as seen from the
-# repository, whether the compiler is given absolute paths or, by ccache, relative ones.
-if(NOT TESSERA_TESTS)
+# repository, whether the compiler is given absolute paths or, by ccache, relative ones. Preset cpu has it too, so that it
+# takes from ccache what the release build has compiled.
+if(CMAKE_BUILD_TYPE STREQUAL "Release")
   file(RELATIVE_PATH source_from_build ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
   # "../../" inside the repository, but "../../w/m" outside.
   string(REGEX REPLACE "([^/])$" "\\1/" source_from_build "${source_from_build}")

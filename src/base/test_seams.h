@@ -4,6 +4,8 @@
 // (presets cpu, asan, tsan); in a release build both questions are constants and cost nothing.
 #include <cstdint>
 
+#include "base/test_seams_config.h"  // of the build folder: defines TESSERA_TEST_SEAMS, or does not
+
 namespace tessera::seams {
 
 #ifdef TESSERA_TEST_SEAMS
