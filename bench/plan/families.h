@@ -10,6 +10,8 @@ namespace tessera::bench {
 // Experts of tokens that choose evenly, expected: those touched, tiles of at most so many slots, slots of a tile.
 struct ExpertLoad {
   double touched = 0, tiles = 0, slots_of_tile = 0;
+  // Tiles in whole numbers; of a rank's share less than one may be expected.
+  int64_t entries() const { return std::max<int64_t>(1, std::lround(tiles)); }
 };
 ExpertLoad expert_load(const PlanShape& shape, int64_t tokens, int64_t tile_slots);
 

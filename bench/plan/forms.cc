@@ -65,19 +65,31 @@ ExpertLoad expert_load(const PlanShape& shape, int64_t tokens, int64_t tile_slot
   const auto experts = static_cast<double>(desc.num_local), n = static_cast<double>(tokens);
   const double share = static_cast<double>(desc.top_k) / (experts / local_share(shape));
   ExpertLoad load;
-  double probability = std::exp(n * std::log1p(-share));
-  for (int64_t slots = 0; slots <= tokens; ++slots) {
-    if (slots > 0) {
-      const auto s = static_cast<double>(slots);
-      if (probability > 0) {
-        probability *= (n - s + 1) / s * share / (1 - share);
-      } else {  // before the distribution's body: in logarithms
-        probability = std::exp(std::lgamma(n + 1) - std::lgamma(s + 1) - std::lgamma(n - s + 1) + s * std::log(share) +
-                               (n - s) * std::log1p(-share));
-      }
-      load.touched += experts * probability;
-    }
+  const auto add = [&](int64_t slots, double probability) {
+    if (slots > 0) load.touched += experts * probability;
     load.tiles += experts * probability * static_cast<double>(ceil_div(slots, tile_slots));
+  };
+  if (share >= 1) {  // every token goes to every expert
+    add(tokens, 1);
+  } else {
+    // From the likeliest number to both sides: at the ends probabilities are smaller than a double can be.
+    const auto likeliest = std::min(tokens, static_cast<int64_t>((n + 1) * share));
+    const auto m = static_cast<double>(likeliest);
+    const double most = std::exp(std::lgamma(n + 1) - std::lgamma(m + 1) - std::lgamma(n - m + 1) +
+                                 m * std::log(share) + (n - m) * std::log1p(-share));
+    const double odds = share / (1 - share);
+    const auto growth = [&](int64_t slots) {  // of the probability, from `slots` to one more
+      return static_cast<double>(tokens - slots) / static_cast<double>(slots + 1) * odds;
+    };
+    double probability = most;
+    for (int64_t slots = likeliest; slots <= tokens && probability > 0; probability *= growth(slots), ++slots) {
+      add(slots, probability);
+    }
+    probability = most;
+    for (int64_t slots = likeliest - 1; slots >= 0 && probability > 0; --slots) {
+      probability /= growth(slots);
+      add(slots, probability);
+    }
   }
   load.slots_of_tile = n * static_cast<double>(desc.top_k) * local_share(shape) / std::max(1.0, load.tiles);
   return load;

@@ -83,7 +83,7 @@ Kernel wide_kernel(ops::WeightFormat format, const std::string& name, int64_t ti
 // tiles as they come, so what counts are chunks of 512 columns, whichever tile's.
 Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   constexpr double kInputBytes = PackedNvfp4::kColumns * 2.0;
-  const int64_t entries = std::lround(load.tiles);
+  const int64_t entries = load.entries();
   const int64_t gated = entries * ceil_div<int64_t>(e.inner, FewPlan::kTileRows / 2);
   const int64_t down = entries * ceil_div<int64_t>(e.hidden, FewPlan::kTileRows);
   Kernel k;
@@ -130,7 +130,7 @@ Kernel ring_kernel(const std::string& name, int64_t row_tiles, int64_t width, in
 std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
   const ops::MoeExperts::Desc& e = shape.experts;
   const ExpertLoad load = expert_load(shape, tokens, tokens == 1 ? 1 : FewPlan::kTokens);
-  const int64_t entries = std::lround(load.tiles) + (shape.has_shared ? 1 : 0);
+  const int64_t entries = load.entries() + (shape.has_shared ? 1 : 0);
   const double slots = tokens == 1 ? 1 : std::max(load.slots_of_tile, 1 + 1e-3);  // tiles of eight
   const auto kernel = [&](const char* name, int64_t rows, int64_t width, int passes) {
     return ring_kernel(name, entries * ceil_div<int64_t>(rows, PackedNvfp4::kRows), width, passes, slots, kExpertLoads,
@@ -192,7 +192,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
     case ExpertKernels::kWide: {
       constexpr double kMeanPadding = 3.5;  // to a multiple of eight
       const ExpertLoad load = expert_load(shape, tokens, WidePlan::kTokens);
-      const auto work = static_cast<int64_t>(std::lround(load.tiles));
+      const int64_t work = load.entries();
       const double padded = load.slots_of_tile + kMeanPadding;
       kernels = {pass_kernel("group_many_slots", slot_bytes, slot_bytes, target),
                  wide_kernel(e.format, "gate_and_up", work * ceil_div<int64_t>(e.inner, WidePlan::kTileRows / 2),

@@ -61,6 +61,27 @@ bool holds(const StoredModel& model, int64_t world, uint64_t capacity, const Ser
   }
 }
 
+// With all that is in FP8 in NVFP4.
+StoredModel with_nvfp4(StoredModel model) {
+  for (size_t i = 0; i < model.rows.size(); ++i) {
+    if (model.formats[i] != ops::WeightFormat::kFp8Block) continue;
+    model.formats[i] = ops::WeightFormat::kNvfp4;
+    model.rows[i].scale_rows = 1;
+  }
+  return model;
+}
+
+// The largest steps with which so many GPUs hold the load: its own, 512 or 64 tokens, but a token of each sequence; 0:
+// none.
+int64_t steps_that_hold(const StoredModel& model, int64_t world, uint64_t capacity, ServingLoad load) {
+  const int64_t asked = load.step_tokens;
+  for (const int64_t most : {asked, int64_t{512}, int64_t{64}}) {
+    load.step_tokens = std::max(most, load.sequences);
+    if (load.step_tokens <= asked && holds(model, world, capacity, load)) return load.step_tokens;
+  }
+  return 0;
+}
+
 std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan& plan) {
   const Candidate& best = plan.best();
   const uint64_t capacity = plan.capacity_bytes();
@@ -82,19 +103,25 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
     }
   }
   if (low > 0) advice.push_back(fmt::format("try --context {}: the longest at this batch", low * model::kPageTokens));
-  ServingLoad shorter = plan.load;
-  shorter.step_tokens = std::max<int64_t>(512, plan.load.sequences);
-  if (shorter.step_tokens < plan.load.step_tokens && holds(model, plan.gpus.count, capacity, shorter)) {
-    advice.push_back(fmt::format("try --step-tokens {}: smaller rings and work space", shorter.step_tokens));
-  }
-  StoredModel smaller = model;
-  std::replace(smaller.formats.begin(), smaller.formats.end(), ops::WeightFormat::kFp8Block, ops::WeightFormat::kNvfp4);
-  if (smaller.formats != model.formats && holds(smaller, plan.gpus.count, capacity, plan.load)) {
+  const StoredModel smaller = with_nvfp4(model);
+  const auto steps = [&](const StoredModel& of, int64_t world) {
+    return steps_that_hold(of, world, capacity, plan.load);
+  };
+  const std::string name(plan.gpus.target->name);
+  const int64_t shorter = steps(model, plan.gpus.count);
+  if (shorter > 0) advice.push_back(fmt::format("try --step-tokens {}: smaller rings and work space", shorter));
+  const int64_t nvfp4_steps = smaller.formats != model.formats ? steps(smaller, plan.gpus.count) : 0;
+  if (nvfp4_steps == plan.load.step_tokens) {
     advice.push_back("try --dense nvfp4: fits (tessera convert makes such a checkpoint)");
+  } else if (nvfp4_steps > shorter) {
+    advice.push_back(
+        fmt::format("try --dense nvfp4 --step-tokens {}: fits (tessera convert makes such a checkpoint)", nvfp4_steps));
   }
   for (int64_t world = plan.gpus.count + 1; world <= kMostGpus; ++world) {
-    if (!holds(model, world, capacity, plan.load)) continue;
-    advice.push_back(fmt::format("try --gpus {}x{}: the fewest that hold it", world, plan.gpus.target->name));
+    const int64_t most = steps(model, world);
+    if (most == 0) continue;
+    advice.push_back(fmt::format("try --gpus {}x{}{}: the fewest more that hold it", world, name,
+                                 most < plan.load.step_tokens ? fmt::format(" --step-tokens {}", most) : ""));
     break;
   }
   if (advice.empty()) advice.push_back("no machine of 8 such GPUs holds it: GPUs with more memory are needed");

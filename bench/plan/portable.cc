@@ -96,7 +96,7 @@ std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, con
   const ops::MoeExperts::Desc& e = shape.experts;
   const double touched = expert_load(shape, tokens, 1).touched;
   const ExpertLoad load = expert_load(shape, tokens, kTileTokens);
-  const auto entries = static_cast<int64_t>(std::lround(load.tiles));
+  const int64_t entries = load.entries();
   const auto row_tiles = [&](int64_t rows) { return entries * ceil_div<int64_t>(rows, PackedNvfp4::kRows); };
   std::vector<Kernel> kernels = {
       stream_kernel("cuda gate_and_up", {e.format, row_tiles(e.inner), e.hidden, 2, load.slots_of_tile}, target),

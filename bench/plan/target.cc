@@ -171,7 +171,7 @@ const Target& target_of(std::string_view name) {
   std::string names;
   for (const Target& target : kTargets) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
   fail(ErrorCode::kInvalidArgument,
-       fmt::format("target: expected one of {}, found \"{}\"", names, printable(name, 60)));
+       fmt::format("--target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
 const Target* target_of_gpu(std::string_view gpu_name) {

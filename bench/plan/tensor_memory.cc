@@ -106,7 +106,7 @@ std::vector<Kernel> expert_kernels(const PlanShape& shape, int64_t tokens, const
   const int32_t slots = expert_tile_slots(e, tokens);
   const bool is_few = slots == kFewTileTokens;
   const ExpertLoad load = expert_load(shape, tokens, slots);
-  const auto work = static_cast<int64_t>(std::lround(load.tiles));
+  const int64_t work = load.entries();
   const int tile_tokens = static_cast<int>(std::ceil(load.slots_of_tile));
   const double x_bytes = static_cast<double>(tokens * e.top_k * e.hidden);
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner) * load.touched;
@@ -190,7 +190,7 @@ std::vector<Kernel> ideal_tensor_memory_kernels(const PlanShape& shape, int64_t 
     kernels.push_back(share_kernel("gate and up, shares", gate_up, padded, target));
     kernels.push_back(share_kernel("down, shares", gate_up / 2, padded, target));
   } else {
-    const auto work = static_cast<int64_t>(std::lround(load.tiles));
+    const int64_t work = load.entries();
     const int tile_tokens = static_cast<int>(std::ceil(load.slots_of_tile));
     kernels.push_back(pair_kernel("gate and up, pairs", work * ceil_div<int64_t>(2 * e.inner, kPairRows), e.hidden,
                                   tile_tokens, form));

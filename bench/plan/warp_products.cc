@@ -70,7 +70,7 @@ std::vector<Kernel> warp_product_kernels(const PlanShape& shape, int64_t tokens,
   const ops::MoeExperts::Desc& e = shape.experts;
   const int32_t tile_slots = expert_tile_slots(e, tokens);
   const ExpertLoad load = expert_load(shape, tokens, tile_slots);
-  const auto work = static_cast<int64_t>(std::lround(load.tiles));
+  const int64_t work = load.entries();
   const auto slots = static_cast<double>(tokens * e.top_k);
   const double x = slots * static_cast<double>(e.hidden), h = slots * static_cast<double>(e.inner);
   const bool is_wide = tile_slots == WidePlan::kTokens;

@@ -125,6 +125,19 @@ TEST(KernelPlan, ExpertsLoad) {
     EXPECT_NEAR(expert_load(shape, tokens, 1).tiles, static_cast<double>(6 * tokens),
                 1e-5 * static_cast<double>(tokens));
   }
+  // The ends of the distribution are smaller than a double can be; every slot is in some tile.
+  for (const int64_t tokens : {30000, 32768, 131072, 1 << 20}) {
+    EXPECT_NEAR(expert_load(shape, tokens, 1).touched, 256, 1e-6) << tokens;
+    EXPECT_NEAR(expert_load(shape, tokens, 1).tiles, 6.0 * static_cast<double>(tokens), 1e-6 * 6 * tokens) << tokens;
+  }
+  // One that every token goes to; and a rank that hardly any does.
+  PlanShape narrow = shape;
+  narrow.experts.num_local = 6;
+  EXPECT_EQ(expert_load(narrow, 100, 64).touched, 6);
+  EXPECT_EQ(expert_load(narrow, 100, 64).tiles, 12);
+  narrow.experts.num_local = 1, narrow.experts.num_experts = 256;
+  EXPECT_NEAR(expert_load(narrow, 1, 64).tiles, 6.0 / 256, 1e-9);
+  EXPECT_EQ(expert_load(narrow, 1, 64).entries(), 1);
   // 96 slots an expert, hardly ever more than 128.
   EXPECT_NEAR(expert_load(shape, 4096, 128).tiles, 256, 0.5);
   EXPECT_NEAR(expert_load(shape, 4096, 64).tiles, 512, 1.0);
@@ -221,6 +234,18 @@ TEST(KernelPlan, EveryTargetHasRowsWithALimit) {
   }
 }
 
+TEST(KernelPlan, EverySizeHasAFiniteTimeAndNoMoreThanTheRoofline) {
+  model::Config narrow = published_config("small");
+  for (const Target& target : targets()) {
+    for (const model::Config& config : {narrow, published_config("flash"), published_config("pro")}) {
+      for (const PlanRow& row : plan_rows(plan_shapes("model", config), {1, 32768, 65536, 1 << 20}, target)) {
+        EXPECT_TRUE(std::isfinite(row.optimistic.us) && row.optimistic.us > 0) << target.name << " " << row.shape;
+        EXPECT_LE(row.share(row.optimistic), 1.0) << target.name << " " << row.shape << " " << row.tokens;
+      }
+    }
+  }
+}
+
 // The target of docs/performance/prediction.md: no end of what is unknown leaves 8,192^3 below what was measured.
 TEST(KernelPlan, OursReaches62OnAB200) {
   for (const PlanRow& row : plan_rows({square_shape(8192)}, {8192}, target_of("b200"))) {
@@ -271,7 +296,7 @@ TEST(KernelPlan, UnknownTargetIsNamed) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_STREQ(error.what(), "target: expected one of h200, h100, b200, b300, rtx6000, gb10, found \"b100\"");
+    EXPECT_STREQ(error.what(), "--target: expected one of h200, h100, b200, b300, rtx6000, gb10, found \"b100\"");
   }
 }
 
