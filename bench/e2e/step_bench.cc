@@ -189,7 +189,7 @@ class StepBench {
     // Neither the first calls nor the first launch is counted.
     std::unique_ptr<device::Recording> recording;
     for (int64_t i = -2; i < options_.repeats; ++i) {
-      comm.begin_step();
+      comm.begin_step(true);
       if (i == -1 && executor.can_record()) recording = executor.record(queue_all);
       const double begin = seconds_now();
       recording != nullptr ? recording->launch() : queue_all();

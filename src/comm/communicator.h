@@ -66,8 +66,9 @@ class Communicator {
   virtual void check() = 0;
 
   // Around a step and the wait for it, whose collectives may be replayed from a recording, without calls. Both throw as
-  // check(); what is begun and does not end within the time limit ends the group.
-  virtual void begin_step() { check(); }
+  // check(); what is begun and does not end within the time limit ends the group, but where nothing `is_limited`: a
+  // step of which somebody looks at every output takes as long as that takes.
+  virtual void begin_step(bool /*is_limited*/) { check(); }
   virtual void end_step() { check(); }
 
  protected:

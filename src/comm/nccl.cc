@@ -79,10 +79,10 @@ class Nccl final : public Communicator {
     refuse_if_ended();
   }
 
-  void begin_step() override {
+  void begin_step(bool is_limited) override {
     const std::lock_guard lock(lock_);
     refuse_if_ended();
-    pending_ = "a step", pending_since_ = Clock::now();
+    pending_ = "a step", pending_since_ = Clock::now(), is_limited_ = is_limited;
   }
   void end_step() override { check(); }
 
@@ -204,7 +204,9 @@ class Nccl final : public Communicator {
     Use(Nccl& owner, const char* what) : owner_(owner) {
       const std::lock_guard lock(owner.lock_);
       owner.refuse_if_ended();
-      if (owner.pending_ == nullptr) owner.pending_ = what, owner.pending_since_ = Clock::now();
+      if (owner.pending_ == nullptr) {
+        owner.pending_ = what, owner.pending_since_ = Clock::now(), owner.is_limited_ = true;
+      }
       ++owner.num_inside_;
       comm_ = owner.comm_;
     }
@@ -256,7 +258,7 @@ class Nccl final : public Communicator {
       if (asked != kNcclSuccess) code = asked;
       const char* what = pending_ != nullptr ? pending_ : "between calls";
       if (code != kNcclSuccess && code != kNcclInProgress) return end_locked(lock, described(code, what));
-      if (pending_ != nullptr && Clock::now() - pending_since_ > limit_) {
+      if (pending_ != nullptr && is_limited_ && Clock::now() - pending_since_ > limit_) {
         return end_locked(lock, fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(),
                                             world(), what, limit_.count()));
       }
@@ -293,6 +295,7 @@ class Nccl final : public Communicator {
   void* comm_ = nullptr;           // null: ended
   const char* pending_ = nullptr;  // the step, or the first collective, begun since check()
   Clock::time_point pending_since_;
+  bool is_limited_ = true;
   std::string why_ended_;
   int num_inside_ = 0;  // calls that have the handle
   bool is_ending_ = false, is_aborting_ = false;

@@ -51,9 +51,9 @@ class Peer final : public Communicator {
   const device::PeerView* peer_view(DType in, int64_t count, int num_launches) const override {
     return options_.is_fused(world(), in, count, num_launches) ? &memory_->view() : nullptr;
   }
-  void begin_step() override {
-    note("a step", true);
-    other_->begin_step();
+  void begin_step(bool is_limited) override {
+    note("a step", true, is_limited);
+    other_->begin_step(is_limited);
   }
   void end_step() override {
     note(nullptr, false);
@@ -87,10 +87,11 @@ class Peer final : public Communicator {
 
  private:
   // What is begun, if nothing is or it `is_step`; null: all that was is done.
-  void note(const char* what, bool is_step) {
+  void note(const char* what, bool is_step, bool is_limited = true) {
     const std::lock_guard lock(lock_);
     if (!why_ended_.empty()) fail(ErrorCode::kDeviceError, why_ended_);
-    if (what == nullptr || pending_ == nullptr || is_step) pending_ = what, pending_since_ = Clock::now();
+    if (what != nullptr && pending_ != nullptr && !is_step) return;
+    pending_ = what, pending_since_ = Clock::now(), is_limited_ = is_limited;
   }
 
   void end(const std::string& why) {
@@ -103,7 +104,8 @@ class Peer final : public Communicator {
     std::unique_lock lock(lock_);
     while (!is_ending_) {
       changed_.wait_for(lock, kWatchTime);
-      if (pending_ == nullptr || !why_ended_.empty() || Clock::now() - pending_since_ <= limit_) continue;
+      if (pending_ == nullptr || !is_limited_ || !why_ended_.empty()) continue;
+      if (Clock::now() - pending_since_ <= limit_) continue;
       why_ended_ = fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(), world(),
                                pending_, limit_.count());
       memory_->end();
@@ -118,6 +120,7 @@ class Peer final : public Communicator {
   std::condition_variable changed_;
   const char* pending_ = nullptr;  // the step, or the first sum, begun since check()
   Clock::time_point pending_since_;
+  bool is_limited_ = true;
   std::string why_ended_;
   bool is_ending_ = false;
   std::thread watchdog_;

@@ -246,6 +246,9 @@ namespace {
 class Follower {
  public:
   Follower(Runner& runner, comm::Bootstrap& bootstrap) : runner_(runner), bootstrap_(bootstrap) {}
+  ~Follower() { runner_.set_tracer(nullptr); }
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
 
   void run() {
     for (;;) {
@@ -348,6 +351,7 @@ class Follower {
   // What rank 0 looks at is computed op by op here too, and looked at by nobody.
   class Nobody final : public Tracer {
     void tensor(std::string_view, const TensorView&) override {}
+    bool looks() const override { return false; }
   };
 
   Runner& runner_;

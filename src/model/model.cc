@@ -147,6 +147,7 @@ size_t Model::step_bytes(const Config& config, const ops::Precision& precision, 
   const DType activation = precision.activation();
   const int64_t streams = ops::kHcStreams * config.hidden_size * dtype_bits(activation) / 8;
   const int64_t scores = 4 * score_floats(max_step_tokens, config.max_positions / 4 + 1);
+  // A head in FP8 may stay whole where the vocabulary divides (slice_of()): then some MiB are counted and not taken.
   const int64_t head_parts = config.vocab_size % world == 0 ? world : 1;
   return arena_capacity(config, max_step_tokens, activation, head_parts) +
          static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4) + scores);
@@ -297,6 +298,7 @@ TensorView Model::run_whole(const Run& run) {
       is_queue_behind_ = true;
       executor_->synchronize();
       is_queue_behind_ = false;
+      if (comm_ != nullptr) comm_->end_step();
     } catch (const std::exception&) {
       // The next step waits first.
     }
@@ -332,7 +334,7 @@ StepContext Model::context(bool is_recorded) {
 
 template <class Work>
 void Model::queue_step(bool is_draft, const Work& work) {
-  if (comm_ != nullptr) comm_->begin_step();
+  if (comm_ != nullptr) comm_->begin_step(tracer_ == nullptr);
   const int64_t num_rows = recorded_rows();
   batch_->fill(slices_.rows, slices_.token_ids, slices_.logit_rows, slices_.draws, slices_.masks, num_rows);
   last_launched_ = nullptr;
@@ -446,7 +448,7 @@ void Model::queue_layer(size_t layer, const TensorView& streams) {
 
 bool Model::repeat_step(int64_t times) {
   if (last_launched_ == nullptr || recorded_version_ != pool_->version()) return false;
-  if (comm_ != nullptr) comm_->begin_step();
+  if (comm_ != nullptr) comm_->begin_step(true);
   is_queue_behind_ = true;
   for (int64_t i = 0; i < times; ++i) last_launched_->launch();
   executor_->synchronize();

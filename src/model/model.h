@@ -50,9 +50,9 @@ class Model final : public Runner {
   // executor().record() too, on streams [rows, 4, hidden] where the ops compute, in place.
   void prepare(std::span<const SequenceSlice> slices);
   void queue_layer(size_t layer, const TensorView& streams);
-  // What was recorded of the last step(), `times` behind each other without the host, and the wait for it. Its
-  // sequences are of no more use: pools take the token in again. False where the step was not recorded, or something
-  // came since of which the recording does not know.
+  // What was recorded of the last step() or draft(), `times` behind each other without the host, and the wait for it.
+  // Its sequences must still be there, and are of no more use: pools take the token in again. False where it was not
+  // recorded, or the pool of pages grew, another step was prepared or a layer was run since.
   bool repeat_step(int64_t times);
   device::Executor& executor() { return *executor_; }
 

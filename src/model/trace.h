@@ -13,6 +13,8 @@ class Tracer {
   // The output of one op, in host memory, valid during the call. `name` is a path such as "layers.3.attn.wq_a" or
   // "layers.3.out"; rows follow the tokens of the step.
   virtual void tensor(std::string_view name, const TensorView& value) = 0;
+  // Whether anybody looks: otherwise ops are run one by one just the same, and nothing is copied to the host.
+  virtual bool looks() const { return true; }
 };
 
 }  // namespace tessera::model

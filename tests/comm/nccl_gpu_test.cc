@@ -187,7 +187,7 @@ TEST_P(CommOnGpus, ARecordingSumsWhatIsThereWhenItIsLaunched) {
                          });
                          for (uint64_t round = 0; round < 20; ++round) {
                            const std::vector<float> values = random_values(seed_ + round, rank.comm.rank(), kCount);
-                           rank.comm.begin_step();
+                           rank.comm.begin_step(true);
                            rank.executor.memory().upload(in.view().data, values.data(), values.size() * sizeof(float));
                            recording->launch();
                            EXPECT_EQ(rank.read(out.view()), sum_of(seed_ + round, kCount)) << round;
@@ -228,7 +228,7 @@ TEST_P(CommOnGpus, SumsBehindEachOtherOfManySizesWhoeverIsLate) {
                              expected.push_back(sum_of(seed, counts[i]));
                              for (float& value : expected.back()) value = std::ldexp(value, kLaunches * kSums - 1);
                            }
-                           rank.comm.begin_step();
+                           rank.comm.begin_step(true);
                            for (int i = 0; i < kLaunches; ++i) {
                              if (lateness.below(3) == 0) {
                                std::this_thread::sleep_for(std::chrono::microseconds(lateness.below(400)));

@@ -128,9 +128,9 @@ TEST_F(NcclFaults, AStepThatDoesNotEndIsAborted) {
   NcclOptions options;
   options.limit_seconds = 0.3;
   auto ranks = make(2, options);
-  ranks[0]->begin_step();
+  ranks[0]->begin_step(true);
   ranks[0]->end_step();
-  ranks[0]->begin_step();
+  ranks[0]->begin_step(true);
   // As who waits for the queue: it comes back when the communicator is aborted.
   while (fake_.open_comms() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   try {
@@ -139,7 +139,21 @@ TEST_F(NcclFaults, AStepThatDoesNotEndIsAborted) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2: a step did not end within 0.3 s"));
   }
-  EXPECT_THROW(ranks[0]->begin_step(), Error);
+  EXPECT_THROW(ranks[0]->begin_step(true), Error);
+}
+
+// Somebody looks at every output of such a step, and may take his time.
+TEST_F(NcclFaults, AStepWithoutALimitTakesWhatItTakes) {
+  NcclOptions options;
+  options.limit_seconds = 0.1;
+  auto ranks = make(2, options);
+  ranks[0]->begin_step(false);
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  ranks[0]->end_step();
+  EXPECT_EQ(fake_.open_comms(), 2);
+  ranks[0]->begin_step(true);
+  while (fake_.open_comms() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_THROW(ranks[0]->end_step(), Error);
 }
 
 // An abort that waits for recordings, which whoever is refused gives back.
@@ -157,7 +171,7 @@ TEST_F(NcclFaults, NobodyWaitsForAnAbort) {
     }
   }
   EXPECT_EQ(why, "rank 1 is lost");
-  EXPECT_THROW(ranks[0]->begin_step(), Error);
+  EXPECT_THROW(ranks[0]->begin_step(true), Error);
   EXPECT_EQ(fake_.open_comms(), 2);  // it still waits
   fake_.hold_aborts(false);
   aborting.join();

@@ -231,20 +231,24 @@ TEST(MirroredRunner, EveryRankTracesWhatRank0Traces) {
     Fake* seen = nullptr;
     Fake fake([&] { traced[bootstrap.rank()].push_back(seen->is_traced()); });
     seen = &fake;
-    if (bootstrap.rank() == 1) return follow(fake, bootstrap);
+    if (bootstrap.rank() == 1) {
+      follow(fake, bootstrap);
+      EXPECT_FALSE(fake.is_traced());  // by what has gone with follow()
+      return;
+    }
+    Looks looks;
     MirroredRunner mirrored(fake, bootstrap);
     const auto state = mirrored.new_sequence(8);
     const std::vector<int32_t> ids = {1};
     const SequenceSlice slice{state.get(), ids};
-    Looks looks;
-    for (Tracer* tracer :
-         {static_cast<Tracer*>(nullptr), static_cast<Tracer*>(&looks), static_cast<Tracer*>(nullptr)}) {
+    for (Tracer* tracer : {static_cast<Tracer*>(nullptr), static_cast<Tracer*>(&looks), static_cast<Tracer*>(nullptr),
+                           static_cast<Tracer*>(&looks)}) {
       mirrored.set_tracer(tracer);
       mirrored.step({&slice, 1});
     }
   });
   EXPECT_THAT(errors, Each(""));
-  for (const std::vector<bool>& of_rank : traced) EXPECT_THAT(of_rank, ElementsAre(false, true, false));
+  for (const std::vector<bool>& of_rank : traced) EXPECT_THAT(of_rank, ElementsAre(false, true, false, true));
 }
 
 TEST(MirroredRunner, OrdersOfUnknownStatesAreRefused) {

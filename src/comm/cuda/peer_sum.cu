@@ -18,8 +18,9 @@ namespace {
 using namespace device::cuda;
 using device::PeerView, device::kMaxPeers, device::kPeerSlotWords;
 
-// All blocks are in place at once, one to a multiprocessor. Many threads keep the link busy, of few sums small blocks
-// begin sooner.
+// One block to a multiprocessor, and all in place at once where there are as many; a block waits for the block of its
+// own number on other ranks alone, so that with fewer those that began first still end first. Many threads keep the
+// link busy, of few sums small blocks begin sooner.
 constexpr int kMostBlocks = 128, kFewestThreads = 256, kMostThreads = 1024;
 static_assert(kFewestThreads % kPeerLanes == 0);
 

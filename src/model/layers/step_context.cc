@@ -6,6 +6,7 @@
 namespace tessera::model {
 
 void StepContext::show(const std::string& name, const TensorView& value) const {
+  if (!tracer->looks()) return;
   if (arena.memory().is_host()) return tracer->tensor(name, value);
   const device::Tensor copy(value.dtype, value.shape);
   arena.memory().download(copy.view().data, value.data, static_cast<size_t>(value.num_bytes()));
