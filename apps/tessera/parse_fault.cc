@@ -79,6 +79,19 @@ std::string unknown_word(const CLI::App& app, const CLI::App& verb) {
   return "";
 }
 
+// CLI11's "Could not convert: --ranks = many", with what is expected; empty: it says something else.
+std::string unread_value(const CLI::App& verb, std::string_view what) {
+  constexpr std::string_view kBegin = "Could not convert: ", kIs = " = ";
+  const size_t is = what.find(kIs);
+  if (!what.starts_with(kBegin) || is == std::string_view::npos) return "";
+  const std::string name(what.substr(kBegin.size(), is - kBegin.size()));
+  const CLI::Option* option = verb.get_option_no_throw(name);
+  std::string type = option == nullptr ? "" : option->get_type_name();
+  if (type == "N" || type == "INT" || type == "UINT") type = "a whole number";
+  if (type.empty() || type == "S" || type == "FLOAT") type = "a number";
+  return fmt::format("{}: expected {}, found \"{}\"", name, type, printable(what.substr(is + kIs.size()), kMostShown));
+}
+
 }  // namespace
 
 std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
@@ -94,6 +107,7 @@ std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
       dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     if (std::string word = unknown_word(app, *verb); !word.empty()) what = std::move(word);
   }
+  if (std::string unread = unread_value(*verb, what); !unread.empty()) what = std::move(unread);
   if (!names.empty()) return fmt::format("{} (try tessera {}--help)", what, names);
   return fmt::format("{}; verbs: {} (try tessera --help)", what, fmt::join(verbs_of(app), ", "));
 }

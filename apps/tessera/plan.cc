@@ -87,7 +87,9 @@ class Plan final : public Verb {
         "  tessera plan --gpus 2xh200 --dense nvfp4 --json plan.json");
     kernels_ = command_->add_subcommand("kernels", "Times of NVFP4 kernels on a GPU, from its figures");
     kernels_->add_option("--target", target_, "The GPU")->required()->type_name("b200|b300|rtx6000|gb10|h200|h100");
-    kernels_->add_option("--model", model_, "Shapes: flash, pro, or a model's folder [flash]");
+    kernels_->add_option("--model", model_, "Shapes: flash, pro, or a model's folder [flash]")
+        ->type_name("flash|pro|DIR")
+        ->check(not_empty("flash, pro or a folder"));
     kernels_->add_option("--tokens", tokens_, "Tokens per call, comma-separated [1,16,64,1024,4096]")
         ->delimiter(',')
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
@@ -95,7 +97,9 @@ class Plan final : public Verb {
         ->delimiter(',')
         ->check(CLI::Range(int64_t{64}, int64_t{1} << 17));
     kernels_->add_flag("--details", has_details_, "Each kernel's stage, and what each resource alone would take");
-    kernels_->add_option("--json", json_file_, "Every term of every kernel, into this file");
+    kernels_->add_option("--json", json_file_, "Every term of every kernel, into this file")
+        ->type_name("FILE")
+        ->check(not_empty("a file"));
     kernels_->footer(
         "\nA kernel's time is that of the resource that takes longest (products, issue, shared memory, the port into "
         "a\n"
@@ -109,7 +113,10 @@ class Plan final : public Verb {
   CLI::App* command() const override { return command_; }
 
   int run() override {
-    if (kernels_->parsed()) return run_kernels();
+    if (kernels_->parsed()) {
+      machine_.refuse_beside("kernels");
+      return run_kernels();
+    }
     if (machine_.is_asked()) return machine_.run();
     print_result(command_->help("tessera"));
     return kExitOk;

@@ -2,13 +2,17 @@
 #include "plan_machine.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <filesystem>
 #include <optional>
 
 #include "base/atomic_file.h"
+#include "base/error.h"
 #include "base/strings.h"
 #include "bench/shapes/published.h"
 #include "console.h"
@@ -24,6 +28,50 @@ using ops::WeightFormat;
 
 constexpr int64_t kUsualContext = 8192;
 
+// "8192", "8k", "1M": a whole number, or one of 1,024s, 1,024^2s or 1,024^3s. Makes the number of it; returns what is
+// wrong.
+std::string read_size(std::string& text) {
+  constexpr std::string_view kUnits = "kmg";
+  std::string_view digits = text;
+  int shift = 0;
+  if (!digits.empty()) {
+    const size_t unit = kUnits.find(static_cast<char>(std::tolower(static_cast<unsigned char>(digits.back()))));
+    if (unit != std::string_view::npos) shift = 10 * static_cast<int>(unit + 1), digits.remove_suffix(1);
+  }
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size() || value < 0 || value > (INT64_MAX >> shift)) {
+    return fmt::format("expected a whole number such as 8192 or 8k, found \"{}\"", printable(text, 40));
+  }
+  text = std::to_string(value << shift);
+  return "";
+}
+
+// Into how many GPUs a model can be cut: "1, 2, 4 or 8".
+std::string counts_of(const model::Config& config) {
+  std::vector<std::string> counts;
+  for (int64_t world = 1; world <= bench::kMostGpus; ++world) {
+    try {
+      model::parallel_plans(config, world);
+      counts.push_back(std::to_string(world));
+    } catch (const Error&) {
+      // Not into so many.
+    }
+  }
+  const std::string last = counts.back();
+  counts.pop_back();
+  return counts.empty() ? last : fmt::format("{} or {}", fmt::join(counts, ", "), last);
+}
+
+void check_count(const model::Config& config, int64_t count) {
+  try {
+    model::parallel_plans(config, count);
+  } catch (const Error& error) {
+    fail_usage(fmt::format("--gpus: expected {} of them for this model, found {}: {}", counts_of(config), count,
+                           error.what()));
+  }
+}
+
 bool has_weights(const std::string& directory) {
   const std::filesystem::directory_iterator files(directory);
   return std::any_of(begin(files), end(files),
@@ -34,20 +82,32 @@ bool has_weights(const std::string& directory) {
 
 PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
   CLI::App& c = command;
-  const CLI::Validator size = CLI::AsSizeValue(false).description("");  // 8k, 1m: powers of 1024
+  const CLI::Validator size(read_size, "");
   c.add_option("--gpus", gpus_, "The machine: 1 to 8 GPUs of a kind, as in 8xh200")
       ->type_name("Nxh100|h200|b200|b300|rtx6000|gb10");
-  c.add_option("--model", model_, "flash, pro, or a model's folder [flash]")->type_name("flash|pro|DIR");
+  c.add_option("--model", model_, "flash, pro, or a model's folder [flash]")
+      ->type_name("flash|pro|DIR")
+      ->check(not_empty("flash, pro or a folder"));
   c.add_option("--context", context_, "Tokens of each sequence, as in 128k [8k]")->transform(size)->type_name("N");
   c.add_option("--batch", load_.sequences, "Sequences at once [1]")->transform(size)->type_name("N");
   add_dense_flag(c, dense_, "fp8; a folder's weights as they are");
   c.add_option("--step-tokens", load_.step_tokens, "Most tokens of a step [4k]")->transform(size)->type_name("N");
-  c.add_option("--json", json_file_, "Every figure of every plan, into this file")->type_name("FILE");
+  c.add_option("--json", json_file_, "Every figure of every plan, into this file")
+      ->type_name("FILE")
+      ->check(not_empty("a file"));
 }
 
 bool PlanMachine::is_asked() const {
   const auto options = command_.get_options();
   return std::any_of(options.begin(), options.end(), [](const CLI::Option* option) { return option->count() > 0; });
+}
+
+void PlanMachine::refuse_beside(const char* verb) const {
+  for (const CLI::Option* option : command_.get_options()) {
+    if (option->count() == 0) continue;
+    fail_usage(
+        fmt::format("{} belongs to tessera plan by itself: expected it nowhere beside {}", option->get_name(), verb));
+  }
 }
 
 model::StoredModel PlanMachine::stored_model() const {
@@ -71,6 +131,7 @@ int PlanMachine::run() const {
   std::optional<AtomicFile> file;
   if (!json_file_.empty()) file.emplace(json_file_);
   const model::StoredModel model = stored_model();
+  check_count(model.config, gpus.count);
   bench::ServingLoad load = load_;
   load.context = command_.count("--context") > 0 ? context_ : std::min(kUsualContext, model.config.max_positions);
   const bench::MachinePlan plan = bench::plan_machine(model, gpus, load);

@@ -17,6 +17,8 @@ class PlanMachine {
   explicit PlanMachine(CLI::App& command);
   // Whether any of them was given.
   bool is_asked() const;
+  // Throws for the first that was given: `verb`, a sub-verb, has none of them.
+  void refuse_beside(const char* verb) const;
   int run() const;
 
  private:

@@ -48,7 +48,8 @@ std::vector<std::string> arguments_with(const std::string& verb, const std::stri
   for (const std::string_view item : split(std::string_view(all).substr(0, all.empty() ? 0 : all.size() - 1), '\0')) {
     arguments.emplace_back(item);
   }
-  const auto place = std::find(arguments.begin(), arguments.end(), verb);
+  TESSERA_CHECK(!arguments.empty(), "the program's name");
+  const auto place = std::find(arguments.begin() + 1, arguments.end(), verb);  // the program may have any name
   TESSERA_CHECK(place != arguments.end(), "the verb among the arguments");
   arguments.insert(place + 1, {"--rank-secret-file", secret_file});
   return arguments;
@@ -87,6 +88,7 @@ void RankProcesses::start(const std::string& verb, int world, int port, const st
     std::vector<std::string> environment = environment_with({{"RANK", std::to_string(rank)},
                                                              {"WORLD_SIZE", std::to_string(world)},
                                                              {"LOCAL_RANK", std::to_string(rank)},
+                                                             {"LOCAL_WORLD_SIZE", std::to_string(world)},
                                                              {"MASTER_ADDR", "127.0.0.1"},
                                                              {"MASTER_PORT", std::to_string(port)}});
     const std::vector<char*> environment_list = pointers_to(environment);

@@ -221,7 +221,8 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
 Ranks::~Ranks() = default;
 
 std::string Ranks::named(const std::string& message) const {
-  return is_follower() ? fmt::format("rank {} of {}: {}", place_.rank, place_.world, message) : message;
+  const std::string name = fmt::format("rank {} of {}", place_.rank, place_.world);
+  return is_follower() && !message.starts_with(name) ? fmt::format("{}: {}", name, message) : message;
 }
 
 // The same on all ranks, since it depends on what they agree on.

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -20,6 +21,7 @@ constexpr uint64_t kMaxConfigBytes = 1 << 20;
 // No dimension of a real model comes near; products of two stay far from overflow.
 constexpr int64_t kMaxDim = 1 << 24;
 constexpr int64_t kMaxLayers = 4096;
+constexpr int64_t kMaxExperts = 1 << 18;  // of all layers, each with tensors of its own to be listed; Pro has 23,424
 
 int64_t dim(const JsonCursor& root, const char* key, int64_t min = 1, int64_t max = kMaxDim) {
   return root.at(key).integer(min, max);
@@ -211,7 +213,7 @@ Config parse_config(const Json& json, const std::string& file) {
     c.index_head_dim = dim(root, "index_head_dim", 2, 1 << 16);
     c.index_topk = dim(root, "index_topk", 1, 1 << 20);
   }
-  c.num_experts = dim(root, "n_routed_experts", 1, 1 << 16);
+  c.num_experts = dim(root, "n_routed_experts", 1, std::min<int64_t>(1 << 16, kMaxExperts / c.num_layers));
   c.experts_per_token = dim(root, "num_experts_per_tok", 1, c.num_experts);
   c.expert_inner = dim(root, "moe_intermediate_size", 1, 1 << 20);
   if (const auto shared = root.find("n_shared_experts")) shared->integer(1, 1);

@@ -31,7 +31,7 @@ class Plan(ProgramTest):
         self.assertIn('nobody has published', run('plan', 'kernels', '--target', 'gb10', '--tokens', '1').stdout.decode())
 
     def test_refusals(self):
-        self.check_error(run('plan', 'kernels', '--target', 'b100'), 2, 'b100', 'rtx6000')
+        self.check_error(run('plan', 'kernels', '--target', 'b100'), 2, '--target', 'b100', 'rtx6000')
         self.check_error(run('plan', 'kernels'), 2, '--target')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--tokens', '0'), 2, '--tokens')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--square', '8200'), 2, '--square', 'a multiple of 16', '8200')
@@ -78,10 +78,15 @@ class Machine(ProgramTest):
     def test_refusals(self):
         self.check_error(run('plan', '--gpus', '8xb100'), 2, '8xb100', '1 to 8', 'rtx6000')
         self.check_error(run('plan', '--gpus', '9xh200'), 2, '9xh200')
-        self.check_error(run('plan', '--gpus', '7xh200'), 3, '256 experts', '7 ranks', '64 heads in 8 output groups')
+        self.check_error(run('plan', '--gpus', '7xh200'), 2, '--gpus: expected 1, 2, 4 or 8', 'found 7', '256 experts',
+                         '64 heads in 8 output groups')
         self.check_error(run('plan', '--model', 'pro'), 2, '--gpus', '8xh200')
         self.check_error(run('plan', '--gpus', '2xh200', '--context', '2m'), 2, '1048576', '2097152')
-        self.check_error(run('plan', '--gpus', '2xh200', '--context', 'long'), 2, '--context')
+        for value in ('long', '1.5k', '16e', 'k', '1e6', '9999999999g', '-1'):
+            self.check_error(run('plan', '--gpus', '2xh200', '--context=' + value), 2, '--context: expected a whole number', f'"{value}"')
+        self.check_error(run('plan', '--gpus', '2xh200', 'kernels', '--target', 'b200'), 2, '--gpus', 'kernels')
+        self.check_error(run('plan', '--gpus', '2xh200', '--json', ''), 2, '--json')
+        self.check_error(run('plan', '--gpus', '2xh200', '--model', ''), 2, '--model')
         self.check_error(run('plan', '--gpus', '2xh200', '--batch', '0'), 2, 'batch', 'found 0')
         self.check_error(run('plan', '--gpus', '2xh200', '--batch', '5000'), 2, 'batch', '4096')
         self.check_error(run('plan', '--gpus', '2xh200', '--dense', 'int4'), 2, '--dense', 'int4')

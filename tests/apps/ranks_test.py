@@ -113,6 +113,13 @@ class Ranks(ProgramTest):
                 shared = generate('--ranks', '2', '--rank-split', split)
                 self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
 
+    def test_the_programs_name_and_left_over_variables_do_no_harm(self):
+        shared = generate('--ranks', '2', LOCAL_WORLD_SIZE='8')
+        self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
+        renamed = subprocess.run(['generate', 'generate', QUESTION, '--model', str(MODEL), '--json', '--max-tokens', '24', '--ranks', '2'],
+                                 executable=PROGRAM, capture_output=True, timeout=120, env=environment())
+        self.assertEqual((renamed.returncode, renamed.stdout), (0, shared.stdout), renamed.stderr)
+
     def test_seeded_draws_of_experts_by_id_are_one_ranks(self):
         flags = ('--temperature', '0.9', '--seed', '7')
         shared = generate('--ranks', '2', *flags)
@@ -272,7 +279,9 @@ class Ranks(ProgramTest):
             self.assertIn('ranks 2, 3 of 4 did not come to 127.0.0.1', said[rank][-1])
 
     def test_wrong_flags_are_refused(self):
-        for flags, part in ((('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
+        for flags, part in ((('--ranks', 'many'), '--ranks: expected a whole number, found "many"'),
+                            (('--ranks', '2', '--rank-timeout', 'x'), '--rank-timeout: expected a number, found "x"'),
+                            (('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
                             (('--ranks', '0'), '--ranks: expected 1 to 1024, found 0'),
                             (('--gpus', '0'), '--gpus: expected 1 to 1024, found 0'),
                             (('--gpus', '0', '--ranks', '2'), 'give --gpus or --ranks, not both'),
