@@ -13,9 +13,10 @@ constexpr int kMaxPeers = 8;
 // that reads all words sent to it in that call, and does not end before all ranks have begun it: because it waits for a
 // word of each, or (sums in shares) for a word that another made once it had those of all. Where several blocks read
 // the same words, the kernel behind it, which writes them back, is part of the call. What a call sends in a
-// second shot has slots of its own beside those of the first. Calls use the two halves by turns, each as it likes: two
-// calls later the slots are free again, since the call between them ended here, so on every other rank it had begun,
-// and there the call before it, which read the slots and freed them, had ended.
+// second shot has slots of its own beside those of the first. All ranks run the same kernel in a call: where a word of
+// a sum lies differs between comm/cuda/peer_sum.cu and backends/cuda_common/peer_packs.cuh. Calls use the two halves by
+// turns, each as it likes: two calls later the slots are free again, since the call between them ended here, so on
+// every other rank it had begun, and there the call before it, which read the slots and freed them, had ended.
 struct PeerView {
   int rank = 0, world = 0;
   int64_t capacity = 0;             // slots of a call, at most

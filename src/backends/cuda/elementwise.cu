@@ -72,8 +72,9 @@ __global__ void mhc_post_kernel(StreamWrite write, int64_t count) {
 constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = kPeerValues;
 
 // What this rank adds goes to all others before any of theirs is waited for: write.o, of F32; or what the experts gave,
-// which write.o (BF16) then keeps. All blocks are in place at once: of so few threads, eight have room on a
-// multiprocessor.
+// which write.o (BF16) then keeps. A block waits for the block of its own number on other ranks alone, and blocks begin
+// in the order of their numbers: on GPUs of fewer than 64 multiprocessors, where not all have room at once (eight on
+// each), those that wait are those that began first everywhere.
 template <bool kIsF32>
 __global__ void __launch_bounds__(kSumBlock, 8)
     sum_ranks_and_write(const __grid_constant__ StreamWrite write, const __grid_constant__ device::PeerView peers,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_experts with packed NVFP4 weights. What bounds it: with many tokens to an expert the tensor cores' BF16 products
-// (wide_sums.cuh), with few the read of the experts' weights (few_experts.cuh). A handful of slots are too few tiles
-// for that: ring_experts.cu and the portable kernels share a tile among warps.
+// (wide_sums.cuh), with few the read of the experts' weights (few_experts.cuh; few_sums.cuh where inputs are
+// quantized). A handful of slots are too few tiles for that: ring_experts.cu and the portable kernels share a tile
+// among warps.
 #include <algorithm>
 #include <type_traits>
 

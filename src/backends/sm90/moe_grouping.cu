@@ -15,7 +15,7 @@ namespace {
 using cuda_common::for_each_slot, cuda_common::round_up_to, cuda_common::wait_for_previous, cuda_common::work_of,
     cuda_common::zero_if_foreign;
 
-constexpr int kWarp = 32, kBlockWarps = 8, kThreads = kBlockWarps * kWarp;
+constexpr int kWarp = cuda_common::kSlotWarp, kBlockWarps = 8, kThreads = kBlockWarps * kWarp;
 
 // The token of `slot`, or null for none.
 __device__ const uint16_t* input_of(const MoeJob& job, int32_t slot) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How kernels of ranks exchange words through each other's memory (peer_view.h): no barrier, no flag, one way over the
-// link. A kernel's blocks are all in place at once, or those that wait could keep others from sending; each thread
-// sends what it has for a slot before it waits for that slot.
+// link. A block waits for the block of its own number on other ranks alone, or a kernel's blocks are all in place at
+// once: otherwise those that wait could keep others from sending. Each thread sends what it has for a slot before it
+// waits for that slot.
 #include <cstdint>
 
 #include "base/host_device.h"

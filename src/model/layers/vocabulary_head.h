@@ -15,7 +15,8 @@ class VocabularyHead {
   static constexpr int64_t kGatheredRows = 128;
 
   VocabularyHead() = default;
-  // Loads and binds "head". One rank, and ranks that do not divide the vocabulary (slice_of()), have all of it.
+  // Loads and binds "head". One rank has all of it, and so have ranks that do not divide the vocabulary or would
+  // part an FP8 head's blocks of rows (slice_of()).
   explicit VocabularyHead(LayerBuilder& builder);
 
   // h [num_rows, hidden] of the activations' type -> logits [num_rows, vocab] F32, all of them on every rank, which all
