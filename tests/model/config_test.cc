@@ -156,6 +156,7 @@ TEST(Config, WrongKindsAndRangesAreRefusedByName) {
                                                         {"index_head_dim", "96"},
                                                         {"index_head_dim", "32"},
                                                         {"num_experts_per_tok", "9"},
+                                                        {"n_routed_experts", "60000"},  // too many of all layers
                                                         {"num_hash_layers", "6"},
                                                         {"num_hash_layers", "-1"},
                                                         {"qk_rope_head_dim", "63"},
