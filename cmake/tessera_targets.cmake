@@ -27,7 +27,11 @@ function(tessera_test name)
   target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                              TESSERA_BINARY_DIR="${PROJECT_BINARY_DIR}")
   # The tests' own code is full of assertions: to optimise it takes half of the time of compiling it.
-  target_compile_options(test_${name} PRIVATE $<$<CONFIG:Release>:-O1> $<$<BOOL:${TESSERA_SANITIZE}>:-O0>)
+  if(TESSERA_SANITIZE)
+    target_compile_options(test_${name} PRIVATE -O0)
+  elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
+    target_compile_options(test_${name} PRIVATE -O1)
+  endif()
   if(TESSERA_SANITIZE MATCHES "undefined")
     target_compile_options(test_${name} PRIVATE -fno-sanitize=undefined)  # the same of checks of its arithmetic
   endif()
