@@ -27,7 +27,7 @@ if(TESSERA_CCACHE)
   foreach(language C CXX CUDA)
     if(TESSERA_CCACHE_PROGRAM AND NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
       set(CMAKE_${language}_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
-                                              CCACHE_NOHASHDIR=1 ${TESSERA_CCACHE_PROGRAM})
+                                              CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1 ${TESSERA_CCACHE_PROGRAM})
     endif()
   endforeach()
 endif()

@@ -16,11 +16,11 @@ function(tessera_room name)
   target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ROOM_ROOMS} PRIVATE ${ROOM_LIBS})
 endfunction()
 
-# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
+# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...] [OF_KERNELS])
 # One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. `./test --quick`
 # leaves out suites whose names begin with "Slow".
 function(tessera_test name)
-  cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  cmake_parse_arguments(TEST "OF_KERNELS" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_executable(test_${name} ${TEST_SOURCES})
   list(TRANSFORM TEST_ROOMS PREPEND tessera_)
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
@@ -34,6 +34,11 @@ function(tessera_test name)
   endif()
   if(TESSERA_SANITIZE MATCHES "undefined")
     target_compile_options(test_${name} PRIVATE -fno-sanitize=undefined)  # the same of checks of its arithmetic
+  endif()
+  if(TEST_OF_KERNELS AND TESSERA_SANITIZE MATCHES "address")
+    # And of its accesses, in files full of shapes: kernels are in the rooms, and the buffers that they get in the heap.
+    # Headers are to be those of the rooms.
+    target_compile_options(test_${name} PRIVATE -fno-sanitize=address -D__SANITIZE_ADDRESS__=1)
   endif()
   target_link_libraries(test_${name} PRIVATE ${TEST_ROOMS} ${TEST_LIBS} tessera_flags GTest::gtest GTest::gmock
                         GTest::gtest_main)
