@@ -16,11 +16,11 @@ function(tessera_room name)
   target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ROOM_ROOMS} PRIVATE ${ROOM_LIBS})
 endfunction()
 
-# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...] [OF_KERNELS])
+# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
 # One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. `./test --quick`
 # leaves out suites whose names begin with "Slow".
 function(tessera_test name)
-  cmake_parse_arguments(TEST "OF_KERNELS" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_executable(test_${name} ${TEST_SOURCES})
   list(TRANSFORM TEST_ROOMS PREPEND tessera_)
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
@@ -32,16 +32,13 @@ function(tessera_test name)
   elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(test_${name} PRIVATE -O1)
   endif()
+  # Checks of its arithmetic cost the same; this follows the rooms' own flags, which turn them on.
+  add_library(test_${name}_flags INTERFACE)
   if(TESSERA_SANITIZE MATCHES "undefined")
-    target_compile_options(test_${name} PRIVATE -fno-sanitize=undefined)  # the same of checks of its arithmetic
-  endif()
-  if(TEST_OF_KERNELS AND TESSERA_SANITIZE MATCHES "address")
-    # And of its accesses, in files full of shapes: kernels are in the rooms, and the buffers that they get in the heap.
-    # Headers are to be those of the rooms.
-    target_compile_options(test_${name} PRIVATE -fno-sanitize=address -D__SANITIZE_ADDRESS__=1)
+    target_compile_options(test_${name}_flags INTERFACE -fno-sanitize=undefined)
   endif()
   target_link_libraries(test_${name} PRIVATE ${TEST_ROOMS} ${TEST_LIBS} tessera_flags GTest::gtest GTest::gmock
-                        GTest::gtest_main)
+                        GTest::gtest_main test_${name}_flags)
   gtest_discover_tests(test_${name} TEST_FILTER "-Slow*:*/Slow*" DISCOVERY_TIMEOUT 60
                        PROPERTIES LABELS ${name} TIMEOUT 900)
   gtest_discover_tests(test_${name} TEST_FILTER "Slow*:*/Slow*" TEST_LIST slow_${name} DISCOVERY_TIMEOUT 60
