@@ -16,18 +16,18 @@ function(tessera_room name)
   target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ROOM_ROOMS} PRIVATE ${ROOM_LIBS})
 endfunction()
 
-# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...])
+# tessera_test(ROOM SOURCES files... [ROOMS rooms...] [LIBS libraries...] [COMPUTES])
 # One GoogleTest program per folder of tests/, named test_ROOM; each TEST becomes a ctest entry. `./test --quick`
 # leaves out suites whose names begin with "Slow".
 function(tessera_test name)
-  cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  cmake_parse_arguments(TEST "COMPUTES" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_executable(test_${name} ${TEST_SOURCES})
   list(TRANSFORM TEST_ROOMS PREPEND tessera_)
   target_include_directories(test_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(test_${name} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
                              TESSERA_BINARY_DIR="${PROJECT_BINARY_DIR}")
-  # The tests' own code is full of assertions: to optimise it takes half of the time of compiling it.
-  if(TESSERA_SANITIZE)
+  # The tests' own code is full of assertions: to optimise it takes half of the time of compiling it. Some COMPUTES much.
+  if(TESSERA_SANITIZE AND NOT TEST_COMPUTES)
     target_compile_options(test_${name} PRIVATE -O0)
   elseif(CMAKE_BUILD_TYPE STREQUAL "Release")
     target_compile_options(test_${name} PRIVATE -O1)
