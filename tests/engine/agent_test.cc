@@ -157,7 +157,7 @@ void expect_that_replays_come_from_the_cache(const Shape& shape) {
   EXPECT_GE(Agent(*loaded.runner, shape, seed).run(), 0.99);
 }
 
-TEST(Agent, ReplaysComeFromTheCache) {
+TEST(SlowAgent, ReplaysComeFromTheCache) {
   expect_that_replays_come_from_the_cache(
       {.system_tokens = 700, .answer_tokens = 6, .result_tokens = 18, .checked_turns = {49}});
 }
