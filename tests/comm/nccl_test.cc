@@ -142,7 +142,7 @@ TEST_F(NcclFaults, AStepThatDoesNotEndIsAborted) {
   EXPECT_THROW(ranks[0]->begin_step(true), Error);
 }
 
-// Somebody looks at every output of such a step, and may take his time.
+// Somebody looks at every output of such a step, and may take long.
 TEST_F(NcclFaults, AStepWithoutALimitTakesWhatItTakes) {
   NcclOptions options;
   options.limit_seconds = 0.1;
