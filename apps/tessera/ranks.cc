@@ -97,8 +97,8 @@ std::string peer_sums_setting() {
   return value;
 }
 
-std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, const ModelFlags& flags,
-                                 const model::LoadOptions& load) {
+std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, double timeout_seconds,
+                                 const ModelFlags& flags, const model::LoadOptions& load) {
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
   const device::Machine machine = device::machine_of(flags.device);
@@ -108,6 +108,7 @@ std::vector<comm::Fact> facts_of(std::string_view split, const std::string& dige
       {"checkpoint", digest},
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
       {"split", std::string(split)},
+      {"--rank-timeout", fmt::format("{:g}", timeout_seconds)},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
       {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
@@ -207,8 +208,9 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
   }
   if (is_alone()) return;
-  if (starts_others_ && is_given("--rank-secret-file")) {
-    fail_usage("--rank-secret-file: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none");
+  for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
+    if (!starts_others_ || !is_given(name)) continue;
+    fail_usage(fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none", name));
   }
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
@@ -235,7 +237,7 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
     return;
   }
   const device::Machine machine = device::machine_of(model.device);
-  split_ = gpu_split(stored(), place_.world, machine.gpu->name, {sequences, load.max_step_tokens, load.precision});
+  split_ = gpu_split(stored(), place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision});
   if (!is_follower() && !split_.why.empty()) print_note(split_.why);
 }
 
@@ -289,7 +291,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   options.listen_address = flags_.listen;
   options.join_seconds = flags_.wait_seconds;
   options.lost_seconds = flags_.timeout_seconds;
-  options.heartbeat_seconds = flags_.timeout_seconds / 15;
+  options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
   if (inherited) outlive_rank_0();
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
@@ -297,9 +299,12 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
   const std::string peer_sums = peer_sums_setting();
-  comm::agree(*bootstrap_, facts_of(split_.name, digest(), model, load));
+  comm::agree(*bootstrap_, facts_of(split_.name, digest(), flags_.timeout_seconds, model, load));
   if (on_gpus_) {
-    executor_ = device::make_executor(device::machine_of(model.device), 1);
+    const device::Machine machine = device::machine_of(model.device);
+    comm::differ(*bootstrap_, {"GPU", machine.gpu->uuid},
+                 "expected one for each rank (LOCAL_RANK says which of its machine's a rank has)");
+    executor_ = device::make_executor(machine, 1);
     comm::NcclOptions nccl;
     nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);

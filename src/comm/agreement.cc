@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include "base/error.h"
@@ -68,6 +69,19 @@ void agree(Bootstrap& bootstrap, std::span<const Fact> facts) {
                        printable(first.name.empty() ? second.name : first.name, kMostShown), shown(first),
                        shown(second)));
     }
+  }
+}
+
+void differ(Bootstrap& bootstrap, const Fact& fact, const std::string& advice) {
+  std::map<std::string, size_t> holders;
+  const std::vector<std::vector<uint8_t>> all =
+      bootstrap.all_gather({reinterpret_cast<const uint8_t*>(fact.value.data()), fact.value.size()});
+  for (size_t r = 0; r < all.size(); ++r) {
+    const auto [holder, is_new] = holders.emplace(std::string(all[r].begin(), all[r].end()), r);
+    if (is_new) continue;
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("ranks {} and {} of {} have the same {} \"{}\": {}", holder->second, r, all.size(), fact.name,
+                     printable(holder->first, kMostShown), advice));
   }
 }
 

@@ -19,4 +19,8 @@ struct Fact {
 // fp8", found "a4 x fp8"'.
 void agree(Bootstrap& bootstrap, std::span<const Fact> facts);
 
+// What no two ranks may have in common: their GPU. All call it together. Throws kInvalidArgument with the same words on
+// every rank: 'ranks 0 and 1 of 2 have the same GPU "GPU-8a..": ADVICE'.
+void differ(Bootstrap& bootstrap, const Fact& fact, const std::string& advice);
+
 }  // namespace tessera::comm

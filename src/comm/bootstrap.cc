@@ -67,7 +67,8 @@ class Bootstrap::Member {
     }
     std::vector<std::vector<uint8_t>> all(world);
     all[0].assign(bytes.begin(), bytes.end());
-    for (size_t r = 1; r < world; ++r) all[r] = take(lock, inbox_[r], r, limit_seconds);
+    const Clock::time_point begin = Clock::now();  // the limit is one for all
+    for (size_t r = 1; r < world; ++r) all[r] = take(lock, inbox_[r], r, limit_seconds, begin);
     const std::vector<uint8_t> packed = pack(all);
     for (size_t r = 1; r < world; ++r) send(r, MessageKind::kData, packed);
     return all;
@@ -139,8 +140,9 @@ class Bootstrap::Member {
     leaving_deadline_ = Clock::now() + kLeavingTime;
     wake();
   }
+  // By whoever of several threads ends this first; the others wait for it.
   void join() {
-    if (thread_.joinable()) thread_.join();
+    std::call_once(is_joined_, [&] { thread_.join(); });
   }
 
   std::string name_of(size_t rank, const Connection& link) const {
@@ -166,11 +168,11 @@ class Bootstrap::Member {
   }
 
   std::vector<uint8_t> take(std::unique_lock<std::mutex>& lock, std::deque<std::vector<uint8_t>>& box, size_t rank,
-                            double limit_seconds) {
+                            double limit_seconds, Clock::time_point begin = Clock::now()) {
     const auto is_over = [&] { return !box.empty() || !lost_.empty() || has_left_[rank] || is_leaving_; };
     if (limit_seconds <= 0) {
       changed_.wait(lock, is_over);
-    } else if (!changed_.wait_for(lock, std::chrono::duration<double>(limit_seconds), is_over)) {
+    } else if (!changed_.wait_until(lock, begin + std::chrono::duration<double>(limit_seconds), is_over)) {
       tessera::fail(ErrorCode::kDeviceError, fmt::format("rank {} of {} stalls: nothing came from it within {:.3g} s",
                                                          rank, links_.size(), limit_seconds));
     }
@@ -347,6 +349,7 @@ class Bootstrap::Member {
   std::string lost_;
   int lost_rank_ = -1;
   bool is_leaving_ = false, is_told_ = false;
+  std::once_flag is_joined_;
   std::thread thread_;
 };
 

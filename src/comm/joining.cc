@@ -268,12 +268,14 @@ class Visit {
   Message receive(Connection& link, MessageKind kind, const char* what) {
     Message message;
     while (true) {
+      is_closed_ = false;
       try {
         const bool is_open = link.fill();
         if (link.next(message)) {
-          if (message.kind != MessageKind::kWaiting) break;
+          // Who has not proved that it knows the secret says nothing else.
+          if (message.kind != MessageKind::kWaiting || kind != MessageKind::kReady) break;
           missing_ = printable(std::string(message.payload.begin(), message.payload.end()), 200);
-          continue;
+          if (Clock::now() <= deadline_) continue;
         }
         is_closed_ = !is_open;
         if (!is_open) fail_root(fmt::format("closed the connection before {}", what));
@@ -290,7 +292,8 @@ class Visit {
       ::poll(&wait, 1, 50);
     }
     int rank = 0;
-    if (message.kind == MessageKind::kLost) fail_root(lost_message(message.payload, rank));
+    const bool is_genuine = kind != MessageKind::kChallenge;  // sealed by the secret
+    if (message.kind == MessageKind::kLost && is_genuine) fail_root(lost_message(message.payload, rank));
     if (message.kind != kind) fail_root(fmt::format("expected {}, found another message", what));
     return message;
   }

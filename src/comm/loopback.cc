@@ -237,9 +237,8 @@ class Loopback final : public Communicator {
   }
 
   float sum_at(bool is_bf16, int64_t i) const {
-    float sum = load_value(group_->call(0).in, is_bf16, i);
-    for (size_t r = 1; r < group_->world(); ++r) sum += load_value(group_->call(r).in, is_bf16, i);
-    return sum;
+    return sum_in_order(static_cast<int>(group_->world()),
+                        [&](int r) { return load_value(group_->call(static_cast<size_t>(r)).in, is_bf16, i); });
   }
 
   std::shared_ptr<Group> group_;

@@ -16,13 +16,15 @@ namespace {
 struct Launcher {
   const char *rank, *world, *local;
   const char *local_world, *machines;  // how many ranks this machine has, or how many machines there are; "": not said
+  bool numbers_every_process;          // whoever has its number of ranks is one
 };
 
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", ""},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE"},  // a pod each
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", true},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
+     true},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", false},
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", false},  // a pod each
 };
 
 int number_of(const Environment& environment, const char* name, int least, int most) {
@@ -36,12 +38,32 @@ int number_of(const Environment& environment, const char* name, int least, int m
   return value;
 }
 
-// Half of an answer is a mistake, not silence.
+// Half of an answer is a mistake, not silence: but one rank may go without its number, and a job's size of tasks, or of
+// pods, is set beside them too.
 bool says(const Environment& environment, const Launcher& launcher) {
-  if (!environment.contains(launcher.rank)) return false;
-  if (environment.contains(launcher.world)) return true;
-  fail(ErrorCode::kInvalidArgument,
-       fmt::format("{} is set: expected {} too, found nothing", launcher.rank, launcher.world));
+  const bool has_rank = environment.contains(launcher.rank), has_world = environment.contains(launcher.world);
+  if (has_rank && has_world) return true;
+  const auto refuse_half = [](const char* there, const char* lacking) {
+    fail(ErrorCode::kInvalidArgument, fmt::format("{} is set: expected {} too, found nothing", there, lacking));
+  };
+  if (has_rank) refuse_half(launcher.rank, launcher.world);
+  if (has_world && launcher.numbers_every_process && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
+    refuse_half(launcher.world, launcher.rank);
+  }
+  return false;
+}
+
+// Without a word of it: all ranks that find rank 0 on this machine are on it, others may each have one of their own.
+int local_rank_of(const Environment& environment, const Launcher& launcher, const RankPlace& place, bool has_address) {
+  if (!environment.contains(launcher.local)) {
+    const bool is_here =
+        !has_address || place.address == "localhost" || place.address == "::1" || place.address.starts_with("127.");
+    return is_here ? place.rank : 0;
+  }
+  const int most = environment.contains(launcher.local_world)
+                       ? number_of(environment, launcher.local_world, 1, place.world)
+                       : place.world;
+  return number_of(environment, launcher.local, 0, most - 1);
 }
 
 // Whether it shows each task a GPU of its own. Others, and this program, let all ranks of a machine see the same.
@@ -67,25 +89,23 @@ const char* of_several_machines(const Environment& environment, const Launcher& 
 
 RankPlace place_from(const Environment& environment) {
   RankPlace place;
-  const char* elsewhere = nullptr;
-  for (const Launcher& launcher : kLaunchers) {
-    if (!says(environment, launcher)) continue;
-    place.world = number_of(environment, launcher.world, 1, kMaxWorld);
-    place.rank = number_of(environment, launcher.rank, 0, place.world - 1);
-    if (environment.contains(launcher.local)) {
-      place.local_rank = number_of(environment, launcher.local, 0, place.world - 1);
-    }
-    place.source = launcher.rank;
-    place.gpu = sees_own_gpu(environment, launcher) ? 0 : place.local_rank;
-    elsewhere = of_several_machines(environment, launcher, place.world);
-    break;
-  }
   if (environment.contains("MASTER_PORT")) place.port = number_of(environment, "MASTER_PORT", 1, 65535);
   bool has_address = false;
   for (const char* name : {"LWS_LEADER_ADDRESS", "MASTER_ADDR"}) {
     if (const auto found = environment.find(name); found != environment.end()) {
       place.address = found->second, has_address = true;
     }
+  }
+  const char* elsewhere = nullptr;
+  for (const Launcher& launcher : kLaunchers) {
+    if (!says(environment, launcher)) continue;
+    place.world = number_of(environment, launcher.world, 1, kMaxWorld);
+    place.rank = number_of(environment, launcher.rank, 0, place.world - 1);
+    place.local_rank = local_rank_of(environment, launcher, place, has_address);
+    place.source = launcher.rank;
+    place.gpu = sees_own_gpu(environment, launcher) ? 0 : place.local_rank;
+    elsewhere = of_several_machines(environment, launcher, place.world);
+    break;
   }
   if (elsewhere != nullptr && !has_address) {
     fail(ErrorCode::kInvalidArgument,

@@ -29,8 +29,9 @@ using Environment = std::map<std::string, std::string>;
 // The first launcher that says both rank and number of ranks: RANK and WORLD_SIZE (with LOCAL_RANK), Open MPI's,
 // SLURM's, LeaderWorkerSet's. MASTER_ADDR and MASTER_PORT hold for all; without the first LWS_LEADER_ADDRESS, then this
 // machine, which a launcher that speaks of several does not get. A task of Open MPI or SLURM that sees one GPU
-// (CUDA_VISIBLE_DEVICES) has that one, all else the one of its local rank. Without any launcher one rank. Throws
-// kInvalidArgument naming the variable.
+// (CUDA_VISIBLE_DEVICES) has that one, all else the one of its local rank: its rank where nothing says one and rank 0
+// is on this machine, the first where rank 0 is at an address. Without any launcher one rank. Throws kInvalidArgument
+// naming the variable.
 RankPlace place_from(const Environment& environment);
 
 }  // namespace tessera::comm

@@ -37,6 +37,7 @@ struct GpuDevice {
   uint64_t memory_bytes = 0;
   int ordinal = 0;                 // as CUDA counts them
   uint64_t memory_free_bytes = 0;  // only of a GPU that find_gpu() returned
+  std::string uuid;                // "GPU-" and 32 hexadecimal digits: no other GPU anywhere has it; likewise
 };
 
 // What the CUDA driver library (libcuda) answers. Codes are CUresult values.

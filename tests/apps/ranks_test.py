@@ -296,6 +296,7 @@ class Ranks(ProgramTest):
             with self.subTest(flags=flags):
                 self.check_error(generate(*flags), 2, part)
         self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__), 2, '--rank-secret-file: expected a launcher')
+        self.check_error(generate('--ranks', '2', '--rank-listen', '*'), 2, '--rank-listen: expected a launcher')
         self.check_error(generate('--ranks', '2', RANK='0', WORLD_SIZE='2'), 2, '--rank-secret-file')
         self.check_error(generate('--ranks', '3', RANK='0', WORLD_SIZE='2'), 2, '--ranks: expected 2', 'found 3')
 

@@ -44,5 +44,16 @@ TEST(Agreement, AFactThatOneLacksIsNamed) {
                    "ref\""));
 }
 
+TEST(Agreement, WhatTwoHaveAlikeIsNamedOnEveryRank) {
+  const auto run = [](int world, int other) {
+    return run_joined(world, [&](Bootstrap& bootstrap) {
+      const int gpu = bootstrap.rank() == 2 ? other : bootstrap.rank();
+      differ(bootstrap, {"GPU", "GPU-" + std::to_string(gpu)}, "set LOCAL_RANK");
+    });
+  };
+  EXPECT_THAT(run(3, 2), Each(""));
+  EXPECT_THAT(run(4, 1), Each("ranks 1 and 2 of 4 have the same GPU \"GPU-1\": set LOCAL_RANK"));
+}
+
 }  // namespace
 }  // namespace tessera::comm

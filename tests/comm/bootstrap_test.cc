@@ -18,7 +18,9 @@
 #include <thread>
 
 #include "base/error.h"
+#include "comm/connection.h"
 #include "comm/joined_ranks.h"
+#include "comm/joining.h"
 #include "comm/tcp.h"
 #include "testing/temporary_folder.h"
 
@@ -250,6 +252,48 @@ TEST(Bootstrap, WaitingRanksLearnWhoIsMissing) {
   EXPECT_THAT(said[0], HasSubstr("3 of 4 did not come to 127.0.0.1 port"));
   EXPECT_THAT(said[1], AllOf(HasSubstr("rank 1: rank 0 at"), HasSubstr("3 of 4 did not come to")));
   EXPECT_THAT(said[2], AllOf(HasSubstr("rank 2: rank 0 at"), HasSubstr("in time; of 4 ranks it misses")));
+}
+
+// Whoever has rank 0's port and not the secret: its words are no reason to wait, nor to end.
+TEST(Bootstrap, WhoHasNotProvedItselfSaysNothing) {
+  for (const MessageKind kind : {MessageKind::kWaiting, MessageKind::kLost}) {
+    Door door;
+    std::thread impostor([&] {
+      std::string peer;
+      Socket socket;
+      while (!socket.is_open()) socket = accept_one(door.listener, peer);
+      Connection connection(std::move(socket), peer, challenge_key(), Direction::kFromRoot, 256);
+      for (bool is_open = true; is_open; is_open = connection.flush() && connection.fill()) {
+        connection.send(kind, lost_payload(1, "you may go"));
+        connection.forget_heard();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    BootstrapOptions options = options_for(1, 2, door.port);
+    options.join_seconds = 30;
+    EXPECT_THAT(refusal_of(options), HasSubstr("expected its challenge, found another message"));
+    impostor.join();
+  }
+}
+
+// The limit of a call is one for all ranks, and names the one that was late.
+TEST(Bootstrap, TheLateRankIsNamed) {
+  const auto errors = tessera::testing::run_joined(4, [&](Bootstrap& bootstrap) {
+    bootstrap.all_gather({});
+    std::this_thread::sleep_for(std::chrono::milliseconds(bootstrap.rank() == 1   ? 700
+                                                          : bootstrap.rank() == 2 ? 3000
+                                                                                  : 0));
+    try {
+      bootstrap.all_gather({}, 1);
+    } catch (const Error& error) {
+      bootstrap.fail(error.what());
+      throw;
+    }
+  });
+  const std::string late = "rank 2 of 4 stalls: nothing came from it within 1 s";
+  EXPECT_EQ(errors[0], late);
+  EXPECT_EQ(errors[1], "rank 0 of 4 failed: " + late);
+  EXPECT_EQ(errors[3], errors[1]);
 }
 
 class NobodyComes final : public JoinWatch {

@@ -74,7 +74,7 @@ TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   expect_place(mpi, 5, 8, 0, "node0", 29500);
   mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "8";
   mpi.erase("MASTER_ADDR");
-  expect_place(mpi, 5, 8, 0, "127.0.0.1", 29500);
+  expect_place(mpi, 5, 8, 5, "127.0.0.1", 29500);
   Environment slurm = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}};
   EXPECT_THAT(refusal_of(slurm), testing::HasSubstr("SLURM_STEP_NUM_NODES is 2"));
   slurm["SLURM_STEP_NUM_NODES"] = "1";
@@ -84,6 +84,32 @@ TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   expect_place(slurm, 0, 1, 0, "127.0.0.1", 29500);
   EXPECT_THAT(refusal_of({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}}),
               testing::HasSubstr("LWS_GROUP_SIZE is 2"));
+}
+
+// Who starts processes by hand gives each its rank alone.
+TEST(RankPlace, RanksOfOneMachineHaveAGpuEach) {
+  Environment hand = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  for (const char* address : {"", "127.0.0.1", "127.0.1.1", "localhost", "::1"}) {
+    if (*address != 0) hand["MASTER_ADDR"] = address;
+    EXPECT_EQ(place_from(hand).local_rank, 1) << address;
+    EXPECT_EQ(place_from(hand).gpu, 1) << address;
+  }
+  hand["MASTER_ADDR"] = "node0";  // a rank for each machine, as far as anybody knows
+  EXPECT_EQ(place_from(hand).gpu, 0);
+  hand["LOCAL_RANK"] = "1";
+  EXPECT_EQ(place_from(hand).gpu, 1);
+}
+
+TEST(RankPlace, HalfOfAnAnswerIsRefused) {
+  EXPECT_EQ(refusal_of({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set: expected RANK too, found nothing");
+  EXPECT_EQ(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}}),
+            "OMPI_COMM_WORLD_SIZE is set: expected OMPI_COMM_WORLD_RANK too, found nothing");
+  expect_place({{"WORLD_SIZE", "1"}}, 0, 1, 0, "127.0.0.1", 29500);
+  expect_place({{"SLURM_NTASKS", "8"}}, 0, 1, 0, "127.0.0.1", 29500);  // a job's, outside of its steps
+  EXPECT_EQ(
+      refusal_of(
+          {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "n"}}),
+      "LOCAL_RANK: expected 0 to 1, found \"2\"");
 }
 
 TEST(RankPlace, BadValuesAreNamed) {

@@ -179,7 +179,9 @@ std::optional<GpuDevice> find_gpu(int ordinal, std::string& why_not) {
     why_not = fmt::format("{} ({})", cudaGetErrorName(code), cudaGetErrorString(code));
     return std::nullopt;
   }
-  return GpuDevice{properties.name, properties.major, properties.minor, total, ordinal, free};
+  std::string uuid = "GPU-";
+  for (const char byte : properties.uuid.bytes) uuid += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return GpuDevice{properties.name, properties.major, properties.minor, total, ordinal, free, uuid};
 }
 
 std::unique_ptr<Executor> make_gpu_executor(const GpuDevice& gpu, void* stream) {

@@ -46,8 +46,12 @@ using cudaEvent_t = tessera::device::emulated::EventTime*;
 using cudaMemPool_t = tessera::device::emulated::Pool*;
 using cudaGraphNode_t = void*;
 
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
+  cudaUUID_t uuid;
   int major, minor;
 };
 
