@@ -114,15 +114,9 @@ model::StoredModel PlanMachine::stored_model() const {
   const WeightFormat dense = dense_format(dense_, WeightFormat::kFp8Block);
   const bool is_published = model_ == "flash" || model_ == "pro";
   const model::Config config = is_published ? bench::published_config(model_) : model::load_config(model_);
-  model::StoredModel stored = model::published_model(config, dense);
-  if (is_published || !has_weights(model_)) return stored;
+  if (is_published || !has_weights(model_)) return model::published_model(config, dense);
   model::StoredModel found = model::checkpoint_model(model_, config);
-  if (dense_.empty()) return found;
-  for (size_t i = 0; i < stored.rows.size(); ++i) {
-    const bool is_dense = stored.rows[i].expert < 0 && stored.formats[i] == dense;
-    if (is_dense) found.formats[i] = dense;
-  }
-  return found;
+  return dense_.empty() ? found : model::with_dense(std::move(found), dense);
 }
 
 int PlanMachine::run() const {

@@ -56,17 +56,20 @@ RankSplit cpu_split(const model::Config& config, int world) try {
   return splits().front();
 }
 
-RankSplit gpu_split(const model::StoredModel& model, int world, std::string_view gpu_name, const SplitLoad& load) try {
+RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu,
+                    const SplitLoad& load) try {
   const bench::MachinePlan plan =
-      bench::plan_ranks(model, world, gpu_name,
+      bench::plan_ranks(model, world, gpu.name, gpu.memory_bytes,
                         {kUsualContext, std::min(load.sequences, kUsualSequences), load.step_tokens, load.precision});
   const bench::Candidate& best = plan.best();
   RankSplit split = split_of(best.plan);
   split.why = fmt::format(
       "--rank-split {} ({}): {}; a step of {} sequence{} behind {} tokens is predicted to take {:.2f} ms by the "
-      "figures of {}",
+      "figures of {}{}",
       split.name, best.plan.name(), best.fits ? "the fastest that fits" : "needs the least memory", plan.load.sequences,
-      plan.load.sequences == 1 ? "" : "s", plan.load.context, best.decode.us() / 1e3, plan.gpus.target->gpu);
+      plan.load.sequences == 1 ? "" : "s", plan.load.context, best.decode.us() / 1e3, plan.gpus.target->gpu,
+      bench::target_of_gpu(gpu.name) != nullptr ? ""
+                                                : fmt::format(", as there are none of {}", printable(gpu.name, 60)));
   return split;
 } catch (const Error& error) {
   if (error.code() != ErrorCode::kUnsupported) throw;

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "device/gpu_facts.h"
 #include "model/parallel_plan.h"
 #include "ops/precision.h"
 
@@ -32,6 +33,6 @@ struct SplitLoad {
 };
 // On GPUs of that name: the shortest predicted decode step of what fits, by the figures of an H200 where nobody has any
 // of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
-RankSplit gpu_split(const model::StoredModel& model, int world, std::string_view gpu_name, const SplitLoad& load);
+RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load);
 
 }  // namespace tessera::app

@@ -61,16 +61,6 @@ bool holds(const StoredModel& model, int64_t world, uint64_t capacity, const Ser
   }
 }
 
-// With all that is in FP8 in NVFP4.
-StoredModel with_nvfp4(StoredModel model) {
-  for (size_t i = 0; i < model.rows.size(); ++i) {
-    if (model.formats[i] != ops::WeightFormat::kFp8Block) continue;
-    model.formats[i] = ops::WeightFormat::kNvfp4;
-    model.rows[i].scale_rows = 1;
-  }
-  return model;
-}
-
 // The largest steps with which so many GPUs hold the load: its own, 512 or 64 tokens, but a token of each sequence; 0:
 // none.
 int64_t steps_that_hold(const StoredModel& model, int64_t world, uint64_t capacity, ServingLoad load) {
@@ -103,7 +93,7 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
     }
   }
   if (low > 0) advice.push_back(fmt::format("try --context {}: the longest at this batch", low * model::kPageTokens));
-  const StoredModel smaller = with_nvfp4(model);
+  const StoredModel smaller = model::with_dense(model, ops::WeightFormat::kNvfp4);
   const auto steps = [&](const StoredModel& of, int64_t world) {
     return steps_that_hold(of, world, capacity, plan.load);
   };
@@ -230,12 +220,13 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   return out;
 }
 
-MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, ServingLoad load) {
+MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
+                       ServingLoad load) {
   load.context = std::clamp<int64_t>(load.context, 1, model.config.max_positions);
   load.step_tokens = std::clamp<int64_t>(load.step_tokens, 1, kMostStepTokens);
   load.sequences = std::clamp<int64_t>(load.sequences, 1, load.step_tokens);
   const Target* target = target_of_gpu(gpu_name);
-  return plan_machine(model, {world, target != nullptr ? target : &target_of("h200")}, load);
+  return plan_machine(model, {world, target != nullptr ? target : &target_of("h200"), memory_bytes}, load);
 }
 
 }  // namespace tessera::bench

@@ -14,6 +14,7 @@ namespace tessera::bench {
 struct Gpus {
   int64_t count = 1;
   const Target* target = nullptr;
+  uint64_t memory_bytes = 0;  // of each, as its driver says; 0: the target's
 };
 constexpr int64_t kMostGpus = 8;
 // Throws kInvalidArgument naming what is expected.
@@ -49,16 +50,19 @@ struct MachinePlan {
   std::vector<std::string> why;     // a line for each choice
   std::vector<std::string> advice;  // where it does not fit
   const Candidate& best() const { return candidates[chosen]; }
-  uint64_t capacity_bytes() const { return static_cast<uint64_t>(gpus.target->capacity.low * 1e9); }
+  uint64_t capacity_bytes() const {
+    return gpus.memory_bytes > 0 ? gpus.memory_bytes : static_cast<uint64_t>(gpus.target->capacity.low * 1e9);
+  }
 };
 
 // Throws kInvalidArgument for a load that the model can't have, kUnsupported where nothing divides.
 MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, const ServingLoad& load);
 
-// For who is about to load a model over `world` GPUs that the driver calls `gpu_name`: as plan_machine(), by an H200's
-// figures where nobody has any of such GPUs, and with what the load asks for beyond the model's or the planner's limits
-// lowered to these.
-MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, ServingLoad load);
+// For who is about to load a model over `world` GPUs that the driver calls `gpu_name` and gives so much memory: as
+// plan_machine(), by an H200's speed where nobody has figures of such GPUs, and with what the load asks for beyond the
+// model's or the planner's limits lowered to these.
+MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
+                       ServingLoad load);
 
 // What a rank holds, capacity, times by layer and by part, candidates.
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -174,12 +175,28 @@ const Target& target_of(std::string_view name) {
        fmt::format("--target: expected one of {}, found \"{}\"", names, printable(name, 60)));
 }
 
+namespace {
+
+bool has_word(std::string_view text, std::string_view word) {
+  const auto is_part = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  for (size_t at = text.find(word); at != std::string_view::npos; at = text.find(word, at + 1)) {
+    const size_t end = at + word.size();
+    if ((at == 0 || !is_part(text[at - 1])) && (end == text.size() || !is_part(text[end]))) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 const Target* target_of_gpu(std::string_view gpu_name) {
   const Target* found = nullptr;
   for (const Target& target : kTargets) {
-    // "B300, GB300": the short name is in the other.
-    const std::string_view name = target.gpu.substr(0, target.gpu.find(','));
-    if (gpu_name.find(name) != std::string_view::npos) found = &target;
+    // Each of "B300, GB300", as words: a GH200 is no H200.
+    for (size_t begin = 0; begin < target.gpu.size();) {
+      const size_t end = std::min(target.gpu.find(", ", begin), target.gpu.size());
+      if (has_word(gpu_name, target.gpu.substr(begin, end - begin))) found = &target;
+      begin = end + 2;
+    }
   }
   return found;
 }

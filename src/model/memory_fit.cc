@@ -45,10 +45,10 @@ void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Ma
   if (needed <= available) return;
   const std::string where =
       machine.gpu.has_value() ? fmt::format("{} (cuda:{})", machine.gpu->name, machine.gpu->ordinal) : "this machine";
-  // As many of the same GPU as could hold it, for who has more than one.
+  // How many GPUs would hold it is more than a division: what is cut, what each has whole and what divides.
   const std::string advice =
-      machine.gpu.has_value() ? fmt::format("; {} such GPUs would hold it (--device cpu needs only the host's memory)",
-                                            ceil_div(needed, std::max<uint64_t>(available, 1)))
+      machine.gpu.has_value() ? "; tessera plan says how many such GPUs hold it, --gpus shares it over them (--device "
+                                "cpu needs only the host's memory)"
                               : "";
   fail(ErrorCode::kResourceExhausted,
        fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, {} has {} "

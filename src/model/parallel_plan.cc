@@ -54,11 +54,26 @@ std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
   return plans;
 }
 
+namespace {
+
+// Maps of attention and of the shared expert.
+bool is_dense_map(const WeightRow& row) {
+  return row.expert < 0 && row.kind == WeightKind::kLinear && row.name != "head" &&
+         row.name.find("compressor.") == std::string::npos && !row.name.ends_with("weights_proj");
+}
+
+}  // namespace
+
 ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense) {
   if (row.expert >= 0) return ops::WeightFormat::kNvfp4;
-  const bool is_plain = row.kind != WeightKind::kLinear || row.name == "head" ||
-                        row.name.find("compressor.") != std::string::npos || row.name.ends_with("weights_proj");
-  return is_plain ? ops::WeightFormat::kBf16 : dense;
+  return is_dense_map(row) ? dense : ops::WeightFormat::kBf16;
+}
+
+StoredModel with_dense(StoredModel model, ops::WeightFormat dense) {
+  for (size_t i = 0; i < model.rows.size(); ++i) {
+    if (is_dense_map(model.rows[i])) model.formats[i] = dense;
+  }
+  return model;
 }
 
 StoredModel published_model(const Config& config, ops::WeightFormat dense) {

@@ -45,6 +45,8 @@ struct StoredModel {
 // weights BF16; other maps, of attention and of the shared expert, `dense`.
 ops::WeightFormat published_format(const WeightRow& row, ops::WeightFormat dense);
 StoredModel published_model(const Config& config, ops::WeightFormat dense);
+// The model with those other maps in `dense`, however it stores them.
+StoredModel with_dense(StoredModel model, ops::WeightFormat dense);
 // As the checkpoint in a folder, whose config is known, stores them. Reads headers alone; throws as Checkpoint::open()
 // and WeightSource.
 StoredModel checkpoint_model(const std::string& directory, const Config& config);

@@ -297,6 +297,10 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
               ElementsAre(HasSubstr("try --step-tokens 64:"), HasSubstr("try --dense nvfp4 --step-tokens 512:")));
   EXPECT_TRUE(plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
   EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 512, {}}).best().fits);
+  // Dense maps of BF16 gain as well.
+  const model::StoredModel plain = with_dense(pro, WeightFormat::kBf16);
+  EXPECT_THAT(plan_machine(plain, parse_gpus("8xgb10"), {8192, 1, 4096, {}}).advice,
+              Contains(HasSubstr("try --dense nvfp4 --step-tokens 512:")));
   EXPECT_THAT(plan_machine(pro, parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
               ElementsAre(HasSubstr("try --gpus 8xgb10 --step-tokens 64:")));
 }
@@ -313,7 +317,12 @@ TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
     EXPECT_EQ(target_of_gpu(gpu)->name, name) << gpu;
   }
   EXPECT_EQ(target_of_gpu("NVIDIA A100-SXM4-80GB"), nullptr);
-  const MachinePlan plan = plan_ranks(flash, 2, "NVIDIA H200", {8192, 1, 4096, {}});
+  EXPECT_EQ(target_of_gpu("NVIDIA GH200 480GB"), nullptr);
+  // What fits is judged by the memory that is there.
+  const ServingLoad short_load = {8192, 1, 64, {}};
+  EXPECT_TRUE(plan_ranks(flash, 2, "NVIDIA A100-SXM4-80GB", uint64_t{150} << 30, short_load).best().fits);
+  EXPECT_FALSE(plan_ranks(flash, 2, "NVIDIA A100-SXM4-40GB", uint64_t{40} << 30, short_load).best().fits);
+  const MachinePlan plan = plan_ranks(flash, 2, "NVIDIA H200", 0, {8192, 1, 4096, {}});
   EXPECT_EQ(plan.best().plan, plan_machine(flash, parse_gpus("2xh200"), {8192, 1, 4096, {}}).best().plan);
   EXPECT_TRUE(plan.best().plan.is_written());
   for (const Candidate& other : plan.candidates) {
@@ -321,7 +330,7 @@ TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
     EXPECT_LE(plan.best().decode.us(), other.decode.us()) << other.plan.name();
   }
   // Nobody's figures, more ranks than a machine has GPUs, and more than the model or a step takes.
-  const MachinePlan odd = plan_ranks(flash, 16, "", {1 << 30, 1 << 20, 1 << 20, {}});
+  const MachinePlan odd = plan_ranks(flash, 16, "", 0, {1 << 30, 1 << 20, 1 << 20, {}});
   EXPECT_EQ(odd.gpus.target->name, "h200");
   EXPECT_EQ(odd.best().plan.world, 16);
   EXPECT_EQ(odd.load.context, flash.config.max_positions);
