@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a thread block of attention.cu keeps in shared memory, and the warpgroup that fills it: keys in BF16 in blocks
+// What a thread block of attention.cu keeps in shared memory, and the warpgroups that fill it: keys in BF16 in blocks
 // of 64 channels, part after part, and queries.
 #include <cstdint>
 

@@ -6,8 +6,8 @@
 //   order  as in cuda.mma, whose bits these are: heads g and g + 8 of each 16 in turn, then over g by halves; a step of
 //          16 channels is of 4 of each lane's 16 in a group of 64, pairs of FP4 codes (j, j + 4) of each eight
 // What bounds it: many tokens by the products of BF16 (256 cycles for 64 keys of a token, of which a warp's scheduler
-// issues some 170 times to weigh the sums); few by decoding, 200 instructions, and one by loads that depend on each
-// other.
+// issues some 170 times to weigh the sums); few by finding and decoding keys, some 310; what bounds one
+// token is not known (docs/performance/hopper.md).
 #include <algorithm>
 #include <cmath>
 

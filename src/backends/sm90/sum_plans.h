@@ -222,8 +222,8 @@ inline int64_t padded_inner(const ops::MoeExperts::Desc& desc) {
   return round_up<int64_t>(desc.inner, WidePlan::kWeightColumns);
 }
 
-// Whether an expert has so many slots that tiles of many tokens are faster: of Flash 6 to each take 1.04 ms in tiles of
-// few and 1.26 in tiles of many, 8 as long in both; of Pro 8 take 5.4 and 5.1.
+// Whether an expert has so many slots that tiles of many tokens are faster: of Flash 6 to each took 1.04 ms in tiles of
+// few and 1.26 in tiles of many, 8 as long in both, of Pro 8 5.4 and 5.1, when each map of few was a kernel of its own.
 inline bool has_many_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens) {
   constexpr int64_t kManySlots = 8;  // to an expert
   return num_tokens * desc.top_k >= kManySlots * desc.all_experts();
