@@ -7,11 +7,15 @@ function(tessera_kernels)
   endif()
 endfunction()
 
-# tessera_room(NAME SOURCES files... [ROOMS rooms...] [LIBS libraries...])
-# One static library per room, named tessera_NAME. ROOMS are rooms below it, LIBS third-party targets.
+# tessera_room(NAME SOURCES files... [ROOMS rooms...] [LIBS libraries...] [COMPUTES])
+# One static library per room, named tessera_NAME. ROOMS are rooms below it, LIBS third-party targets. Of a room that
+# COMPUTES the tests' time is that of its loops; of the others, under sanitizers, that of compiling them.
 function(tessera_room name)
-  cmake_parse_arguments(ROOM "" "" "SOURCES;ROOMS;LIBS" ${ARGN})
+  cmake_parse_arguments(ROOM "COMPUTES" "" "SOURCES;ROOMS;LIBS" ${ARGN})
   add_library(tessera_${name} STATIC ${ROOM_SOURCES})
+  if(TESSERA_SANITIZE AND NOT TESSERA_FUZZ AND NOT ROOM_COMPUTES)
+    target_compile_options(tessera_${name} PRIVATE -O0)
+  endif()
   list(TRANSFORM ROOM_ROOMS PREPEND tessera_)
   target_link_libraries(tessera_${name} PUBLIC tessera_flags ${ROOM_ROOMS} PRIVATE ${ROOM_LIBS})
 endfunction()

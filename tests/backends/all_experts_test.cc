@@ -11,6 +11,7 @@
 #include "backends/sm90/sum_plans.h"
 #include "ops/all_experts/all_experts.h"
 #include "testing/op_harness.h"
+#include "testing/sanitized.h"
 
 namespace tessera {
 namespace {
@@ -165,9 +166,11 @@ TEST_F(AllExpertsRingTest, Experts) {
   check(1024, 512, 0, 8, 6, 1, 8);
   check(512, 1024, 2, 5, 6, 1, 12);    // ranks before and after
   check(1024, 1024, 12, 1, 1, 1, 13);  // hardly ever a slot of this rank
-  check(512, 1536, 0, 4, 3, 1, 4);
-  check(1536, 512, 0, 4, 3, 1, 4);
-  check(512, 512, 0, 4, 3, 1, 4, true);
+  if (!testing::kIsSanitized) {
+    check(512, 1536, 0, 4, 3, 1, 4);
+    check(1536, 512, 0, 4, 3, 1, 4);
+    check(512, 512, 0, 4, 3, 1, 4, true);
+  }
   check(512, 1024, 0, 6, 4, 2, 6);
   check(512, 512, 0, 6, 4, 3, 6, true);
   check(2048, 512, 0, 3, 2, 1, 3);  // the shared expert's units are more than the ring has stages; several rounds

@@ -9,9 +9,9 @@
 namespace tessera {
 namespace {
 
-class AttentionWidthTest : public testing::RandomTest {};
+class SlowAttentionWidthsTest : public testing::RandomTest {};
 
-TEST_F(AttentionWidthTest, FlashAndProHeads) {
+TEST_F(SlowAttentionWidthsTest, FlashAndProHeads) {
   constexpr int64_t kWidth = 512, kEntries = 301, kSlots = 140;
   for (const int64_t heads : {64, 128, 37}) {
     const ops::Attention::Desc desc{.heads = heads,

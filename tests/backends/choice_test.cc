@@ -12,6 +12,7 @@
 #include "ops/backend.h"
 #include "ops/sample/sample.h"
 #include "testing/op_harness.h"
+#include "testing/sanitized.h"
 
 namespace tessera {
 namespace {
@@ -153,11 +154,7 @@ class SampleVariantsTest : public testing::RandomTest {
 };
 
 TEST_F(SampleVariantsTest, DrawTheReferencesToken) {
-#ifdef __SANITIZE_ADDRESS__
-  constexpr int kRounds = 30;  // of ten times the time
-#else
-  constexpr int kRounds = 90;
-#endif
+  constexpr int kRounds = testing::kIsSanitized ? 12 : 90;
   for (int round = 0; round < kRounds; ++round) {
     const int64_t vocab = round % 3 == 0 ? 129280 : round % 3 == 1 ? 512 : 1 + static_cast<int64_t>(rng_.below(3000));
     const ops::Sample::Desc desc{.vocab = vocab};

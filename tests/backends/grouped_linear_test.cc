@@ -12,6 +12,7 @@
 #include "ops/packed_layout.h"
 #include "ops/reference_rows.h"
 #include "testing/op_harness.h"
+#include "testing/sanitized.h"
 
 namespace tessera {
 namespace {
@@ -157,6 +158,7 @@ TEST_F(GroupedLinearTest, RowsHaveTheBitsOfLinear) {
       const int32_t some = 1 + static_cast<int32_t>(below(12));
       const Sizes counts = {some, 0, 17, 3}, offsets = offsets_of(counts, 2);
       for (const auto& [in, out] : {std::pair<int64_t, int64_t>{512, 80}, {128, 33}, {208, 67}, {1040, 16}}) {
+        if (testing::kIsSanitized && below(2) == 0) continue;
         check(desc(in, out, RowLayout::kContiguous), offsets, offsets.back() + 5);
         check(desc(in, out, RowLayout::kMasked), counts, 4 * 17);
       }

@@ -234,8 +234,11 @@ TEST_F(HopperAttentionTest, LogitsOfMinusInfinity) {
   check(one);
 }
 
+// The same code with values of other kinds.
+class SlowHopperAttentionTest : public HopperAttentionTest {};
+
 // Scales beyond what one BF16 factor holds, of small codes; some parts have none, some one.
-TEST_F(HopperAttentionTest, GreatScales) {
+TEST_F(SlowHopperAttentionTest, GreatScales) {
   Batch one = batch(EntryFormat::kKvFp8Bf16, 16, 128, 46, 150, false);
   for (int64_t group = 0; group < 7; ++group) {
     make_great(one, one.rings[0], 20, group, 134, 7, 0x83);
@@ -246,7 +249,7 @@ TEST_F(HopperAttentionTest, GreatScales) {
 
 // Scales up to the greatest, which queries do not see: outputs are great, and some sums are too great for FP32. Tokens
 // have the kernel of a cluster alone, the portable one by five, and that of many all together.
-TEST_F(HopperAttentionTest, GreatestScales) {
+TEST_F(SlowHopperAttentionTest, GreatestScales) {
   for (const bool is_selected : {false, true}) {
     Batch one = batch(EntryFormat::kKvFp8Bf16, 64, 128, 12, 150, is_selected);
     constexpr int64_t kGreat = 3, kTiny = 5;
@@ -264,7 +267,7 @@ TEST_F(HopperAttentionTest, GreatestScales) {
 
 // The same with a key that has an infinite value, which heads do not see, or see with a sign that leaves it no
 // probability, and values whose products with queries are great.
-TEST_F(HopperAttentionTest, InfiniteValues) {
+TEST_F(SlowHopperAttentionTest, InfiniteValues) {
   Batch one = batch(EntryFormat::kKvFp8Bf16, 64, 128, 12, 150, false);
   constexpr int64_t kGreat = 6, kChannel = kGreat * ops::kKvGroup + 11;
   constexpr uint16_t kMinusOne = 0xBF80;
@@ -281,7 +284,7 @@ TEST_F(HopperAttentionTest, InfiniteValues) {
 }
 
 // A NaN among a key's codes or as a scale makes all outputs of its tokens NaN, and no other token's.
-TEST_F(HopperAttentionTest, NanInKeys) {
+TEST_F(SlowHopperAttentionTest, NanInKeys) {
   const auto check_with = [&](int64_t tokens, int64_t byte, uint8_t code) {
     Batch one = batch(EntryFormat::kKvFp8Bf16, 16, 128, tokens, 150, false);
     std::vector<uint8_t>& page = one.pages[0];  // of every second token

@@ -55,7 +55,9 @@ void LinearInvarianceTest::check(WeightFormat format, InputMode mode, int64_t in
   });
 }
 
-TEST_F(LinearInvarianceTest, RealWidths) {
+class SlowLinearWidthsTest : public LinearInvarianceTest {};
+
+TEST_F(SlowLinearWidthsTest, OfFlashAndPro) {
   for (const int64_t in : {1024, 1536, 4096, 7168}) check(WeightFormat::kNvfp4, InputMode::kA16, in, 80, 1);
   check(WeightFormat::kNvfp4, InputMode::kA16, 16384, 33, 1);
   check(WeightFormat::kNvfp4, InputMode::kA8, 4096, 48, 1);
@@ -148,7 +150,9 @@ void MoeInvarianceTest::check(InputMode mode, int64_t hidden, int64_t inner, boo
   });
 }
 
-TEST_F(MoeInvarianceTest, RealWidths) {
+class SlowMoeWidthsTest : public MoeInvarianceTest {};
+
+TEST_F(SlowMoeWidthsTest, OfFlashAndPro) {
   check(InputMode::kA16, 4096, 64, false);
   check(InputMode::kA16, 64, 2048, true);
   check(InputMode::kA16, 7168, 32, true);

@@ -228,8 +228,15 @@ TEST_F(Tcgen05EmulationTest, RefusesWrongUseOfTensorMemory) {
               __syncwarp();
               shared().done.wait(0);
             }}},
-      // Either is said, by chance: the product has been made or not.
-      {"product", {.wait = [] { __syncthreads(); }}},
+      // Behind so many commits it is made at once by no chance; the reader comes before it.
+      {"product that is under way",
+       {.product =
+            [] {
+              shared().never.init(64);
+              for (int i = 0; i < 63; ++i) tcgen05::commit(shared().never);
+              copy_scales(0, 32), multiply(issue_of(0, 32));
+            },
+        .wait = [] { __syncthreads(); }}},
       {"waits for ever for a barrier in shared memory", {.commit = [] { tcgen05::commit(shared().never); }}},
       {"waits for a barrier that nobody has made", {.wait = [] { shared().unmade.wait(0); }}},
       {"arrives at a barrier that nobody has made", {.commit = [] { shared().unmade.arrive_and_expect(16); }}},

