@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "model/model_helpers.h"
 #include "testing/goldens.h"
+#include "testing/seed.h"
 
 namespace tessera {
 namespace {
@@ -116,18 +117,18 @@ void report(const char* what, const Score& score) {
   std::printf("\n");
 }
 
-// Every tenth prompt in every mode; the thresholds leave room for one prompt more than the golden run misses.
-TEST(Eval, EveryTenthPromptInEveryMode) {
+// Every 20th prompt in every mode; the thresholds leave room for one prompt more than the golden run misses.
+TEST(Eval, SomePromptsInEveryMode) {
   const std::vector<Prompt> prompts = read_prompts();
   ASSERT_EQ(prompts.size(), 474u);
   const std::vector<std::string> bytes = token_bytes();
   for (const auto input : {ops::InputMode::kF32, ops::InputMode::kA16, ops::InputMode::kA8, ops::InputMode::kA4}) {
     for (const auto cache : {ops::CacheMode::kExact, ops::CacheMode::kFp8}) {
       const auto loaded = testing::load(testing::tiny_model(), input, cache);
-      const Score score = evaluate(*loaded.runner, prompts, 10, bytes);
+      const Score score = evaluate(*loaded.runner, prompts, 20, bytes);
       report(loaded.runner->facts().precision.c_str(), score);
       const bool is_four_bit = input == ops::InputMode::kA4;
-      EXPECT_GE(score.right, score.total - (is_four_bit ? 6 : 3)) << loaded.runner->facts().precision;
+      EXPECT_GE(score.right, score.total - (is_four_bit ? 2 : 1)) << loaded.runner->facts().precision;
     }
   }
 }
@@ -160,13 +161,22 @@ TEST(SlowEval, AllPromptsOfTheBf16Original) {
   check_whole(folder, ops::InputMode::kA16, ops::CacheMode::kExact, 455);
 }
 
+// In FP32, which is slow, each run takes every third prompt from another one on.
+std::vector<Prompt> some_prompts() {
+  constexpr size_t kStride = 3;
+  const std::vector<Prompt> all = read_prompts();
+  std::vector<Prompt> some;
+  for (size_t i = fresh_seed() % kStride; i < all.size(); i += kStride) some.push_back(all[i]);
+  return some;
+}
+
 // f32 x exact against the greedy ids of Hugging Face transformers in FP32 on the BF16 model. Differences are listed
 // with the lead of the best logit over the second where the answers part; returns how many have a lead above
 // `explained`.
 int count_unexplained(const std::string& folder, float explained) {
   const auto loaded = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
   int different = 0, unexplained = 0;
-  for (const Prompt& prompt : read_prompts()) {
+  for (const Prompt& prompt : some_prompts()) {
     const Answer got = answer(*loaded.runner, prompt, prompt.golden_ids.size());
     if (got.ids == prompt.golden_ids) continue;
     size_t at = 0;
@@ -177,8 +187,7 @@ int count_unexplained(const std::string& folder, float explained) {
     std::printf("prompt %d (%s): differs at step %zu, top-2 gap %.4f\n", static_cast<int>(prompt.id),
                 prompt.task.c_str(), at, static_cast<double>(gap));
   }
-  std::printf("%d of 474 prompts differ, %d by a gap above %g\n", different, unexplained,
-              static_cast<double>(explained));
+  std::printf("%d prompts differ, %d by a gap above %g\n", different, unexplained, static_cast<double>(explained));
   return unexplained;
 }
 
@@ -204,7 +213,7 @@ TEST(SlowEval, GreedyIdsOfTheNvfp4Model) {
   const auto loaded = testing::load(testing::tiny_model(), ops::InputMode::kF32, ops::CacheMode::kExact);
   const auto original = testing::load(folder, ops::InputMode::kF32, ops::CacheMode::kExact);
   int different = 0;
-  for (const Prompt& prompt : read_prompts()) {
+  for (const Prompt& prompt : some_prompts()) {
     const Answer got = answer(*loaded.runner, prompt, prompt.golden_ids.size());
     if (got.ids == prompt.golden_ids) continue;
     size_t at = 0;
@@ -221,7 +230,7 @@ TEST(SlowEval, GreedyIdsOfTheNvfp4Model) {
                 static_cast<double>(distance));
     EXPECT_LE(got.gaps[at], 2 * distance) << "prompt " << prompt.id;
   }
-  std::printf("%d of 474 prompts differ\n", different);
+  std::printf("%d prompts differ\n", different);
   EXPECT_LE(different, 10);
 }
 
