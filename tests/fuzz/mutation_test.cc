@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fuzz/targets.h"
+#include "testing/sanitized.h"
 #include "testing/seed.h"
 
 namespace tessera::fuzz {
@@ -67,7 +68,8 @@ TEST_P(Mutations, NeverCrash) {
   ASSERT_FALSE(inputs.empty()) << target.name;
   for (const std::string& input : inputs) run(input);
   run("");
-  for (int i = 0; i < 20000; ++i) run(mutate(inputs[random() % inputs.size()], random));
+  constexpr int kRounds = testing::kIsSanitized ? 10000 : 20000;
+  for (int i = 0; i < kRounds; ++i) run(mutate(inputs[random() % inputs.size()], random));
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, Mutations, ::testing::Range(size_t{0}, kNumTargets),

@@ -120,7 +120,7 @@ TEST(EmulatedGpu, FusedOpsChangeNoBit) {
 
 // Sequences of one batch, ragged and then one token each, have the bits that each has alone: of three, which a recorded
 // step fills up to four rows, then of two and of one.
-TEST(EmulatedGpu, CompanyInTheBatchDoesNotMatter) {
+TEST(SlowEmulatedGpu, CompanyInTheBatchDoesNotMatter) {
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
@@ -193,7 +193,7 @@ TEST(EmulatedGpu, StepsDrawWhatIsDrawnFromTheirLogits) {
 
 // Sequences go on from a snapshot as the one it was taken of did: from a few tokens, and from where the ring has begun
 // anew; in pages that all of them have.
-TEST(EmulatedGpu, GoesOnFromSnapshots) {
+TEST(SlowEmulatedGpu, GoesOnFromSnapshots) {
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
@@ -241,7 +241,7 @@ TEST(EmulatedGpu, SavesRestoresForksAndRollsBack) {
 }
 
 // What the device's budget gives up goes on from the host's memory with the bits that it had.
-TEST(EmulatedGpu, SnapshotsComeBackFromTheHost) {
+TEST(SlowEmulatedGpu, SnapshotsComeBackFromTheHost) {
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
