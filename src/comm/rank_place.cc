@@ -38,19 +38,25 @@ int number_of(const Environment& environment, const char* name, int least, int m
   return value;
 }
 
-// Half of an answer is a mistake, not silence: but one rank may go without its number, and a job's size of tasks, or of
-// pods, is set beside them too.
+// Half of an answer is a mistake, not silence.
+[[noreturn]] void refuse_half(const char* there, const char* lacking) {
+  fail(ErrorCode::kInvalidArgument, fmt::format("{} is set: expected {} too, found nothing", there, lacking));
+}
+
 bool says(const Environment& environment, const Launcher& launcher) {
-  const bool has_rank = environment.contains(launcher.rank), has_world = environment.contains(launcher.world);
-  if (has_rank && has_world) return true;
-  const auto refuse_half = [](const char* there, const char* lacking) {
-    fail(ErrorCode::kInvalidArgument, fmt::format("{} is set: expected {} too, found nothing", there, lacking));
-  };
-  if (has_rank) refuse_half(launcher.rank, launcher.world);
-  if (has_world && launcher.numbers_every_process && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
-    refuse_half(launcher.world, launcher.rank);
+  if (!environment.contains(launcher.rank)) return false;
+  if (!environment.contains(launcher.world)) refuse_half(launcher.rank, launcher.world);
+  return true;
+}
+
+// Where no launcher says which rank this is. One rank needs no number, a job's tasks or pods are numbers of its own.
+void refuse_world_alone(const Environment& environment) {
+  for (const Launcher& launcher : kLaunchers) {
+    const bool is_alone = launcher.numbers_every_process && environment.contains(launcher.world);
+    if (is_alone && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
+      refuse_half(launcher.world, launcher.rank);
+    }
   }
-  return false;
 }
 
 // Without a word of it: all ranks that find rank 0 on this machine are on it, others may each have one of their own.
@@ -96,9 +102,11 @@ RankPlace place_from(const Environment& environment) {
       place.address = found->second, has_address = true;
     }
   }
+  bool has_launcher = false;
   const char* elsewhere = nullptr;
   for (const Launcher& launcher : kLaunchers) {
     if (!says(environment, launcher)) continue;
+    has_launcher = true;
     place.world = number_of(environment, launcher.world, 1, kMaxWorld);
     place.rank = number_of(environment, launcher.rank, 0, place.world - 1);
     place.local_rank = local_rank_of(environment, launcher, place, has_address);
@@ -107,6 +115,7 @@ RankPlace place_from(const Environment& environment) {
     elsewhere = of_several_machines(environment, launcher, place.world);
     break;
   }
+  if (!has_launcher) refuse_world_alone(environment);
   if (elsewhere != nullptr && !has_address) {
     fail(ErrorCode::kInvalidArgument,
          fmt::format("MASTER_ADDR: expected the address of rank 0's machine, since {} is {} and there are {} ranks, "

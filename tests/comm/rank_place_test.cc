@@ -106,6 +106,9 @@ TEST(RankPlace, HalfOfAnAnswerIsRefused) {
             "OMPI_COMM_WORLD_SIZE is set: expected OMPI_COMM_WORLD_RANK too, found nothing");
   expect_place({{"WORLD_SIZE", "1"}}, 0, 1, 0, "127.0.0.1", 29500);
   expect_place({{"SLURM_NTASKS", "8"}}, 0, 1, 0, "127.0.0.1", 29500);  // a job's, outside of its steps
+  // As scripts of SLURM's jobs set it for PyTorch.
+  expect_place({{"WORLD_SIZE", "8"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "3"}}, 3, 8, 3,
+               "127.0.0.1", 29500);
   EXPECT_EQ(
       refusal_of(
           {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "n"}}),
