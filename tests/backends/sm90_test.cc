@@ -422,8 +422,7 @@ struct RoutedShape {
 };
 
 // Random routings: from all tokens choosing alike to all choosing evenly, of whom this rank has some experts; inputs in
-// every mode. TESSERA_ROUTINGS says how many (10,000 on a GPU before a release; docs/performance/hopper.md says what
-// has run).
+// every mode. TESSERA_ROUTINGS says how many (docs/performance/hopper.md: how many have run on a GPU).
 TEST_F(HopperSumsTest, Routings) {
   const char* wanted = std::getenv("TESSERA_ROUTINGS");
   const int num_routings = wanted != nullptr ? std::atoi(wanted) : testing::kGpuIsEmulated ? 4 : 200;

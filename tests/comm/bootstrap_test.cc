@@ -280,9 +280,8 @@ TEST(Bootstrap, WhoHasNotProvedItselfSaysNothing) {
 TEST(Bootstrap, TheLateRankIsNamed) {
   const auto errors = tessera::testing::run_joined(4, [&](Bootstrap& bootstrap) {
     bootstrap.all_gather({});
-    std::this_thread::sleep_for(std::chrono::milliseconds(bootstrap.rank() == 1   ? 700
-                                                          : bootstrap.rank() == 2 ? 3000
-                                                                                  : 0));
+    constexpr int kLate[] = {0, 700, 3000, 0};  // ms
+    std::this_thread::sleep_for(std::chrono::milliseconds(kLate[bootstrap.rank()]));
     try {
       bootstrap.all_gather({}, 1);
     } catch (const Error& error) {

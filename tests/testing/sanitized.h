@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether this program runs under a sanitizer, where everything takes ten times as long: tests of many cases of one
+// Whether this program runs under a sanitizer, where everything takes several times as long: tests of many cases of one
 // kind take fewer of them then.
 
 namespace tessera::testing {
