@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long do the experts of a group of GPUs take, each with its own tokens and its share of the experts
 // (ops/rank_experts)? Ranks are threads of this process.
-//   rank_experts flash|pro GPUS [TOKENS_OF_A_RANK,...]     one JSON line for each number of tokens
+//   rank_experts flash|pro GPUS [TOKENS_OF_A_RANK,...] [even|skewed|one-rank]     one JSON line for each number of
+//   tokens
+// Tokens choose any experts alike; expert e as often as 1 / (e + 1), most of them the first rank's; or of the first
+// rank's alone.
 // A sample is kCalls calls behind each other, of other tokens each, on every GPU; its time is that of the slowest.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <numeric>
+#include <functional>
 #include <random>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/registry.h"
@@ -47,19 +52,52 @@ device::Buffer placed(const std::vector<Value>& values, device::MemorySpace& mem
   return buffer;
 }
 
+enum class Choices { kEven, kSkewed, kOneRank };
+
+Choices choices_of(const std::string& name) {
+  if (name == "even") return Choices::kEven;
+  if (name == "skewed") return Choices::kSkewed;
+  if (name == "one-rank") return Choices::kOneRank;
+  fail(ErrorCode::kInvalidArgument, "choices are even, skewed or one-rank, not " + name);
+}
+
+// Ascending ids of `count` different experts of the first `num_experts`, by chance: the largest of u^(1 / weight) are a
+// sample without replacement (Efraimidis and Spirakis 2006).
+std::vector<int32_t> choose(std::mt19937_64& random, Choices choices, int64_t num_experts, int64_t count) {
+  std::uniform_real_distribution<double> uniform;
+  std::vector<std::pair<double, int32_t>> keys;
+  for (int32_t e = 0; e < num_experts; ++e) {
+    const double weight = choices == Choices::kSkewed ? 1.0 / (e + 1) : 1;
+    keys.emplace_back(std::log(uniform(random)) / weight, e);
+  }
+  std::partial_sort(keys.begin(), keys.begin() + count, keys.end(), std::greater<>());
+  std::vector<int32_t> ids;
+  for (int64_t k = 0; k < count; ++k) ids.push_back(keys[static_cast<size_t>(k)].second);
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+// What is timed.
+struct Load {
+  std::string shape;
+  int world;
+  int64_t tokens;
+  std::string choices;
+};
+
 // Of one call of a rank.
 struct Inputs {
   device::Buffer x, ids, routing;
 
-  Inputs(std::mt19937_64& random, const model::Config& c, int64_t tokens, device::MemorySpace& memory) {
+  Inputs(std::mt19937_64& random, const model::Config& c, const Load& load, device::MemorySpace& memory) {
+    const Choices choices = choices_of(load.choices);
+    const int64_t num_experts = choices == Choices::kOneRank ? c.num_experts / load.world : c.num_experts;
     std::normal_distribution<float> normal;
     std::vector<uint16_t> rows;
-    for (int64_t i = 0; i < tokens * c.hidden_size; ++i) rows.push_back(numeric::bf16_from_float(normal(random)));
-    std::vector<int32_t> chosen, all(static_cast<size_t>(c.num_experts));
-    std::iota(all.begin(), all.end(), 0);
-    for (int64_t t = 0; t < tokens; ++t) {
-      std::vector<int32_t> mine;
-      std::sample(all.begin(), all.end(), std::back_inserter(mine), c.experts_per_token, random);  // ascending
+    for (int64_t i = 0; i < load.tokens * c.hidden_size; ++i) rows.push_back(numeric::bf16_from_float(normal(random)));
+    std::vector<int32_t> chosen;
+    for (int64_t t = 0; t < load.tokens; ++t) {
+      const std::vector<int32_t> mine = choose(random, choices, num_experts, c.experts_per_token);
       chosen.insert(chosen.end(), mine.begin(), mine.end());
     }
     x = placed(rows, memory), ids = placed(chosen, memory);
@@ -68,7 +106,8 @@ struct Inputs {
 };
 
 // Seconds of each sample of a rank.
-std::vector<double> run_rank(comm::Bootstrap& bootstrap, const model::Config& c, int64_t tokens) {
+std::vector<double> run_rank(comm::Bootstrap& bootstrap, const model::Config& c, const Load& load) {
+  const int64_t tokens = load.tokens;
   const ops::Variant<ops::RankExperts>& variant = hopper_variant();
   const int rank = bootstrap.rank(), world = bootstrap.world();
   const auto executor = device::make_executor(device::machine_of("cuda:" + std::to_string(rank)), 1);
@@ -102,7 +141,7 @@ std::vector<double> run_rank(comm::Bootstrap& bootstrap, const model::Config& c,
   const device::Tensor out(DType::kBF16, {tokens, c.hidden_size}, memory);
   std::mt19937_64 random(static_cast<uint64_t>(rank) + 1);
   std::vector<Inputs> inputs;
-  for (int i = 0; i < kCalls; ++i) inputs.emplace_back(random, c, tokens, memory);
+  for (int i = 0; i < kCalls; ++i) inputs.emplace_back(random, c, load, memory);
 
   std::vector<double> seconds;
   for (int sample = -1; sample < kSamples; ++sample) {  // the first one only warms up
@@ -128,8 +167,9 @@ std::vector<double> run_rank(comm::Bootstrap& bootstrap, const model::Config& c,
   return seconds;
 }
 
-void run_group(const std::string& shape, int world, int64_t tokens) {
-  const model::Config config = published_config(shape);
+void run_group(const Load& load) {
+  const model::Config config = published_config(load.shape);
+  const int world = load.world;
   comm::Socket listener = comm::listen_at("127.0.0.1", 0);
   const int port = comm::port_of(listener);
   std::vector<std::vector<double>> seconds(static_cast<size_t>(world));
@@ -143,7 +183,7 @@ void run_group(const std::string& shape, int world, int64_t tokens) {
         options.place.rank = rank, options.place.world = world, options.place.port = port;
         options.secret = "of threads of one process", options.join_seconds = 60;
         comm::Bootstrap bootstrap(options, nullptr, nullptr, rank == 0 ? std::move(listener) : comm::Socket());
-        seconds[at] = run_rank(bootstrap, config, tokens);
+        seconds[at] = run_rank(bootstrap, config, load);
       } catch (const std::exception& error) {
         errors[at] = error.what();
       }
@@ -160,8 +200,10 @@ void run_group(const std::string& shape, int world, int64_t tokens) {
   std::string list;
   for (const double sample : samples) list += fmt::format("{}{:.3f}", list.empty() ? "" : ", ", sample * 1e6);
   std::sort(samples.begin(), samples.end());
-  fmt::print("{{\"shape\": \"{}\", \"gpus\": {}, \"tokens_of_a_rank\": {}, \"median_us\": {:.1f}, \"us\": [{}]}}\n",
-             shape, world, tokens, samples[samples.size() / 2] * 1e6, list);
+  fmt::print(
+      "{{\"shape\": \"{}\", \"gpus\": {}, \"tokens_of_a_rank\": {}, \"choices\": \"{}\", \"median_us\": {:.1f}, "
+      "\"us\": [{}]}}\n",
+      load.shape, world, load.tokens, load.choices, samples[samples.size() / 2] * 1e6, list);
   std::fflush(stdout);
 }
 
@@ -170,7 +212,7 @@ void run_group(const std::string& shape, int world, int64_t tokens) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fputs("usage: rank_experts flash|pro GPUS [TOKENS_OF_A_RANK,...]\n", stderr);
+    std::fputs("usage: rank_experts flash|pro GPUS [TOKENS_OF_A_RANK,...] [even|skewed|one-rank]\n", stderr);
     return 2;
   }
   try {
@@ -178,7 +220,7 @@ int main(int argc, char** argv) {
     if (world < 2) tessera::fail(tessera::ErrorCode::kInvalidArgument, "GPUS: at least 2");
     std::istringstream counts(argc > 3 ? argv[3] : "8,32,128,1024,4096");
     for (std::string count; std::getline(counts, count, ',');) {
-      tessera::bench::run_group(argv[1], world, std::atoll(count.c_str()));
+      tessera::bench::run_group({argv[1], world, std::atoll(count.c_str()), argc > 4 ? argv[4] : "even"});
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank_experts: %s\n", error.what());

@@ -150,6 +150,12 @@ TEST_F(RankExpertsTest, RoundsInputsAsOneRankDoes) {
   }
 }
 
+// Nobody computes such a slot and nobody waits for it, of few slots and of many; a token of none but such is zeros.
+TEST_F(RankExpertsTest, IdsThatAreNoExpertsGiveZeros) {
+  check({.world = 2}, {{{8, 3}, Routing::kPadded}, {{1, 7}, Routing::kPadded, false}, {{2, 5}}});
+  check({.world = 3, .num_experts = 9, .max_tokens = 3}, {{{3, 0, 2}, Routing::kPadded}});
+}
+
 TEST_F(RankExpertsTest, NaNsOfTheWordThatMeansNoneAreNaNs) {
   check({.world = 2, .max_tokens = 3}, {{{3, 2}, Routing::kAny, true, true}, {{1, 3}, Routing::kAny, false, true}});
 }

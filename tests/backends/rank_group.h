@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -86,7 +87,8 @@ class Weights {
   device::Buffer arrays_[3];
 };
 
-enum class Routing { kAny, kOneRank, kOneExpert };  // tokens' first choices: of one rank's experts, the same one
+// Tokens' first choices: of one rank's experts; the same one; and some that are no expert's.
+enum class Routing { kAny, kOneRank, kOneExpert, kPadded };
 
 struct CallSpec {
   std::vector<int64_t> num_tokens;  // of each rank
@@ -106,6 +108,13 @@ inline std::vector<int32_t> random_ids(Rng& rng, const GroupShape& shape, int64_
     if (routing == Routing::kOneExpert) std::swap(all[0], *std::find(all.begin(), all.end(), favoured));
     if (routing == Routing::kOneRank) {
       std::stable_partition(all.begin(), all.end(), [&](int32_t e) { return e / num_local == favoured / num_local; });
+    }
+    if (routing == Routing::kPadded) {
+      for (int64_t k = 0; k < shape.top_k; ++k) {
+        const auto last = static_cast<int32_t>(shape.num_experts);
+        const int32_t nobodys[] = {-1, last, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
+        if (t % 3 == 0 || rng.below(3) == 0) all[static_cast<size_t>(k)] = nobodys[rng.below(std::size(nobodys))];
+      }
     }
     std::sort(all.begin(), all.begin() + shape.top_k);
     ids.insert(ids.end(), all.begin(), all.begin() + shape.top_k);

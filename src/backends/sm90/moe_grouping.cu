@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
   const int part = static_cast<int>(blockIdx.y);
   const int32_t first = static_cast<int32_t>(blockIdx.x) * kPositionGroup;
   for (int slot = thread; slot < num_slots; slot += kThreads) {
-    s_experts[slot] = job.experts[slot] - static_cast<int32_t>(job.first_expert);
+    const int64_t expert = job.experts[slot] - job.first_expert;
+    s_experts[slot] = expert >= 0 && expert < job.num_local ? static_cast<int32_t>(expert) : -1;
   }
   if (part == 0) reset_progress(s);
   if (thread < kPositionGroup) s_slots[thread] = -1;
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) group_few(MoeJob job) {
     for (int slot = thread; slot < num_slots; slot += kThreads) {
       const int32_t expert = s_experts[slot] - base;
       // Whole numbers: the order of these additions changes nothing.
-      if (expert >= 0 && expert < kThreads && base + expert < job.num_local) atomicAdd(s_counts + expert, 1);
+      if (expert >= 0 && expert < kThreads) atomicAdd(s_counts + expert, 1);
     }
     __syncthreads();
     const int32_t count = s_counts[thread];

@@ -46,7 +46,8 @@ __device__ void send_count(const RankExchangeJob& job, uint32_t call) {
   *peer_slot(view, receiver, view.rank, call, 0) = peer_words(static_cast<uint32_t>(job.num_tokens), 0);
 }
 
-// Choices go to every rank, a row once to each that has one of its experts. By a thread block.
+// Choices go to every rank, a row once to each that has one of its experts. A slot that nobody computes, such as one of
+// padding, has come back at once, as zeros: so does moe_experts leave it. By a thread block.
 __device__ void send_token(const RankExchangeJob& job, uint32_t call, int64_t token) {
   const PeerView& view = job.peers.view;
   const ExpertPeersShape& shape = job.peers.shape;
@@ -62,7 +63,12 @@ __device__ void send_token(const RankExchangeJob& job, uint32_t call, int64_t to
   unsigned receivers = 0;
   for (int i = 0; i < top_k; ++i) {
     const unsigned receiver = static_cast<unsigned>(experts[i]) / static_cast<unsigned>(job.num_local);
-    if (receiver < static_cast<unsigned>(view.world)) receivers |= 1u << receiver;
+    if (receiver < static_cast<unsigned>(view.world)) {
+      receivers |= 1u << receiver;
+      continue;
+    }
+    volatile uint64_t* const slot = job.peers.returned(view.rank) + (token * top_k + i) * shape.row_slots();
+    for (int64_t n = threadIdx.x; n < shape.row_slots(); n += kThreads) slot[n] = 0;
   }
   receivers &= ~(1u << view.rank);
   if (receivers == 0) return;

@@ -32,9 +32,9 @@ struct RankExperts {
     std::string to_string() const;
   };
   struct Args {
-    // Of this rank's tokens, their ids being those of all ranks' experts, each from 0 to num_experts - 1 (no padding:
-    // who waits would wait for ever); and of this rank's experts. No `out`; the number of tokens and the workspace are
-    // those below.
+    // Of this rank's tokens, their ids being those of all ranks' experts (one that is none of theirs, such as -1 of
+    // padding, gives zeros); and of this rank's experts. No `out`; the number of tokens and the workspace are those
+    // below.
     MoeExperts::Args routed;
     TensorView shared;       // [tokens, hidden] activation, read by kCombine; data null: none
     TensorView out;          // [tokens, hidden] activation
