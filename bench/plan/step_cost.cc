@@ -109,13 +109,18 @@ class Layer {
   void sums(int64_t ratio) {
     if (plan_.world == 1) return;
     const double vector = rows() * static_cast<double>(c_.hidden_size);
-    // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
-    if (plan_.attention == model::AttentionSplit::kByGroup) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
-    if (plan_.experts == model::ExpertSplit::kByWidth) {
-      sum(vector, DType::kBF16, comm::peer_fused_bytes(2));
+    const bool are_heads_cut = plan_.attention == model::AttentionSplit::kByGroup;
+    const bool are_widths_cut = plan_.experts == model::ExpertSplit::kByWidth;
+    if (are_tokens_cut()) {
+      if (are_heads_cut) scatter(vector, DType::kF32);
+      if (are_widths_cut) scatter(vector, DType::kBF16);
+      for (int sublayer = 0; sublayer < 2; ++sublayer) gather(2 * vector / static_cast<double>(plan_.world));
     } else {
-      sum(vector * static_cast<double>(c_.experts_per_token), DType::kBF16);
+      // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
+      if (are_heads_cut) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
+      if (are_widths_cut) sum(vector, DType::kBF16, comm::peer_fused_bytes(2));
     }
+    if (!are_widths_cut) sum(vector * static_cast<double>(c_.experts_per_token), DType::kBF16);
     if (plan_.cuts_projections) {
       double width = 0;
       for (const auto& [name, held] : held_) {
@@ -138,6 +143,7 @@ class Layer {
     const double streams = 2.0 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
     add("embedding", {pass(rows() * streams / static_cast<double>(ops::kHcStreams), rows() * streams)});
     add("hyper-connections", {pass(rows() * streams, 0, kStreamEnd), pass(0, 0, kStreamEnd)});
+    if (are_tokens_cut()) gather(rows() * streams / static_cast<double>(plan_.world));
     load_.tokens = 1;  // each sequence's last token alone has logits
     maps("head", {"head"});
     if (const int64_t own = held_.at("head").rows; own < c_.vocab_size) gather_logits(own);
@@ -147,6 +153,10 @@ class Layer {
 
  private:
   double rows() const { return static_cast<double>(load_.rows()); }
+  // Of a prompt (model/layers/token_run.h): a decode step is recorded, and whole.
+  bool are_tokens_cut() const {
+    return plan_.world > 1 && load_.tokens > 1 && load_.rows() >= plan_.fewest_tokens_to_cut;
+  }
 
   Kernel pass(double read_bytes, double written_bytes, double end_cycles = 0) const {
     Kernel kernel = pass_kernel("", read_bytes, written_bytes, t_);
@@ -231,7 +241,8 @@ class Layer {
 
   // Hyper-connections of one of a layer's two halves.
   void streams() {
-    const double values = rows() * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    const double own_rows = are_tokens_cut() ? rows() / static_cast<double>(plan_.world) : rows();
+    const double values = own_rows * static_cast<double>(ops::kHcStreams * c_.hidden_size);
     const double weights = 24.0 * 4 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
     // Streams are read for products, mixed, and read and written with what a layer gives.
     const double bytes = values * 2 * 4.5;
@@ -402,10 +413,16 @@ class Layer {
       gather(in_bytes);
       part(kSumsPart).us += us(pass(in_bytes * world, out_bytes));
     } else {
-      exchange(others(in_bytes / world), nccl_us() * pieces(in_bytes), t_.link.low);
-      part(kSumsPart).us += us(pass(in_bytes, out_bytes / world));
+      scatter(count, in);
       exchange(others(out_bytes / world), nccl_us(), t_.link.low);
     }
+  }
+  // The sum over ranks of each one's share of `count` values, by NCCL.
+  void scatter(double count, DType in) {
+    const auto world = static_cast<double>(plan_.world);
+    const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;
+    exchange(others(in_bytes / world), nccl_us() * pieces(in_bytes), t_.link.low);
+    part(kSumsPart).us += us(pass(in_bytes, out_bytes / world));
   }
 
   void exchange(double received, double begin_us, double gigabytes, const char* name = kSumsPart) {

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "model/draw_check.h"
 #include "model/placed_weights.h"
 #include "model/sequence_snapshot.h"
@@ -67,6 +68,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
              const Bypass& bypass, comm::Communicator* comm)
     : config_(config),
       max_step_tokens_(max_step_tokens),
+      fewest_tokens_to_cut_(weights.shard().fewest_tokens_to_cut),
       precision_(precision),
       executor_(std::move(executor)),
       comm_(comm) {
@@ -114,7 +116,8 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   pool_ = std::make_unique<CachePool>(std::move(layout), memory);
 
   workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes), memory);
-  streams_buffer_ = device::Tensor(activation, {max_step_tokens, ops::kHcStreams, config.hidden_size}, memory);
+  streams_buffer_ = device::Tensor(
+      activation, {round_up(max_step_tokens, weights.shard().world), ops::kHcStreams, config.hidden_size}, memory);
   logits_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size}, memory);
   outcomes_ = device::Tensor(DType::kI32, {2 * max_step_tokens}, memory);
   if (!memory.is_host()) {
@@ -150,7 +153,8 @@ size_t Model::step_bytes(const Config& config, const ops::Precision& precision, 
   // A head in FP8 may stay whole where the vocabulary divides (slice_of()): then some MiB are counted and not taken.
   const int64_t head_parts = config.vocab_size % world == 0 ? world : 1;
   return arena_capacity(config, max_step_tokens, activation, head_parts) +
-         static_cast<size_t>(max_step_tokens * (streams + config.vocab_size * 4) + scores);
+         static_cast<size_t>(round_up(max_step_tokens, world) * streams + max_step_tokens * config.vocab_size * 4 +
+                             scores);
 }
 
 void Model::check_capacity(int64_t capacity) const {
@@ -358,10 +362,10 @@ void Model::queue_step(bool is_draft, const Work& work) {
   has_changed_states_ = true;
 }
 
-TensorView Model::embed(const StepContext& context, const TensorView& out, int64_t streams) const {
+TensorView Model::embed(const StepContext& context, int64_t first, const TensorView& out, int64_t streams) const {
   const ops::Bound<ops::Embedding>& op = streams == 1 ? embed_rows_ : embed_streams_;
   const TensorView weight{const_cast<void*>(embedding_.view.data), op.desc.weight, {op.desc.vocab, op.desc.hidden}};
-  op.run({.weight = weight, .ids = context.batch.token_ids(), .num_tokens = context.num_tokens(), .out = out},
+  op.run({.weight = weight, .ids = context.batch.token_ids() + first, .num_tokens = out.shape[0], .out = out},
          context.queue);
   context.trace("embed", "", out);
   return out;
@@ -412,8 +416,14 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
   read_slices(slices, false);
   const TensorView logits = run_whole([this] {
     queue_step(false, [this](const StepContext& step) {
-      const TensorView streams = embed(step, rows_of(streams_buffer_, 0, step.num_tokens()), ops::kHcStreams);
-      queue_blocks(step, streams);
+      const TensorView streams = rows_of(streams_buffer_, 0, step.num_tokens());
+      StepContext cut = step;
+      cut.run = run_of(step);
+      if (cut.run.is_cut()) {
+        queue_cut_blocks(cut);
+      } else {
+        queue_blocks(step, embed(step, 0, streams, ops::kHcStreams));
+      }
       queue_head(step, *head_, streams);
     });
     num_step_rows_ = static_cast<int64_t>(slices_.token_ids.size());
@@ -429,6 +439,22 @@ void Model::queue_blocks(const StepContext& context, const TensorView& streams) 
   for (size_t i = 0; i < blocks_.size(); ++i) {
     blocks_[i]->run(context, i, streams, i + 1 < blocks_.size() ? blocks_[i + 1].get() : nullptr, handover);
   }
+}
+
+TokenRun Model::run_of(const StepContext& context) const {
+  const bool are_few = context.num_tokens() < fewest_tokens_to_cut_;
+  if (comm_ == nullptr || comm_->world() == 1 || are_few || context.is_recorded || tracer_ != nullptr) return {};
+  return cut_tokens(*comm_, context.num_tokens());
+}
+
+void Model::queue_cut_blocks(const StepContext& context) const {
+  const ArenaScope scope(context.arena);
+  const TokenRun& run = context.run;
+  const TensorView own = context.take(context.activation, {run.rows, ops::kHcStreams, config_.hidden_size});
+  const TensorView streams = embed(context, run.first, rows_of(own, 0, run.count), ops::kHcStreams);
+  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(context, i, streams);
+  const bool are_read = context.batch.num_logit_rows() > 0 || draft_ != nullptr;
+  if (are_read) comm_->all_gather(own, rows_of(streams_buffer_, 0, run.all_rows()), context.queue);
 }
 
 void Model::prepare(std::span<const SequenceSlice> slices) {
@@ -482,7 +508,7 @@ TensorView Model::draft(std::span<const SequenceSlice> slices) {
   TESSERA_CHECK(num_step_rows_ == static_cast<int64_t>(slices_.token_ids.size()), "draft() follows step()");
   const TensorView logits = run_whole([this] {
     queue_step(true, [this](const StepContext& step) {
-      const TensorView next = embed(step, step.take_rows(config_.hidden_size), 1);
+      const TensorView next = embed(step, 0, step.take_rows(config_.hidden_size), 1);
       const TensorView streams =
           draft_->run(step, blocks_.size(), rows_of(streams_buffer_, 0, step.num_tokens()), next);
       queue_head(step, draft_->head(), streams);

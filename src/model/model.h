@@ -90,7 +90,12 @@ class Model final : public Runner {
   template <class Work>
   void queue_step(bool is_draft, const Work& work);
   StepContext context(bool is_recorded);
-  TensorView embed(const StepContext& context, const TensorView& out, int64_t streams) const;
+  // Of the tokens from `first` on, as many as `out` has rows.
+  TensorView embed(const StepContext& context, int64_t first, const TensorView& out, int64_t streams) const;
+  // Whether a step's tokens are cut over ranks, and how: alike on all of them.
+  TokenRun run_of(const StepContext& context) const;
+  // Embedding and blocks of such a step; leaves the streams of all tokens where somebody reads them.
+  void queue_cut_blocks(const StepContext& context) const;
   // All blocks, each of which may leave its end to the next one.
   void queue_blocks(const StepContext& context, const TensorView& streams) const;
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
@@ -100,7 +105,7 @@ class Model final : public Runner {
   void reserve_scores(int64_t capacity);
 
   const Config config_;
-  const int64_t max_step_tokens_;
+  const int64_t max_step_tokens_, fewest_tokens_to_cut_;
   ops::Precision precision_;
   std::unique_ptr<device::Executor> executor_;
   comm::Communicator* comm_;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -104,7 +105,8 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
   int compared = 0;
   for (const nlohmann::json& report :
        {two["after_nvfp4"], two["after_fp8"], four["flash_nvfp4"], four["flash_fp8"], four["pro_6_layers_sums_auto"]}) {
-    const ParallelPlan plan{report["ranks"], AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+    ParallelPlan plan{report["ranks"], AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+    plan.fewest_tokens_to_cut = std::numeric_limits<int64_t>::max();  // not yet then
     const std::string shape = report["shape"], dense = report["dense"];
     const model::StoredModel model = published_model(with_layers(published_config(shape), report["layers"]),
                                                      dense == "nvfp4" ? WeightFormat::kNvfp4 : WeightFormat::kFp8Block);
@@ -178,6 +180,23 @@ TEST(StepCost, PlansMoveBytesAndShareWork) {
   // Few bytes are summed over peer memory: two of 2.8 us and what goes over the link a layer; many by NCCL.
   EXPECT_NEAR(part_of(of(by_width, 1), kSumsPart), 43 * (2 * 2.8 + 4096 * (4 + 2) / 330e3), 1e-6);
   EXPECT_GT(part_of(of(by_width, 4096), kSumsPart), 43 * 2 * target_of("h200").collective.high);
+}
+
+// By hand, a prompt over two ranks: a layer's two sums in shares, F32 and BF16, each rank's tokens' alone, and its two
+// gathers of a sublayer's input are what the whole sums and what they give were; the streams come together at the end.
+TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
+  ParallelPlan cut{.world = 2, .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth}, whole = cut;
+  whole.fewest_tokens_to_cut = 4097;
+  const auto of = [](const ParallelPlan& plan, const char* part, double CostPart::*value) {
+    return part_of(step_cost(stored("flash"), plan, target_of("h200"), {1, 4096, 4096}), part, value);
+  };
+  const double vector = 4096.0 * 4096;
+  EXPECT_NEAR(of(whole, kSumsPart, &CostPart::received_bytes), 43 * vector / 2 * (4 + 2 + 2 + 2), 1);
+  EXPECT_NEAR(of(cut, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (4 + 2 + 2 + 2) + 8), 1);
+  const double streams = of(cut, "hyper-connections", &CostPart::us) / of(whole, "hyper-connections", &CostPart::us);
+  EXPECT_GT(streams, 0.5);
+  EXPECT_LT(streams, 0.52);
+  EXPECT_EQ(of(cut, "attention", &CostPart::us), of(whole, "attention", &CostPart::us));
 }
 
 // By hand, for 7,168 channels: of 128 tokens attention's sum goes in shares of F32 and comes back in BF16, a layer's

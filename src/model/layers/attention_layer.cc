@@ -149,9 +149,9 @@ void AttentionLayer::trace_window(const StepContext& context, size_t layer) cons
   }
 }
 
-TensorView AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, bool leaves_sum) const {
+void AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
+                         bool leaves_sum) const {
   const int64_t n = context.num_tokens();
-  const TensorView result = leaves_sum ? wo_b_.take_output(context) : context.take_rows(wo_b_.out_features());
   const ArenaScope scope(context.arena);
   const Mapped mapped = run_maps(context, x);
   // A token attends itself, and the entry that it completes: caches are written before scores and attention.
@@ -188,7 +188,6 @@ TensorView AttentionLayer::run(const StepContext& context, size_t layer, const T
   } else {
     wo_b_.run_into(context, low, result, n);
   }
-  return result;
 }
 
 }  // namespace tessera::model

@@ -14,9 +14,10 @@ class AttentionLayer {
   // `prefix`: "layers.2.attn."; `with_entries` false: compressed entries are computed but not attended (a bypass).
   AttentionLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool with_entries);
 
-  // x [tokens, hidden], normalised -> [tokens, hidden]. Writes the caches of every slice. `leaves_sum`: where
-  // output_sum() is needed, what this rank adds to it, in F32; who asks for that makes the sum.
-  TensorView run(const StepContext& context, size_t layer, const TensorView& x, bool leaves_sum) const;
+  // x [tokens, hidden], normalised -> result [tokens, hidden]. Writes the caches of every slice. `leaves_sum`: where
+  // output_sum() is needed, the result is what this rank adds to it, in F32; who asks for that makes the sum.
+  void run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
+           bool leaves_sum) const;
   LayerCacheLayout cache_layout() const;
   const RankSum& output_sum() const { return head_sum_; }
 

@@ -63,11 +63,11 @@ TensorView Block::turn(const StepContext& context, const TensorView& streams, co
   const TensorView mid = context.take(context.activation, streams.shape);
   read = moe_site_.take_read(context);
   fused.run({.combine = {},
-             .post = HyperConnection::write_args(context, streams, output, coefficients, mid),
+             .post = HyperConnection::write_args(streams, output, coefficients, mid),
              .pre = moe_site_.read_args(context, mid, read),
              .weight = moe_site_.norm().weight(),
              .peers = peers,
-             .num_tokens = context.num_tokens(),
+             .num_tokens = streams.shape[0],
              .workspace = context.workspace},
             context.queue);
   return mid;
@@ -114,15 +114,34 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
   context.trace(prefix_, "in", streams);
   HyperConnection::Read read = handover.is_there ? handover.read : attention_site_.read(context, streams);
   handover.is_there = false;
+  const int64_t hidden = attention_site_.pre().desc.hidden;
   const device::PeerView* peers = peers_of_turn(context);
-  const TensorView attended = attention_.run(context, layer, read.y, peers != nullptr);
+  const TensorView attended =
+      context.take(peers != nullptr ? DType::kF32 : context.activation, {context.num_tokens(), hidden});
+  attention_.run(context, layer, read.y, attended, peers != nullptr);
   context.trace(prefix_, "attn_out", attended);
   const TensorView mid = turn(context, streams, attended, peers, read);
-  const ops::MoeCombine::Args parts = moe_.run(context, read.y);
-  end(context, parts, HyperConnection::write_args(context, mid, parts.out, read.coefficients, streams), next, handover);
+  const ops::MoeCombine::Args parts = moe_.run(context, read.y, context.take_rows(hidden));
+  end(context, parts, HyperConnection::write_args(mid, parts.out, read.coefficients, streams), next, handover);
+}
+
+void Block::run_cut(const StepContext& context, size_t layer, const TensorView& streams) const {
+  const ArenaScope scope(context.arena);
+  const int64_t rows = context.run.all_rows(), hidden = attention_site_.pre().desc.hidden;
+  HyperConnection::Read read = attention_site_.read(context, streams);
+  const bool leaves_sum = attention_.output_sum().is_needed();
+  const TensorView attended = context.take(leaves_sum ? DType::kF32 : context.activation, {rows, hidden});
+  attention_.run(context, layer, gather_tokens(context, read.y), rows_of(attended, 0, context.num_tokens()),
+                 leaves_sum);
+  const TensorView mid = turn(context, streams, own_tokens(context, attention_.output_sum(), attended), nullptr, read);
+  const TensorView combined = context.take(context.activation, {rows, hidden});
+  moe_.combine().run(moe_.run(context, gather_tokens(context, read.y), rows_of(combined, 0, context.num_tokens())),
+                     context.queue);
+  moe_site_.write(context, mid, own_tokens(context, moe_.output_sum(), combined), read.coefficients, streams);
 }
 
 void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
+  if (context.run.is_cut()) return run_cut(context, layer, streams);
   Handover none;
   run(context, layer, streams, nullptr, none);
 }

@@ -26,11 +26,12 @@ class Block {
   // one in a stack, null for the last.
   void run(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
            Handover& handover) const;
-  // A block by itself.
+  // A block by itself. Of a step whose tokens are cut over ranks: streams [run.count, 4, hidden], this rank's.
   void run(const StepContext& context, size_t layer, const TensorView& streams) const;
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
 
  private:
+  void run_cut(const StepContext& context, size_t layer, const TensorView& streams) const;
   // Where turn() makes the sum over ranks of attention's output itself; null where attention does, or there is none.
   const device::PeerView* peers_of_turn(const StepContext& context) const;
   // Between the sublayers: writes attention's output and reads the experts' input into `read`, which was attention's.

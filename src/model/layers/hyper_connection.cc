@@ -27,10 +27,10 @@ HyperConnection::HyperConnection(LayerBuilder& builder, const std::string& prefi
                                                 {pre_.chosen(), norm_.op().chosen()})) {}
 
 HyperConnection::Read HyperConnection::take_read(const StepContext& context) const {
-  const int64_t n = context.num_tokens();
+  const int64_t n = context.stream_rows();
   const TensorView post = context.take(DType::kF32, {n, ops::kHcStreams});
   const TensorView comb = context.take(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams});
-  return {context.take_rows(pre_.desc.hidden), {post.as<float>(), comb.as<float>()}};
+  return {context.take(context.activation, {n, pre_.desc.hidden}), {post.as<float>(), comb.as<float>()}};
 }
 
 ops::MhcPre::Args HyperConnection::read_args(const StepContext& context, const TensorView& streams,
@@ -42,23 +42,22 @@ ops::MhcPre::Args HyperConnection::read_args(const StepContext& context, const T
           .y = read.y,
           .post = read.coefficients.post,
           .comb = read.coefficients.comb,
-          .num_tokens = context.num_tokens(),
+          .num_tokens = streams.shape[0],
           .workspace = context.workspace};
 }
 
-ops::MhcPost::Args HyperConnection::write_args(const StepContext& context, const TensorView& streams,
-                                               const TensorView& output, const Coefficients& coefficients,
-                                               const TensorView& out) {
+ops::MhcPost::Args HyperConnection::write_args(const TensorView& streams, const TensorView& output,
+                                               const Coefficients& coefficients, const TensorView& out) {
   return {.x = streams,
           .o = output,
           .post = coefficients.post,
           .comb = coefficients.comb,
           .out = out,
-          .num_tokens = context.num_tokens()};
+          .num_tokens = streams.shape[0]};
 }
 
 HyperConnection::Read HyperConnection::read(const StepContext& context, const TensorView& streams) const {
-  const int64_t n = context.num_tokens();
+  const int64_t n = streams.shape[0];
   const Read read = take_read(context);
   const ops::MhcPre::Args args = read_args(context, streams, read);
   if (read_.is_bound() && context.tracer == nullptr) {
@@ -81,7 +80,7 @@ HyperConnection::Read HyperConnection::read(const StepContext& context, const Te
 
 void HyperConnection::write(const StepContext& context, const TensorView& streams, const TensorView& output,
                             const Coefficients& coefficients, const TensorView& out) const {
-  post_.run(write_args(context, streams, output, coefficients, out), context.queue);
+  post_.run(write_args(streams, output, coefficients, out), context.queue);
 }
 
 }  // namespace tessera::model

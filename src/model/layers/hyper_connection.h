@@ -17,12 +17,12 @@ struct MixerWeights {
 
 class HyperConnection {
  public:
-  // What a read leaves for write().
+  // What a read leaves for write(), of the streams' tokens: all of the step, or this rank's run.
   struct Coefficients {
     float *post = nullptr, *comb = nullptr;  // [tokens, 4], [tokens, 4, 4]
   };
   struct Read {
-    TensorView y;  // [tokens, hidden], normalised
+    TensorView y;  // [stream_rows(), hidden], normalised
     Coefficients coefficients;
   };
 
@@ -39,7 +39,7 @@ class HyperConnection {
   Read take_read(const StepContext& context) const;
   // The same as parts of fused calls.
   ops::MhcPre::Args read_args(const StepContext& context, const TensorView& streams, const Read& read) const;
-  static ops::MhcPost::Args write_args(const StepContext& context, const TensorView& streams, const TensorView& output,
+  static ops::MhcPost::Args write_args(const TensorView& streams, const TensorView& output,
                                        const Coefficients& coefficients, const TensorView& out);
   const ops::Bound<ops::MhcPre>& pre() const { return pre_; }
   const ops::Bound<ops::MhcPost>& post() const { return post_; }

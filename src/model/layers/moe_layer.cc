@@ -110,7 +110,7 @@ void MoeLayer::run_shared(const StepContext& context, const ops::LinearGroup::Ar
   shared_w2_.run_into(context, down.x, down.y, n);
 }
 
-ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView& x) const {
+ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView& x, const TensorView& out) const {
   const int64_t n = context.num_tokens(), k = router_.desc.top_k;
   const TensorView logits = gate_.run(context, x, n);
   const TensorView ids = context.take(DType::kI32, {n, k});
@@ -155,7 +155,7 @@ ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView
     context.trace(prefix_, "experts", routed.out);
   }
   if (!bypass_.shared_experts && !are_fused) run_shared(context, gated, down);
-  return {.routed = routed.out, .shared = down.y, .out = context.take_rows(experts_.desc.hidden), .num_tokens = n};
+  return {.routed = routed.out, .shared = down.y, .out = out, .num_tokens = n};
 }
 
 }  // namespace tessera::model

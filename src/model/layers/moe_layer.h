@@ -16,8 +16,8 @@ class MoeLayer {
   // `prefix`: "layers.2.ffn."; `is_hashed`: routed by the table of token ids.
   MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_hashed, const Bypass& bypass);
 
-  // x [tokens, hidden], normalised -> what combine() is to add, into `out` [tokens, hidden]; all from the arena.
-  ops::MoeCombine::Args run(const StepContext& context, const TensorView& x) const;
+  // x [tokens, hidden], normalised -> what combine() is to add, into `out` [tokens, hidden]; from the arena.
+  ops::MoeCombine::Args run(const StepContext& context, const TensorView& x, const TensorView& out) const;
   const ops::Bound<ops::MoeCombine>& combine() const { return combine_; }
   // What combine() gives is a part where this is needed.
   const RankSum& output_sum() const { return output_sum_; }

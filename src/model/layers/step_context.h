@@ -9,6 +9,7 @@
 #include "device/buffer.h"
 #include "device/queue.h"
 #include "model/cache_pool.h"
+#include "model/layers/token_run.h"
 #include "model/step_batch.h"
 #include "model/trace.h"
 
@@ -26,8 +27,11 @@ struct StepContext {
   int64_t score_stride;  // entries of the longest sequence
   bool is_recorded;      // nothing may depend on positions then
   DType activation;
+  TokenRun run{};  // where the step's tokens are cut over ranks
 
   int64_t num_tokens() const { return batch.num_rows(); }
+  // Of arrays beside the streams.
+  int64_t stream_rows() const { return run.is_cut() ? run.rows : num_tokens(); }
   TensorView take(DType dtype, const Shape& shape) const { return arena.take(dtype, shape); }
   TensorView take_rows(int64_t width) const { return arena.take(activation, {num_tokens(), width}); }
   // Names are built only where somebody looks.

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps whose tokens are cut over ranks have the bits of steps that every rank does whole.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "backends/registry.h"
+#include "comm/loopback.h"
+#include "comm/ranks.h"
+#include "model/layers/token_run.h"
+#include "model/model_helpers.h"
+#include "testing/compare.h"
+#include "testing/generated_model.h"
+#include "testing/temporary_folder.h"
+
+namespace tessera::model {
+namespace {
+
+using tessera::testing::feed;
+using tessera::testing::run_ranks;
+using ::testing::Each;
+
+constexpr int64_t kStepTokens = 23;  // no multiple of the ranks
+
+// Counts what a step asks for.
+class Counting final : public comm::Communicator {
+ public:
+  explicit Counting(comm::Communicator& other) : Communicator(other.rank(), other.world()), other_(other) {}
+  void abort(const std::string& why) noexcept override { other_.abort(why); }
+  void check() override { other_.check(); }
+  int num_sums = 0, num_shares = 0, num_gathers = 0;
+
+ protected:
+  void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    ++num_sums;
+    other_.all_reduce(in, out, queue);
+  }
+  void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    ++num_gathers;
+    other_.all_gather(in, out, queue);
+  }
+  void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    ++num_shares;
+    other_.reduce_scatter(in, out, queue);
+  }
+  void do_all_to_all(const comm::Runs& send, const comm::Runs& receive, device::Queue& queue) override {
+    other_.all_to_all(send, receive, queue);
+  }
+  void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
+    other_.broadcast(data, root, queue);
+  }
+  void do_barrier(device::Queue& queue) override { other_.barrier(queue); }
+
+ private:
+  comm::Communicator& other_;
+};
+
+struct Cut {
+  int world;
+  AttentionSplit attention;
+  ExpertSplit experts;
+};
+constexpr Cut kCuts[] = {{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth},
+                         {2, AttentionSplit::kByGroup, ExpertSplit::kById},
+                         {2, AttentionSplit::kWhole, ExpertSplit::kByWidth},
+                         {4, AttentionSplit::kWhole, ExpertSplit::kById}};
+
+class TokenRunTest : public ::testing::Test {
+ protected:
+  void SetUp() override { testing::write_generated_model(testing::Generated::kT0, folder_.path()); }
+
+  static void append(const TensorView& from, std::vector<float>& to) {
+    to.insert(to.end(), from.as<float>(), from.as<float>() + from.shape.num_elements());
+  }
+
+  // Of a step as large as there are, and the draft block behind it; of one that nobody wants logits of and the token
+  // behind that; of a step of three sequences, of which one has a single token.
+  std::vector<float> logits(const Cut& cut, comm::Communicator& comm, int64_t fewest, ops::Precision precision) const {
+    LoadOptions options;
+    options.precision = precision;
+    options.num_threads = 1, options.max_step_tokens = kStepTokens;
+    options.comm = &comm;
+    options.shard = {comm.rank(), cut.world, cut.attention, cut.experts, fewest};
+    const LoadedModel loaded =
+        load_model(folder_.path(), options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+    Runner& runner = *loaded.runner;
+    const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, 2 * kStepTokens + 1);
+    const std::span<const int32_t> all_ids(ids);
+    const auto state = runner.new_sequence(64), other = runner.new_sequence(64), third = runner.new_sequence(64);
+    std::vector<float> all = feed(runner, *state, all_ids.first(kStepTokens), LogitRows::kAll);
+    const SequenceSlice next{state.get(), all_ids.subspan(1, kStepTokens), LogitRows::kAll};
+    append(runner.draft({&next, 1}), all);
+    feed(runner, *other, all_ids.subspan(kStepTokens, kStepTokens - 4), LogitRows::kNone);
+    append(runner.step({{{other.get(), all_ids.first(1), LogitRows::kLast}}}), all);
+    const std::vector<SequenceSlice> slices = {{state.get(), all_ids.subspan(kStepTokens, 11), LogitRows::kLast},
+                                               {third.get(), all_ids.first(9), LogitRows::kNone},
+                                               {other.get(), all_ids.last(1), LogitRows::kLast}};
+    append(runner.step(slices), all);
+    return all;
+  }
+
+  const testing::TemporaryFolder folder_;
+};
+
+TEST(TokenRun, RanksHaveConsecutiveRunsAndNoneIsEmpty) {
+  const auto runs = [](int world, int64_t num_tokens) {
+    std::vector<std::tuple<int64_t, int64_t, int64_t>> all;
+    for (const auto& comm : comm::make_loopback(world, 1)) {
+      const TokenRun run = cut_tokens(*comm, num_tokens);
+      if (run.is_cut()) all.emplace_back(run.first, run.count, run.rows);
+    }
+    return all;
+  };
+  using Runs = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
+  EXPECT_EQ(runs(2, 8), (Runs{{0, 4, 4}, {4, 4, 4}}));
+  EXPECT_EQ(runs(3, 8), (Runs{{0, 3, 3}, {3, 3, 3}, {6, 2, 3}}));
+  EXPECT_EQ(runs(4, 9), (Runs{})) << "three for each of the first three";
+  EXPECT_EQ(runs(4, 3), (Runs{}));
+  EXPECT_EQ(runs(8, 1024).size(), 8);
+  EXPECT_EQ(runs(8, 1025).back(), (std::tuple<int64_t, int64_t, int64_t>{903, 122, 129}));
+}
+
+TEST_F(TokenRunTest, StepsHaveTheBitsOfWholeOnes) {
+  for (const ops::Precision precision :
+       {ops::Precision{ops::InputMode::kF32, ops::CacheMode::kExact}, ops::Precision{}}) {
+    for (const Cut& cut : kCuts) {
+      auto ranks = comm::make_loopback(cut.world, 120);
+      EXPECT_THAT(run_ranks(ranks,
+                            [&](comm::Communicator& comm, device::Queue&) {
+                              Counting whole(comm), runs(comm);
+                              const std::vector<float> expected = logits(cut, whole, kStepTokens + 1, precision);
+                              EXPECT_EQ(whole.num_shares, 0);
+                              EXPECT_TRUE(testing::same_bits(logits(cut, runs, cut.world, precision), expected));
+                              const bool has_summands =
+                                  cut.attention == AttentionSplit::kByGroup || cut.experts == ExpertSplit::kByWidth;
+                              EXPECT_EQ(runs.num_shares > 0, has_summands);
+                              EXPECT_GT(runs.num_gathers, whole.num_gathers);
+                            }),
+                  Each(""))
+          << cut.world;
+    }
+  }
+}
+
+// Steps of fewer tokens than that are whole.
+TEST_F(TokenRunTest, FewTokensAreNotCut) {
+  auto ranks = comm::make_loopback(2, 120);
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue&) {
+                          Counting counting(comm);
+                          logits(kCuts[0], counting, LoadOptions{}.shard.fewest_tokens_to_cut, {});
+                          EXPECT_EQ(counting.num_shares, 0);
+                        }),
+              Each(""));
+}
+
+}  // namespace
+}  // namespace tessera::model
