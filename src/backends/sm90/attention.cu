@@ -318,9 +318,9 @@ template <ops::EntryFormat kFormat>
 __global__ void __launch_bounds__(kThreads, 1) wide_attention(Job job) {
   Shared& s = *cuda_common::swizzled_shared<Shared>();
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < kBlocks) s.full[thread].init(kProducerWarps), s.free[thread].init(kWarpgroup);
+  if (thread < kBlocks) s.full[thread].init(arrivals_of(thread)), s.free[thread].init(kWarpgroup);
   if (thread < Shared::kParts) {
-    s.found[thread].init(kFindingWarps), s.have_scales[thread].init(kFindingWarps);
+    s.found[thread].init(kPart), s.have_scales[thread].init(kPart);
     s.has_great_scale[thread] = false;
   }
   if (thread == 0) {

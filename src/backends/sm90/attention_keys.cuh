@@ -32,8 +32,12 @@ struct Shared {
 
 static_assert(sizeof(Shared) <= (227 << 10));
 
-// One lane of a warp arrives for all of it.
-constexpr int kProducerWarps = kProducers / kWarp, kFindingWarps = kPart / kWarp;
+// At a block of channels one lane of a producers' warp arrives for all of it; at the last block, and with what is found
+// of keys, which lanes read, every lane: a warp's own order is not what racecheck follows.
+constexpr int kProducerWarps = kProducers / kWarp;
+__device__ constexpr int arrivals_of(int block) {
+  return block + 1 < kBlocks ? kProducerWarps : kProducers;
+}
 
 // Where channels 16 t + 4 k + [0, 4) of a row lie in a block: a product's step k has them of every t. From that of an
 // even k that of k + 1; from that of t < 2 that of t + 2, if asked for.
@@ -122,7 +126,7 @@ class Producer {
         if (Step::is_last(step)) {
           if (block == 0) ptx::wait_for_copies<0>();
           ptx::show_to_products();
-          arrive(s_.full[block]);
+          arrive(block);
         }
         if (step + kAhead < Step::kCount) {
           load(step + kAhead);
@@ -167,10 +171,11 @@ class Producer {
   __device__ static int of_warp(int value) {
     return __shfl_sync(~0u, value, 0);
   }
-  // For the warp: what its lanes have written is there.
-  __device__ void arrive(ptx::SharedBarrier& barrier) {
+  // What the warp's lanes have written of a block is there.
+  __device__ void arrive(int block) {
+    if (arrivals_of(block) == kProducers) return s_.full[block].arrive();
     __syncwarp();
-    if (lane_ == 0) barrier.arrive();
+    if (lane_ == 0) s_.full[block].arrive();
   }
 
   // Queries wait for nothing: they are on their way while keys are sought.
@@ -188,7 +193,7 @@ class Producer {
       // Part n - 2's, for n + 2. All warps are done with that part: some of its blocks have been freed.
       s_.has_great_scale[(n + 2) % Shared::kParts] = false;
     }
-    arrive(s_.found[slot]);
+    s_.found[slot].arrive();
     if (n > 0) {
 #pragma unroll
       for (int at = 0; at < Bytes::kCount; at += kLine) ptx::prefetch(key + at);
@@ -216,7 +221,7 @@ class Producer {
         if (scale.second != cuda_common::kOnePair) s_.has_great_scale[slot] = true;
       }
     }
-    arrive(s_.have_scales[slot]);
+    s_.have_scales[slot].arrive();
   }
   // Finds this lane's bytes of part n.
   __device__ void begin_part(int n) {
