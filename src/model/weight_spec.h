@@ -48,9 +48,9 @@ struct Shard {
   AttentionSplit attention = AttentionSplit::kByGroup;
   ExpertSplit experts = ExpertSplit::kById;
   // Steps of so many tokens and more are cut over ranks by token (layers/token_run.h). The default is from where it
-  // pays on two H200: hyper-connections take 0.14 us a token and sublayer, two gathers in place of sums that kernels
-  // make together with their neighbours some 60 us (docs/performance/several_gpus.md).
-  int64_t fewest_tokens_to_cut = 512;
+  // gained on two H100: of 512 tokens a step became 2 to 10 % longer, of 1,024 2 % shorter, of 4,096 7 %
+  // (docs/performance/several_gpus.md).
+  int64_t fewest_tokens_to_cut = 1024;
 };
 
 struct WeightRow {
