@@ -25,6 +25,7 @@ using ops::WeightFormat;
 constexpr int64_t kFp8Block = numeric::kFp8WeightBlock, kNvfp4Group = numeric::kNvfp4Block;
 constexpr int64_t kMxfp4Group = numeric::kMxfp4Block;
 constexpr uint64_t kReadBytes = 64 << 20;  // between two updates of the progress
+constexpr int64_t kPageBytes = 4096;
 
 int64_t num_rows(const WeightSlice& slice) {
   return slice.row_end - slice.row_begin;
@@ -159,10 +160,28 @@ void MatrixReader::read_rows(const Rows& rows, void* out) {
                static_cast<uint64_t>(rows.count * rows.row_bytes), out);
     return;
   }
-  for (int64_t r = 0; r < rows.count; ++r) {
-    read_bytes(rows.tensor, static_cast<uint64_t>((rows.first + r) * rows.row_bytes + rows.part_begin),
-               static_cast<uint64_t>(rows.part_bytes), static_cast<char*>(out) + r * rows.part_bytes);
-  }
+  const auto place = [&](int64_t r) {
+    return static_cast<uint64_t>((rows.first + r) * rows.row_bytes + rows.part_begin);
+  };
+  const auto read_piece = [&](int64_t begin, int64_t end) {
+    char* to = static_cast<char*>(out) + begin * rows.part_bytes;
+    const auto part_bytes = static_cast<size_t>(rows.part_bytes);
+    if (rows.row_bytes - rows.part_bytes >= kPageBytes) {
+      for (int64_t r = begin; r < end; ++r, to += part_bytes) rows.tensor.read_part(place(r), part_bytes, to);
+      return;
+    }
+    // What lies between the parts comes from the disk with them; a call for each would take longer than copying.
+    std::vector<char> all(static_cast<size_t>((end - begin - 1) * rows.row_bytes) + part_bytes);
+    rows.tensor.read_part(place(begin), all.size(), all.data());
+    for (const char* from = all.data(); begin < end; ++begin, from += rows.row_bytes, to += part_bytes) {
+      std::copy_n(from, part_bytes, to);
+    }
+  };
+  const int64_t rows_each = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes) / rows.row_bytes);
+  for_each_piece(ceil_div(rows.count, rows_each), [&](int64_t begin, int64_t end) {
+    for (; begin < end; ++begin) read_piece(begin * rows_each, std::min(rows.count, (begin + 1) * rows_each));
+  });
+  advance(static_cast<uint64_t>(rows.count * rows.part_bytes));
 }
 
 // Codes, or values, and NVFP4's block scales: bytes as they are.

@@ -45,6 +45,9 @@ class MatrixReader {
   // all are done.
   template <class Function>
   void for_pieces(uint64_t num_bytes, const Function& function);
+  // The same on runs of so many pieces.
+  template <class Function>
+  void for_each_piece(int64_t num_pieces, const Function& function);
 
   // Of MXFP4, so far: blocks that NVFP4 can't hold exactly and that were rounded.
   int64_t num_rounded_blocks() const { return num_rounded_blocks_; }
@@ -69,16 +72,17 @@ class MatrixReader {
 constexpr uint64_t kPieceBytes = 512 << 10;
 
 template <class Function>
+void MatrixReader::for_each_piece(int64_t num_pieces, const Function& function) {
+  if (queue_ != nullptr && num_pieces > 1) return queue_->parallel_for(num_pieces, 1, function);
+  if (num_pieces > 0) function(int64_t{0}, num_pieces);
+}
+
+template <class Function>
 void MatrixReader::for_pieces(uint64_t num_bytes, const Function& function) {
-  if (queue_ == nullptr || num_bytes <= kPieceBytes) {
-    if (num_bytes > 0) function(uint64_t{0}, num_bytes);
-    return;
-  }
-  queue_->parallel_for(ceil_div(static_cast<int64_t>(num_bytes), static_cast<int64_t>(kPieceBytes)), 1,
-                       [&](int64_t begin, int64_t end) {
-                         function(static_cast<uint64_t>(begin) * kPieceBytes,
-                                  std::min(static_cast<uint64_t>(end) * kPieceBytes, num_bytes));
-                       });
+  for_each_piece(ceil_div(static_cast<int64_t>(num_bytes), static_cast<int64_t>(kPieceBytes)), [&](int64_t begin,
+                                                                                                   int64_t end) {
+    function(static_cast<uint64_t>(begin) * kPieceBytes, std::min(static_cast<uint64_t>(end) * kPieceBytes, num_bytes));
+  });
 }
 
 }  // namespace tessera::model

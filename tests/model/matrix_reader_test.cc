@@ -19,7 +19,7 @@ namespace {
 class MatrixReaderTest : public ::testing::TestWithParam<DType> {
  protected:
   // Several pieces and a tail.
-  static constexpr int64_t kRows = 701, kCols = 1003;
+  static constexpr int64_t kRows = 701, kCols = 1103;
 
   MatrixReaderTest()
       : seed_(fresh_seed()),
@@ -39,7 +39,7 @@ class MatrixReaderTest : public ::testing::TestWithParam<DType> {
   std::vector<uint8_t> read(int threads, const WeightSlice& slice) {
     const std::string path = folder_.path() + "/large.safetensors";
     const std::string header = "{\"w\": {\"dtype\": \"" + std::string(GetParam() == DType::kF32 ? "F32" : "BF16") +
-                               "\", \"shape\": [701, 1003], \"data_offsets\": [0, " + std::to_string(bytes_.size()) +
+                               "\", \"shape\": [701, 1103], \"data_offsets\": [0, " + std::to_string(bytes_.size()) +
                                "]}}";
     const uint64_t length = header.size();
     std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(&length), 8)
@@ -76,6 +76,23 @@ TEST_P(MatrixReaderTest, PiecesMakeTheWhole) {
   const WeightSlice rows{7, kRows - 5, 0, kCols};
   const auto first = bytes_.begin() + 7 * kCols * width_, last = bytes_.end() - 5 * kCols * width_;
   EXPECT_TRUE(read(3, rows) == std::vector<uint8_t>(first, last));
+}
+
+// Parts of rows: those between which less than a page lies are read together.
+TEST_P(MatrixReaderTest, ColumnsAreThoseOfTheirRows) {
+  ASSERT_GT((kCols - 31) * 4, 4096);
+  for (const WeightSlice& slice : {WeightSlice{7, kRows - 5, 100, 131},
+                                   {0, kRows, 1, kCols},
+                                   {0, 1, 400, 1000},
+                                   {kRows - 2, kRows, kCols - 1, kCols},
+                                   {3, 3, 0, 9}}) {
+    std::vector<uint8_t> expected;
+    for (int64_t r = slice.row_begin; r < slice.row_end; ++r) {
+      const auto row = bytes_.begin() + r * kCols * width_;
+      expected.insert(expected.end(), row + slice.col_begin * width_, row + slice.col_end * width_);
+    }
+    for (const int threads : {0, 1, 3}) EXPECT_TRUE(read(threads, slice) == expected) << threads << " threads";
+  }
 }
 
 TEST_P(MatrixReaderTest, TheFirstBadValueIsNamedWhoeverFindsOne) {
