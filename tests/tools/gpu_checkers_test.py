@@ -92,6 +92,12 @@ class Budgets(unittest.TestCase):
         self.assertIn('not in the table', budgets.compare({}, self.build({90: (1, 0, 0)}, 'sm90'))[0])
         self.assertIn('not in the build', budgets.compare({key: {90: (1, 0, 0)}, ('a.cu', 'gone'): {90: (1, 0, 0)}}, self.build({90: (1, 0, 0)}, 'sm90'))[0])
 
+    def test_a_file_may_be_built_for_fewer_architectures_than_others(self):
+        portable, own = ('backends/cuda/a.cu', 'k'), ('backends/sm120/a.cu', 'k')
+        table = {portable: {90: (1, 0, 0), 120: (1, 0, 0)}, own: {120: (1, 0, 0)}}
+        self.assertEqual(budgets.compare(table, {portable: {90: (1, 0, 0)}, own: {120: (1, 0, 0)}}), [])
+        self.assertIn('not in the build', budgets.compare(table, {own: {120: (1, 0, 0)}})[0])
+
     def test_blackwells_kernels_must_not_spill(self):
         found = self.build({120: (168, 8, 0)})
         self.assertIn('must not spill', budgets.compare(found, found)[0])
