@@ -54,10 +54,18 @@ TEST(ExpertChoice, HopperCountsARanksOwnSlotsAndRows) {
     EXPECT_EQ(chosen(by_id(world), 342), ExpertKernels::kWide) << world;
     EXPECT_EQ(chosen(by_width(world), 342), ExpertKernels::kWide) << world;
   }
-  // Too few tiles for the GPU, whichever way the half of them went.
-  EXPECT_EQ(chosen(kWhole, 4), ExpertKernels::kFew);
-  EXPECT_EQ(chosen(by_id(2), 4), ExpertKernels::kPortable);
-  EXPECT_EQ(chosen(by_width(2), 4), ExpertKernels::kPortable);
+  // Too few tiles for the GPU, whichever way the others went; of one token however many.
+  EXPECT_EQ(chosen(kWhole, 2), ExpertKernels::kFew);
+  for (const int64_t world : {2, 4}) {
+    EXPECT_EQ(chosen(by_id(world), 2 * world), ExpertKernels::kFew) << world;
+    EXPECT_EQ(chosen(by_width(world), 2 * world), ExpertKernels::kFew) << world;
+    EXPECT_EQ(chosen(by_id(world), world), ExpertKernels::kPortable) << world;
+    EXPECT_EQ(chosen(by_width(world), world), ExpertKernels::kPortable) << world;
+  }
+  ops::MoeExperts::Desc pro = kWhole;
+  pro.inner = 3072, pro.hidden = 7168, pro.num_local = pro.num_experts = 384;
+  EXPECT_EQ(chosen(pro, 1), ExpertKernels::kPortable);
+  EXPECT_EQ(chosen(pro, 2), ExpertKernels::kFew);
 }
 
 // Pro's over eight ranks have 384.

@@ -229,9 +229,11 @@ inline bool has_many_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens
   return num_tokens * desc.top_k >= kManySlots * desc.all_experts();
 }
 
-// By what this rank computes: its share of all slots, with its part of their width.
+// By what this rank computes: its share of all slots, with its part of their width. From nine tiles to ten teams on
+// few_experts is faster than the ring, but for one token's slots (docs/performance/hopper.md, "Fewer tiles than
+// teams").
 inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  constexpr int64_t kFewestTeams = 2;  // tiles to a team
+  constexpr int64_t kFewestTiles = 9, kTeamsOfThem = 10;
   const int64_t num_slots = num_tokens * desc.top_k;
   if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kInputColumns != 0)
     return ExpertKernels::kPortable;
@@ -240,7 +242,8 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
   const int64_t tiles =
       num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
   const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
-  return tiles >= kFewestTeams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
+  return num_tokens > 1 && kTeamsOfThem * tiles >= kFewestTiles * teams ? ExpertKernels::kFew
+                                                                        : ExpertKernels::kPortable;
 }
 
 // Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring.
