@@ -66,6 +66,13 @@ TEST(ExpertChoice, HopperCountsARanksOwnSlotsAndRows) {
   pro.inner = 3072, pro.hidden = 7168, pro.num_local = pro.num_experts = 384;
   EXPECT_EQ(chosen(pro, 1), ExpertKernels::kPortable);
   EXPECT_EQ(chosen(pro, 2), ExpertKernels::kFew);
+  // Two launches for rounded inputs, which want twice as many tiles.
+  ops::MoeExperts::Desc rounded = kWhole;
+  for (const ops::InputMode input : {ops::InputMode::kA8, ops::InputMode::kA4}) {
+    rounded.input = input;
+    EXPECT_EQ(chosen(rounded, 2), ExpertKernels::kPortable);
+    EXPECT_EQ(chosen(rounded, 3), ExpertKernels::kFew);
+  }
 }
 
 // Pro's over eight ranks have 384.

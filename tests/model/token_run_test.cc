@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string_view>
 #include <tuple>
 
 #include "backends/registry.h"
@@ -74,16 +75,21 @@ class TokenRunTest : public ::testing::Test {
     to.insert(to.end(), from.as<float>(), from.as<float>() + from.shape.num_elements());
   }
 
-  // Of a step as large as there are, and the draft block behind it; of one that nobody wants logits of and the token
-  // behind that; of a step of three sequences, of which one has a single token.
-  std::vector<float> logits(const Cut& cut, comm::Communicator& comm, int64_t fewest, ops::Precision precision) const {
+  LoadedModel load(const Cut& cut, comm::Communicator& comm, int64_t fewest, ops::Precision precision,
+                   bool with_draft = true) const {
     LoadOptions options;
     options.precision = precision;
     options.num_threads = 1, options.max_step_tokens = kStepTokens;
+    options.with_draft = with_draft;
     options.comm = &comm;
     options.shard = {comm.rank(), cut.world, cut.attention, cut.experts, fewest};
-    const LoadedModel loaded =
-        load_model(folder_.path(), options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+    return load_model(folder_.path(), options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+  }
+
+  // Of a step as large as there are, and the draft block behind it; of one that nobody wants logits of and the token
+  // behind that; of a step of three sequences, of which one has a single token.
+  std::vector<float> logits(const Cut& cut, comm::Communicator& comm, int64_t fewest, ops::Precision precision) const {
+    const LoadedModel loaded = load(cut, comm, fewest, precision);
     Runner& runner = *loaded.runner;
     const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, 2 * kStepTokens + 1);
     const std::span<const int32_t> all_ids(ids);
@@ -141,6 +147,39 @@ TEST_F(TokenRunTest, StepsHaveTheBitsOfWholeOnes) {
           << cut.world;
     }
   }
+}
+
+// Streams come together where logits are wanted alone; whoever looks at every output has whole steps.
+TEST_F(TokenRunTest, StreamsComeTogetherForWhoReadsThem) {
+  class Silent final : public Tracer {
+   public:
+    bool looks() const override { return false; }
+    void tensor(std::string_view, const TensorView&) override {}
+  };
+  const Cut& cut = kCuts[0];
+  auto ranks = comm::make_loopback(cut.world, 120);
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue&) {
+                          Counting counting(comm);
+                          const LoadedModel loaded = load(cut, counting, cut.world, {}, false);
+                          const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, 9);
+                          const int64_t layers = loaded.config.num_layers;
+                          const auto gathers_of = [&](LogitRows rows) {
+                            const auto state = loaded.runner->new_sequence(16);
+                            counting.num_gathers = counting.num_shares = 0;
+                            feed(*loaded.runner, *state, ids, rows);
+                            return counting.num_gathers;
+                          };
+                          EXPECT_EQ(gathers_of(LogitRows::kNone), 2 * layers);
+                          EXPECT_EQ(counting.num_shares, 2 * layers);
+                          const int head = gathers_of(LogitRows::kLast) - 2 * static_cast<int>(layers) - 1;
+                          EXPECT_EQ(head, 1) << "of the vocabulary";
+                          Silent tracer;
+                          loaded.runner->set_tracer(&tracer);
+                          gathers_of(LogitRows::kNone);
+                          EXPECT_EQ(counting.num_shares, 0);
+                        }),
+              Each(""));
 }
 
 // Steps of fewer tokens than that are whole.

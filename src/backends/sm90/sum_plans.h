@@ -9,6 +9,7 @@
 #include <span>
 
 #include "backends/cuda/expert_plan.h"
+#include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_limit.h"
 #include "ops/all_experts/all_experts.h"
@@ -230,10 +231,10 @@ inline bool has_many_slots(const ops::MoeExperts::Desc& desc, int64_t num_tokens
 }
 
 // By what this rank computes: its share of all slots, with its part of their width. From nine tiles to ten teams on
-// few_experts is faster than the ring, but for one token's slots (docs/performance/hopper.md, "Fewer tiles than
-// teams").
+// few_experts is faster than the ring, but for one token's slots, and than the portable kernels of more slots
+// (docs/performance/hopper.md, "Fewer tiles than teams"). Rounded inputs have two launches of few_sums instead.
 inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  constexpr int64_t kFewestTiles = 9, kTeamsOfThem = 10;
+  const int64_t tenths_of_teams = cuda_common::needs_input_rows(desc.input) ? 20 : 9;
   const int64_t num_slots = num_tokens * desc.top_k;
   if (desc.hidden % WidePlan::kWeightColumns != 0 || desc.inner % WidePlan::kInputColumns != 0)
     return ExpertKernels::kPortable;
@@ -242,8 +243,7 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
   const int64_t tiles =
       num_slots * desc.num_local / desc.all_experts() * ceil_div<int64_t>(desc.inner, FewPlan::kTileRows / 2);
   const int64_t teams = int64_t{FewPlan::kTeams} * multiprocessors;
-  return num_tokens > 1 && kTeamsOfThem * tiles >= kFewestTiles * teams ? ExpertKernels::kFew
-                                                                        : ExpertKernels::kPortable;
+  return num_tokens > 1 && 10 * tiles >= tenths_of_teams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
 }
 
 // Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring.
