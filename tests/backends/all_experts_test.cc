@@ -183,8 +183,11 @@ TEST_F(AllExpertsRingTest, Choice) {
     return backends::sm90::uses_ring(with_shared(routed, 10), tokens, kGpu);
   };
   EXPECT_TRUE(uses_ring(flash, 1));
-  EXPECT_TRUE(uses_ring(flash, 2));
-  EXPECT_FALSE(uses_ring(flash, 3));  // few_sums
+  EXPECT_FALSE(uses_ring(flash, 2));  // few_experts
+  ops::MoeExperts::Desc half = flash;
+  half.inner = 1024;  // a rank's of two
+  EXPECT_TRUE(uses_ring(half, 2));
+  EXPECT_FALSE(uses_ring(half, 3));
   EXPECT_TRUE(uses_ring({.hidden = 7168, .inner = 3072, .num_local = 384, .top_k = 8}, 1));
   // Whoever has packed weights of NVFP4 all alike has the fused op, with any number of tokens; nobody else has.
   const auto supports = [&](const ops::AllExperts::Desc& desc) {
