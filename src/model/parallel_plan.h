@@ -17,10 +17,10 @@ struct ParallelPlan {
   int64_t world = 1;
   AttentionSplit attention = AttentionSplit::kWhole;
   ExpertSplit experts = ExpertSplit::kById;
+  int64_t fewest_tokens_to_cut = Shard{}.fewest_tokens_to_cut;  // of a step
   // What no layer does yet, for planning.
   bool cuts_projections = false;  // of the input, of compressors and indexers: by rows, behind an all-gather a layer
   bool cuts_entries = false;      // compressed entries by position, merged behind attention
-  int64_t fewest_tokens_to_cut = Shard{}.fewest_tokens_to_cut;
 
   // Whether the layers compute it. A slice_of() with shard() is what a rank then holds.
   bool is_written() const { return !cuts_projections && !cuts_entries; }
