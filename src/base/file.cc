@@ -124,6 +124,12 @@ void File::read_at(uint64_t offset, void* out, size_t bytes) const {
   }
 }
 
+void File::will_read(uint64_t offset, uint64_t bytes) const noexcept {
+  // What comes of it is of no interest: a file system that knows no hints has none to follow.
+  static_cast<void>(
+      ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED));
+}
+
 void File::write(const void* data, size_t bytes) {
   const char* source = static_cast<const char*>(data);
   while (bytes > 0) {

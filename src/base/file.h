@@ -34,6 +34,9 @@ class File {
 
   // Reads exactly `bytes` at `offset`; throws kDataLoss where the file ends before. Threads may call it at once.
   void read_at(uint64_t offset, void* out, size_t bytes) const;
+  // A hint: these bytes will be read soon. The system may fetch them from the disk meanwhile; beyond the end there are
+  // none. May wait for the disk's queue.
+  void will_read(uint64_t offset, uint64_t bytes) const noexcept;
   // Appends at the current end of what this object wrote. Throws kResourceExhausted on a full disk.
   void write(const void* data, size_t bytes);
   // Writes at `offset`, whatever write() did; a gap before it reads as zeros. Throws as write(). Threads may call it at

@@ -52,6 +52,8 @@ class SafetensorsFile {
   // Threads may call it at once.
   void read_part(const TensorEntry& entry, uint64_t begin, uint64_t num_bytes, void* out) const;
   void read(const TensorEntry& entry, void* out) const { read_part(entry, 0, entry.num_bytes, out); }
+  // File::will_read()
+  void will_read(uint64_t offset, uint64_t num_bytes) const noexcept { file_.will_read(offset, num_bytes); }
 
  private:
   SafetensorsFile(File file, SafetensorsHeader header) : file_(std::move(file)), header_(std::move(header)) {}

@@ -94,6 +94,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   weights.set_memory(executor->loading());
   const BytePhase phase(progress, "read weights", weights.total_bytes());
   const auto begin = std::chrono::steady_clock::now();
+  weights.read_ahead();
   try {
     loaded.runner = std::make_unique<Model>(config, planner, weights, options.precision, drafts,
                                             options.max_step_tokens, std::move(executor), options.bypass, options.comm);

@@ -23,11 +23,26 @@ namespace {
 using checkpoint::LocatedTensor;
 using ops::WeightFormat;
 
+// A disk of some GB/s fills it in a fraction of a second, and a slow matrix does not stop it.
+constexpr uint64_t kReadAheadBytes = uint64_t{1} << 30;
+
+// How many rows a tensor has, whose last dimension is a row's.
+int64_t num_rows(const LocatedTensor& tensor) {
+  const Shape& shape = tensor.entry->shape;
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < shape.rank(); ++i) rows *= shape[i];
+  return rows;
+}
+
 }  // namespace
 
 WeightSource::WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers,
                            Shard shard, ProgressSink* progress, Inexact inexact)
-    : config_(config), shard_(shard), inexact_(inexact), reader_(progress, &queue_) {
+    : config_(config),
+      shard_(shard),
+      num_draft_layers_(num_draft_layers),
+      inexact_(inexact),
+      reader_(progress, &queue_) {
   std::set<std::string> used;
   for (WeightRow& weight : make_weight_spec(config, num_draft_layers)) {
     const StoredTensor stored = resolve_weight(checkpoint, config, weight, used);
@@ -70,6 +85,55 @@ ops::WeightFormat WeightSource::format(const std::string& name) const {
 Shape WeightSource::local_shape(const std::string& name) const {
   const WeightSlice part = slice(name);
   return {part.row_end - part.row_begin, part.col_end - part.col_begin};
+}
+
+std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name) const {
+  const StoredTensor& stored = resolved(name);
+  const WeightSlice part = slice(name);
+  std::vector<checkpoint::FilePart> parts;
+  const auto add_all = [&](const LocatedTensor& tensor) {
+    if (tensor.entry != nullptr) parts.push_back({tensor.file, tensor.entry->file_offset, tensor.entry->num_bytes});
+  };
+  const auto add_rows = [&](const LocatedTensor& tensor) {
+    const uint64_t row_bytes = tensor.entry->num_bytes / static_cast<uint64_t>(std::max<int64_t>(1, num_rows(tensor)));
+    parts.push_back({tensor.file,
+                     tensor.entry->file_offset + static_cast<uint64_t>(part.row_begin + stored.row_offset) * row_bytes,
+                     static_cast<uint64_t>(part.row_end - part.row_begin) * row_bytes});
+  };
+  const WeightKind kind = row(name).kind;
+  if (kind != WeightKind::kLinear && kind != WeightKind::kPlain) {
+    add_all(stored.codes);
+    return parts;
+  }
+  if (part.row_begin == part.row_end) return parts;
+  add_rows(stored.codes);
+  // Of MXFP4 all scales decide the tensor's; those of FP8 are of blocks of rows.
+  if (stored.format == StoredFormat::kNvfp4 || stored.format == StoredFormat::kNvfp4Reciprocal) {
+    add_rows(stored.block_scales);
+  } else {
+    add_all(stored.block_scales);
+  }
+  add_all(stored.tensor_scale);
+  return parts;
+}
+
+void WeightSource::read_ahead() {
+  std::vector<checkpoint::FilePart> parts, last;
+  for (const WeightRow& weight : make_weight_spec(config_, num_draft_layers_)) {
+    const std::vector<checkpoint::FilePart> found = parts_of(weight.name);
+    // The table names the head first; a model loads it behind its layers.
+    std::vector<checkpoint::FilePart>& list = weight.shard == ShardRule::kRowsByToken ? last : parts;
+    list.insert(list.end(), found.begin(), found.end());
+  }
+  parts.insert(parts.end(), last.begin(), last.end());
+  ahead_.emplace(std::move(parts), kReadAheadBytes);
+}
+
+void WeightSource::count_as_read(const std::string& name) {
+  if (!ahead_) return;
+  uint64_t num_bytes = 0;
+  for (const checkpoint::FilePart& part : parts_of(name)) num_bytes += part.num_bytes;
+  ahead_->used(num_bytes);
 }
 
 // Of the hashes of pieces, so that threads can share the work.
@@ -116,6 +180,7 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
   const WeightSlice part = slice(name);
+  count_as_read(name);
   const bool is_empty = part.row_begin == part.row_end;
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
   Matrix matrix = reader_.read(stored, weight.shape, part, exponent);
@@ -129,6 +194,7 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
 device::Tensor WeightSource::load_vector(const std::string& name) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
+  count_as_read(name);
   std::vector<char> bytes(stored.codes.entry->num_bytes);
   reader_.read_bytes(stored.codes, 0, bytes.size(), bytes.data());
   std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
@@ -147,6 +213,7 @@ device::Tensor WeightSource::load_table(const std::string& name) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
   const int64_t count = weight.shape.num_elements(), top_k = weight.shape[1];
+  count_as_read(name);
   std::vector<char> bytes(stored.codes.entry->num_bytes);
   reader_.read_bytes(stored.codes, 0, bytes.size(), bytes.data());
   device::Tensor table(DType::kI32, weight.shape);

@@ -4,11 +4,13 @@
 // slice by slice with their bits unchanged. Formats are detected per tensor (docs/formats/checkpoints.md).
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/read_ahead.h"
 #include "device/buffer.h"
 #include "device/queue.h"
 #include "model/matrix_reader.h"
@@ -59,6 +61,11 @@ class WeightSource final : public ModelWeights {
   Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
   // Where matrices are read to from now on (Executor::loading()).
   void set_memory(device::MemorySpace& memory) { reader_.set_memory(memory); }
+  // Those bytes of the files that loading `name` reads; of columns their whole rows. (Of MXFP4 not what is looked at
+  // besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
+  std::vector<checkpoint::FilePart> parts_of(const std::string& name) const;
+  // All of it will be loaded from now on: the disk may read ahead of that (checkpoint/read_ahead.h).
+  void read_ahead();
   // Null: none. Must outlive the source.
   void set_edit(const WeightEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
@@ -77,11 +84,13 @@ class WeightSource final : public ModelWeights {
   const StoredTensor& resolved(const std::string& name) const;
   const Mxfp4Scaling& scaling(const std::string& name);
   int global_exponent(const std::string& name);
+  void count_as_read(const std::string& name);
   void add_fingerprint(const std::string& name, const void* data, size_t bytes);
 
   const Config& config_;
   const WeightEdit* edit_ = nullptr;
   Shard shard_;
+  int64_t num_draft_layers_;
   Inexact inexact_;
   device::Queue queue_;  // reads and packs with every core
   MatrixReader reader_;
@@ -90,6 +99,7 @@ class WeightSource final : public ModelWeights {
   std::map<std::string, Mxfp4Scaling> scalings_;  // by w1 for w1 and w3
   std::vector<std::string> kept_aside_, unknown_;
   uint64_t total_bytes_ = 0, fingerprint_ = 0;
+  std::optional<checkpoint::ReadAhead> ahead_;
 };
 
 }  // namespace tessera::model

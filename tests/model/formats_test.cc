@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every checkpoint layout: fixtures of an independent writer with their expected values and logits, and the generated
 // model T0 written in every layout with random variations.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <filesystem>
+#include <map>
 
+#include "base/file.h"
 #include "base/rng.h"
 #include "model/model_helpers.h"
 #include "model/weight_source.h"
@@ -155,6 +159,71 @@ TEST_P(LayoutTest, ValuesAndSlicesAreThoseWritten) {
     for (const char* prefix : {"layers.1.ffn.experts.5.", "mtp.0.ffn.experts.3."}) {
       EXPECT_EQ(whole.load_matrix(prefix + std::string("w1")).view.tensor_scale,
                 whole.load_matrix(prefix + std::string("w3")).view.tensor_scale);
+    }
+  }
+}
+
+// Every slice loads the same from a file in which all other bytes are NaN: they are not read, so the disk needs not be
+// asked for them; and what is asked for is what a rank holds, but for scales of whole blocks and rows of columns.
+TEST_P(LayoutTest, NothingIsReadButTheParts) {
+  testing::write_odd_tensors(folder_.path(), written_.tensors, rng_);
+  const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder_.path());
+  std::map<const checkpoint::SafetensorsFile*, std::string> files;  // what each holds
+  std::map<const checkpoint::SafetensorsFile*, uint64_t> first_bytes;
+  for (const checkpoint::LocatedTensor& tensor : source.tensors()) {
+    if (!files.contains(tensor.file)) files[tensor.file] = read_file(tensor.file->path(), 1 << 30);
+    uint64_t& first = first_bytes.try_emplace(tensor.file, tensor.entry->file_offset).first->second;
+    first = std::min(first, tensor.entry->file_offset);
+  }
+  const WeightSource whole(source, config_, 1, {}, nullptr);
+  for (const Shard& shard : {Shard{}, Shard{1, 2, AttentionSplit::kByGroup, ExpertSplit::kByWidth},
+                             Shard{1, 2, AttentionSplit::kWhole, ExpertSplit::kById}}) {
+    SCOPED_TRACE(fmt::format("rank {}, experts {}", shard.rank, static_cast<int>(shard.experts)));
+    WeightSource weights(source, config_, 1, shard, nullptr);
+    auto cut = files;
+    for (auto& [file, bytes] : cut) {
+      std::fill(bytes.begin() + static_cast<ptrdiff_t>(first_bytes.at(file)), bytes.end(), static_cast<char>(0xff));
+    }
+    for (const WeightRow& row : make_weight_spec(config_, 1)) {
+      uint64_t num_bytes = 0, bytes_of_all = 0;
+      for (const checkpoint::FilePart& part : whole.parts_of(row.name)) bytes_of_all += part.num_bytes;
+      for (const checkpoint::FilePart& part : weights.parts_of(row.name)) {
+        const std::string& bytes = files.at(part.file);
+        ASSERT_LE(part.offset + part.num_bytes, bytes.size());
+        bytes.copy(cut.at(part.file).data() + part.offset, part.num_bytes, part.offset);
+        num_bytes += part.num_bytes;
+      }
+      const StoredFormat format = weights.stored(row.name).format;
+      if (format == StoredFormat::kMxfp4) {  // scales that lie far apart are looked at with their codes
+        const checkpoint::LocatedTensor& codes = weights.stored(row.name).codes;
+        files.at(codes.file)
+            .copy(cut.at(codes.file).data() + codes.entry->file_offset, codes.entry->num_bytes,
+                  codes.entry->file_offset);
+      }
+      // A rank's rows and no more, where rows have no scales but their own.
+      if (row.kind != WeightKind::kLinear || format == StoredFormat::kMxfp4 || format == StoredFormat::kFp8Block)
+        continue;
+      const WeightSlice slice = weights.slice(row.name);
+      const auto rows = static_cast<uint64_t>(slice.row_end - slice.row_begin);
+      const bool is_nvfp4 = format == StoredFormat::kNvfp4 || format == StoredFormat::kNvfp4Reciprocal;
+      const uint64_t scalar = is_nvfp4 && rows > 0 ? 4 : 0;
+      EXPECT_EQ((num_bytes - scalar) * static_cast<uint64_t>(row.shape[0]), (bytes_of_all - scalar) * rows) << row.name;
+    }
+    testing::TemporaryFolder other;
+    std::filesystem::copy(folder_.path(), other.path());
+    for (const auto& [file, bytes] : cut) other.write(std::filesystem::path(file->path()).filename(), bytes);
+    const checkpoint::Checkpoint cut_source = checkpoint::Checkpoint::open(other.path());
+    WeightSource cut_weights(cut_source, config_, 1, shard, nullptr);
+    for (const WeightRow& row : make_weight_spec(config_, 1)) {
+      SCOPED_TRACE(row.name);
+      if (row.kind == WeightKind::kVector) {
+        const device::Tensor found = cut_weights.load_vector(row.name), expected = weights.load_vector(row.name);
+        const auto count = static_cast<size_t>(expected.view().shape.num_elements());
+        EXPECT_TRUE(testing::same_bits(std::span(found.as<float>(), count), std::span(expected.as<float>(), count)));
+      } else if (row.kind != WeightKind::kTable && weights.local_shape(row.name)[0] > 0) {
+        EXPECT_TRUE(
+            testing::same_bits(values_of(cut_weights.load_matrix(row.name)), values_of(weights.load_matrix(row.name))));
+      }
     }
   }
 }
