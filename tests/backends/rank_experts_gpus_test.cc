@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of two GPUs that reach each other's memory give the bits of one, call after call, whoever is late.
+// The experts of two, four or eight GPUs, as many as there are, that reach each other's memory give the bits of one,
+// call after call, whoever is late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <numeric>
 
 #include "backends/rank_group.h"
 #include "base/error.h"
@@ -18,11 +21,11 @@ using testing::CallArrays, testing::CallSpec, testing::expected_of, testing::Gro
     testing::random_ids, testing::Routing, testing::Weights;
 using ::testing::Each;
 
-class RankExpertsOfTwoGpus : public testing::RandomTest {
+class RankExpertsOfGpus : public testing::RandomTest, public ::testing::WithParamInterface<int> {
  protected:
   void SetUp() override {
     try {
-      device::machine_of("cuda:1");
+      device::machine_of("cuda:" + std::to_string(GetParam() - 1));
     } catch (const Error& error) {
       GTEST_SKIP() << error.what();
     }
@@ -31,22 +34,35 @@ class RankExpertsOfTwoGpus : public testing::RandomTest {
   // The same wherever it is made.
   CallArrays call(size_t number, const GroupShape& shape, const CallSpec& spec, device::MemorySpace& memory) const {
     Rng rng(seed_, number + 1);
-    const int64_t total = spec.num_tokens[0] + spec.num_tokens[1];
+    const int64_t total = std::accumulate(spec.num_tokens.begin(), spec.num_tokens.end(), int64_t{0});
     return {rng, shape, spec, random_ids(rng, shape, total, spec.routing), memory};
   }
 };
 
-TEST_F(RankExpertsOfTwoGpus, GiveTheBitsOfOne) {
-  const GroupShape shape{.hidden = 1024, .inner = 512, .num_experts = 32, .top_k = 4, .max_tokens = 64};
-  std::vector<CallSpec> specs = {
-      {{1, 1}, Routing::kAny, true, false, 1}, {{0, 64}}, {{64, 64}}, {{64, 0}, Routing::kOneRank}, {{0, 0}},
-      {{33, 7}, Routing::kOneExpert}};
+TEST_P(RankExpertsOfGpus, GiveTheBitsOfOne) {
+  const int world = GetParam();
+  const GroupShape shape{.world = world, .hidden = 1024, .inner = 512, .num_experts = 32, .top_k = 4, .max_tokens = 64};
+  // Rank 0 has `first` tokens, every other `others`.
+  const auto tokens_of = [&](int64_t first, int64_t others) {
+    std::vector<int64_t> tokens(static_cast<size_t>(world), others);
+    tokens[0] = first;
+    return tokens;
+  };
+  std::vector<CallSpec> specs = {{tokens_of(1, 1), Routing::kAny, true, false, 1},
+                                 {tokens_of(0, 64)},
+                                 {tokens_of(64, 64)},
+                                 {tokens_of(64, 0), Routing::kOneRank},
+                                 {tokens_of(0, 0)},
+                                 {tokens_of(33, 7), Routing::kOneExpert}};
   for (int i = 0; i < 40; ++i) {
-    const auto tokens = [&] { return static_cast<int64_t>(rng_.below(static_cast<uint64_t>(shape.max_tokens) + 1)); };
-    specs.push_back({{tokens(), tokens()}, static_cast<Routing>(rng_.below(3)), rng_.below(2) == 0});
+    std::vector<int64_t> tokens;
+    for (int r = 0; r < world; ++r) {
+      tokens.push_back(static_cast<int64_t>(rng_.below(static_cast<uint64_t>(shape.max_tokens) + 1)));
+    }
+    specs.push_back({tokens, static_cast<Routing>(rng_.below(4)), rng_.below(2) == 0});
   }
   const ops::Variant<RankExperts>& variant = *hopper_variant<RankExperts>();
-  std::vector<std::vector<float>> results[2];
+  std::vector<std::vector<std::vector<float>>> results(static_cast<size_t>(world));
   const auto work = [&](comm::Bootstrap& bootstrap) {
     const int rank = bootstrap.rank();
     const auto executor = device::make_executor(device::machine_of("cuda:" + std::to_string(rank)), 1);
@@ -68,26 +84,29 @@ TEST_F(RankExpertsOfTwoGpus, GiveTheBitsOfOne) {
         variant.run(shape.of_rank(rank), args, executor->queue());
       }
       executor->synchronize();
-      for (const CallArrays& one : calls) results[rank].push_back(one.result());
+      for (const CallArrays& one : calls) results[static_cast<size_t>(rank)].push_back(one.result());
     }
     bootstrap.all_gather({});
     bootstrap.leave();
   };
-  EXPECT_THAT(testing::run_joined(2, work), Each(""));
-  ASSERT_EQ(results[0].size(), specs.size());
-  ASSERT_EQ(results[1].size(), specs.size());
+  EXPECT_THAT(testing::run_joined(world, work), Each(""));
+  for (const auto& of_rank : results) ASSERT_EQ(of_rank.size(), specs.size());
   Rng rng(seed_, 0);
   const Weights weights(rng, shape, device::host_memory());
   for (size_t i = 0; i < specs.size(); ++i) {
     SCOPED_TRACE(i);
     const CallArrays one = call(i, shape, specs[i], device::host_memory());
     const std::vector<float> expected = expected_of(shape, one, specs[i].has_shared, weights);
-    const int64_t first = specs[i].num_tokens[0] * shape.hidden;
-    std::vector<float> found(results[0][i].begin(), results[0][i].begin() + first);
-    found.insert(found.end(), results[1][i].begin() + first, results[1][i].end());
+    std::vector<float> found;
+    for (size_t r = 0; r < results.size(); ++r) {
+      const auto begin = results[r][i].begin() + static_cast<std::ptrdiff_t>(found.size());
+      found.insert(found.end(), begin, begin + specs[i].num_tokens[r] * shape.hidden);
+    }
     EXPECT_TRUE(testing::same_bits(found, expected));
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Gpus, RankExpertsOfGpus, ::testing::Values(2, 4, 8));
 
 }  // namespace
 }  // namespace tessera
