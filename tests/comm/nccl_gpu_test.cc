@@ -232,7 +232,7 @@ TEST_P(CommOnGpus, SumsBehindEachOtherOfManySizesWhoeverIsLate) {
                     rank.executor.memory().upload(tensors[i].view().data, values.data(), values.size() * sizeof(float));
                     expected.push_back(sum(seed, counts[i]));
                     for (float& value : expected.back()) {
-                      for (int i = 1; i < kLaunches * kSums; ++i) value = sum_of_equal(world_, value);
+                      for (int n = 1; n < kLaunches * kSums; ++n) value = sum_of_equal(world_, value);
                     }
                   }
                   rank.comm.begin_step(true);
