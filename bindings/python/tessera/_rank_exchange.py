@@ -35,9 +35,12 @@ def _machine() -> str:
 def _why_not_here(device: torch.device, rank: int, ranks: int, num_experts: int, num_topk: int, hidden: int, inner: int) -> str:
     if device.type != 'cuda':
         return f'the device is {device}, no GPU'
-    with tessera_torch.ordered(device) as context:
-        return ops.RankExperts.why_not(context, hidden=hidden, inner=inner, num_local=num_experts // ranks, top_k=num_topk,
-                                       rank=rank, ranks=ranks)
+    try:
+        with tessera_torch.ordered(device) as context:
+            return ops.RankExperts.why_not(context, hidden=hidden, inner=inner, num_local=num_experts // ranks, top_k=num_topk,
+                                           rank=rank, ranks=ranks)
+    except Error as error:  # the others have to hear of it, not to wait
+        return str(error)
 
 
 def _first(reasons: Sequence[str]) -> str:

@@ -301,7 +301,7 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
     [experts of this rank]: the tokens that each got, of any rank's, are added; on several ranks torch.distributed then gathers
     the ids, so all of them give it or none. activation_clamp: None for none. most_tokens: no rank has more in this call, and all ranks say the same; None for as
-    many as the buffer has room for. The fewer, the faster. On several ranks all have to call it: where one refuses its arguments,
+    many as the buffer has room for. On several ranks all have to call it: where one refuses its arguments,
     the others wait for it, ranks that gather until the group gives up, those that exchange until it comes, ends or destroys its
     buffer. Raises DeviceError where a rank is lost with which this one exchanges."""
     _check_swiglu(activation)
