@@ -108,6 +108,10 @@ class ExpertGroup {
     const nb::gil_scoped_release release;
     bootstrap_ = std::make_unique<comm::Bootstrap>(options, nullptr, &loss_,
                                                    listener != nullptr ? std::move(listener->socket) : comm::Socket());
+    if (!device_->is_gpu()) {
+      why_not_ = "the context is of a CPU";
+      return;
+    }
     exchange_ =
         comm::make_expert_exchange(*bootstrap_, {.max_tokens = max_tokens, .top_k = top_k, .hidden = hidden}, why_not_);
     loss_.watch(exchange_.get());
