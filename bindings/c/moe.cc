@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <deque>
 #include <optional>
-#include <vector>
 
 #include "bindings/c/bound_linear.h"
+#include "bindings/c/placed_experts.h"
 
 using namespace tessera;
 using namespace tessera::bindings;
@@ -30,8 +29,7 @@ struct tessera_moe {
   ops::Bound<ops::MoeExperts> op;
   ops::Bound<ops::MoeCombine> combine;
   std::string kernel;
-  std::deque<ops::PackedWeight> packed;
-  device::Buffer w1, w3, w2;  // ops::WeightView of each, by local expert
+  PlacedExperts weights;
   device::Buffer workspace;
   std::optional<Mixture> mixture;  // where a router was given
 
@@ -40,9 +38,9 @@ struct tessera_moe {
     op.run({.x = x,
             .experts = experts,
             .routing = routing,
-            .w1 = w1.as<ops::WeightView>(),
-            .w3 = w3.as<ops::WeightView>(),
-            .w2 = w2.as<ops::WeightView>(),
+            .w1 = weights.w1(),
+            .w3 = weights.w3(),
+            .w2 = weights.w2(),
             .out = {out, op.desc.activation, {num_tokens, op.desc.top_k, op.desc.hidden}},
             .num_tokens = num_tokens,
             .workspace = workspace.data()},
@@ -71,22 +69,6 @@ void check_desc(const tessera_moe_desc& desc) {
   check_size(desc.top_k, 1, desc.num_experts, "desc.top_k");
   check_flag(desc.is_normalized == 0 || desc.is_normalized == 1, "desc.is_normalized", "0 or 1", desc.is_normalized);
   if (!(desc.swiglu_limit >= 0)) fail(ErrorCode::kInvalidArgument, "desc.swiglu_limit: expected at least 0");
-}
-
-// The views of `num_local` matrices, packed, in the device's memory.
-device::Buffer place_experts(tessera_moe& moe, const tessera_weight* weights, int64_t rows, int64_t cols,
-                             const char* name) {
-  check_not_null(weights, name);
-  std::vector<ops::WeightView> views;
-  for (int64_t e = 0; e < moe.op.desc.num_local; ++e) {
-    const ops::WeightView view = weight_of(weights + e, rows, cols, name);
-    check_flag(view.format == moe.op.desc.format, name, "one format for all experts", weights[e].format);
-    moe.packed.push_back(packed_for(*moe.context, moe.op, view));
-    views.push_back(moe.packed.back().view);
-  }
-  device::Buffer placed(views.size() * sizeof(ops::WeightView), moe.context->memory());
-  moe.context->memory().upload(placed.data(), views.data(), placed.size());
-  return placed;
 }
 
 void add_mixture(tessera_moe& moe, const tessera_moe_desc& desc, const tessera_moe_weights& weights) {
@@ -187,9 +169,7 @@ tessera_status tessera_moe_create(tessera_context* context, const tessera_moe_de
     made->kernel = planner.lines().back().chosen;
     made->combine = planner.bind<ops::MoeCombine>(
         "combine", {.hidden = desc->hidden, .top_k = desc->top_k, .activation = activation});
-    made->w1 = place_experts(*made, weights->w1, desc->inner, desc->hidden, "weights.w1");
-    made->w3 = place_experts(*made, weights->w3, desc->inner, desc->hidden, "weights.w3");
-    made->w2 = place_experts(*made, weights->w2, desc->hidden, desc->inner, "weights.w2");
+    made->weights = PlacedExperts(*context, made->op, made->op.desc, weights->w1, weights->w3, weights->w2);
     made->workspace = device::Buffer(static_cast<size_t>(made->op.workspace_bytes(max_tokens)), context->memory());
     if (weights->router != nullptr) add_mixture(*made, *desc, *weights);
     *moe = made.release();

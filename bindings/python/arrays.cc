@@ -112,7 +112,7 @@ bool is_of(nb::handle object, const char* library) {
 
 // Memory of a result.
 struct Owned {
-  std::shared_ptr<Device> device;
+  DevicePtr device;
   void* data = nullptr;
 };
 
@@ -165,8 +165,7 @@ Array read_array(const Device& device, nb::handle object, const char* name, std:
   return array;
 }
 
-nb::object make_array(const std::shared_ptr<Device>& device, nb::handle like, Element element,
-                      const std::vector<int64_t>& shape) {
+nb::object make_array(const DevicePtr& device, nb::handle like, Element element, const std::vector<int64_t>& shape) {
   const bool is_numpy = is_of(like, "numpy");
   nb::dlpack::dtype dtype;
   for (const ElementType& type : kElementTypes) {
@@ -196,6 +195,15 @@ nb::object make_array(const std::shared_ptr<Device>& device, nb::handle like, El
   if (is_numpy) return wrap<nb::numpy>(kept, owner, sizes, dtype);
   if (is_of(like, "torch")) return wrap<nb::pytorch>(kept, owner, sizes, dtype);
   return wrap<>(kept, owner, sizes, dtype);
+}
+
+std::pair<nb::object, Array> output(const DevicePtr& device, nb::handle out, nb::handle like, Element element,
+                                    const std::vector<int64_t>& shape) {
+  const nb::object made = out.is_none() ? make_array(device, like, element, shape) : nb::borrow(out);
+  Array array = shape.size() == 2
+                    ? read_array(*device, made, "out", {element}, {shape[0], shape[1]}, Access::kWrite)
+                    : read_array(*device, made, "out", {element}, {shape[0], shape[1], shape[2]}, Access::kWrite);
+  return {made, std::move(array)};
 }
 
 }  // namespace tessera::python

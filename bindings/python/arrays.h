@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/python/errors.h"
@@ -40,6 +41,8 @@ class Device {
   mutable std::mutex lock_;
 };
 
+using DevicePtr = std::shared_ptr<Device>;
+
 // A dense row-major array of the device; keeps what owns the memory alive.
 struct Array {
   nb::ndarray<nb::ro> owner;
@@ -65,8 +68,11 @@ Array read_array(const Device& device, nb::handle object, const char* name, std:
 
 // A new array for a result: of the library that `like` is of (NumPy, PyTorch; another: any that takes DLPack). NumPy
 // has no BF16 and gets its bits as uint16.
-nb::object make_array(const std::shared_ptr<Device>& device, nb::handle like, Element element,
-                      const std::vector<int64_t>& shape);
+nb::object make_array(const DevicePtr& device, nb::handle like, Element element, const std::vector<int64_t>& shape);
+
+// `out` as it is given, or a new array; and where to write. Of two or three dimensions.
+std::pair<nb::object, Array> output(const DevicePtr& device, nb::handle out, nb::handle like, Element element,
+                                    const std::vector<int64_t>& shape);
 
 // "[3, 16]".
 std::string shape_text(const std::vector<int64_t>& shape);

@@ -11,4 +11,5 @@ NB_MODULE(_tessera, m) {
   add_model(m);
   add_tools(m);
   add_ops(m);
+  add_rank_experts(m);
 }

@@ -9,5 +9,6 @@ namespace tessera::python {
 void add_model(nanobind::module_& m);
 void add_tools(nanobind::module_& m);
 void add_ops(nanobind::module_& m);
+void add_rank_experts(nanobind::module_& m);  // after add_ops
 
 }  // namespace tessera::python

@@ -14,13 +14,12 @@
 #include "base/strings.h"
 #include "bindings/python/arrays.h"
 #include "bindings/python/module.h"
+#include "bindings/python/weight.h"
 #include "numeric/nvfp4.h"
 
 namespace tessera::python {
 
 namespace {
-
-using DevicePtr = std::shared_ptr<Device>;
 
 template <class Value>
 struct Named {
@@ -67,98 +66,6 @@ tessera_dtype activation_of(tessera_input_mode input) {
   return input == TESSERA_INPUT_F32 ? TESSERA_F32 : TESSERA_BF16;
 }
 
-// One matrix, or as many of one shape, as checkpoints have them.
-class Weight {
- public:
-  Weight(DevicePtr device, nb::handle data, nb::handle block_scales, const std::vector<float>& tensor_scales)
-      : device_(std::move(device)) {
-    // Any shape first, to see whether there is one matrix or several.
-    const nb::object shape = nb::getattr(data, "shape", nb::none());
-    const bool is_stack = !shape.is_none() && nb::len(shape) == 3;
-    const auto read = [&](nb::handle array, const char* name, std::initializer_list<Element> elements,
-                          std::array<int64_t, 3> sizes) {
-      return is_stack ? read_array(*device_, array, name, elements, {sizes[0], sizes[1], sizes[2]})
-                      : read_array(*device_, array, name, elements, {sizes[1], sizes[2]});
-    };
-    using enum Element;
-    data_ = read(data, "data", {kByte, kE4m3, kF32, kBf16}, {kAny, kAny, kAny});
-    count_ = is_stack ? data_.shape[0] : 1;
-    rows_ = data_.shape[data_.shape.size() - 2], cols_ = data_.shape.back();
-    switch (data_.element) {
-      case kF32:
-        format_ = TESSERA_WEIGHT_F32;
-        break;
-      case kBf16:
-        format_ = TESSERA_WEIGHT_BF16;
-        break;
-      case kE4m3:
-        format_ = TESSERA_WEIGHT_FP8_BLOCK;
-        break;
-      default:
-        format_ = TESSERA_WEIGHT_NVFP4;
-        cols_ *= 2;
-    }
-    if (has_scales() == block_scales.is_none()) {
-      fail(ErrorCode::kInvalidArgument,
-           fmt::format("block_scales: expected {}", has_scales() ? "an array, which weights of this dtype have"
-                                                                 : "None, since weights of this dtype have none"));
-    }
-    if (format_ == TESSERA_WEIGHT_NVFP4) {
-      scales_ = read(block_scales, "block_scales", {kE4m3, kByte}, {count_, rows_, cols_ / 16});
-    } else if (has_scales()) {
-      scales_ = read(block_scales, "block_scales", {kF32}, {count_, (rows_ + 127) / 128, (cols_ + 127) / 128});
-    }
-    tensor_scales_.assign(static_cast<size_t>(count_), 1.0f);
-    if (tensor_scales.size() == 1) tensor_scales_.assign(static_cast<size_t>(count_), tensor_scales.front());
-    if (tensor_scales.size() > 1) tensor_scales_ = tensor_scales;
-    if (tensor_scales_.size() != static_cast<size_t>(count_)) {
-      fail(ErrorCode::kInvalidArgument,
-           fmt::format("tensor_scale: expected 1 or {} numbers, found {}", count_, tensor_scales_.size()));
-    }
-  }
-
-  bool has_scales() const { return format_ == TESSERA_WEIGHT_NVFP4 || format_ == TESSERA_WEIGHT_FP8_BLOCK; }
-  int64_t count() const { return count_; }
-  int64_t rows() const { return rows_; }
-  int64_t cols() const { return cols_; }
-  const DevicePtr& device() const { return device_; }
-  const char* format() const {
-    constexpr const char* kNames[] = {"f32", "bf16", "fp8", "nvfp4"};
-    return kNames[format_];
-  }
-
-  std::vector<tessera_weight> views() const {
-    std::vector<tessera_weight> views;
-    const size_t bytes = data_.owner.nbytes() / static_cast<size_t>(std::max<int64_t>(count_, 1));
-    const size_t scale_bytes =
-        has_scales() ? scales_.owner.nbytes() / static_cast<size_t>(std::max<int64_t>(count_, 1)) : 0;
-    for (size_t i = 0; i < static_cast<size_t>(count_); ++i) {
-      views.push_back({.format = format_,
-                       .rows = rows_,
-                       .cols = cols_,
-                       .data = data_.as<uint8_t>() + i * bytes,
-                       .block_scales = has_scales() ? scales_.as<uint8_t>() + i * scale_bytes : nullptr,
-                       .tensor_scale = tensor_scales_[i]});
-    }
-    return views;
-  }
-
- private:
-  DevicePtr device_;
-  Array data_, scales_;
-  tessera_weight_format format_ = TESSERA_WEIGHT_F32;
-  int64_t count_ = 1, rows_ = 0, cols_ = 0;
-  std::vector<float> tensor_scales_;
-};
-
-using WeightPtr = std::shared_ptr<Weight>;
-
-void check_device(const DevicePtr& device, const WeightPtr& weight, const char* name) {
-  if (weight != nullptr && weight->device() != device) {
-    fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected a weight of this context", name));
-  }
-}
-
 // What is created by the C interface: destroyed by it, before what it needs.
 template <class Object, void (*kDestroy)(Object*)>
 struct Destroyer {
@@ -172,16 +79,6 @@ struct Destroyer {
 };
 template <class Object, void (*kDestroy)(Object*)>
 using Handle = std::unique_ptr<Object, Destroyer<Object, kDestroy>>;
-
-// `out` as it is given, or a new array; and where to write.
-std::pair<nb::object, Array> output(const DevicePtr& device, nb::handle out, nb::handle like, Element element,
-                                    const std::vector<int64_t>& shape) {
-  const nb::object made = out.is_none() ? make_array(device, like, element, shape) : nb::borrow(out);
-  Array array = shape.size() == 2
-                    ? read_array(*device, made, "out", {element}, {shape[0], shape[1]}, Access::kWrite)
-                    : read_array(*device, made, "out", {element}, {shape[0], shape[1], shape[2]}, Access::kWrite);
-  return {made, std::move(array)};
-}
 
 class Linear {
  public:

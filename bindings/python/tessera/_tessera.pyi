@@ -76,6 +76,47 @@ class Moe:
     @property
     def kernel(self) -> str: ...
 
+class RankListener:
+    """Where rank 0 of an ExpertGroup is found: a socket of the loopback."""
+
+    def __init__(self) -> None: ...
+    @property
+    def port(self) -> int: ...
+
+class ExpertGroup:
+    """Ranks, processes of one machine with a GPU each, that exchange rows of up to max_tokens tokens through their GPUs' memory.
+    All make it together: rank 0 with its listener, whose port it tells the others with a secret of 16 characters or more. Waits
+    up to a minute for them. Raises DeviceError where ranks are missing or lost."""
+
+    def __init__(self, context: Context, *, rank: int, ranks: int, port: int, secret: str, listener: Optional[RankListener] = None,
+                 max_tokens: int, top_k: int, hidden: int) -> None: ...
+    @property
+    def why_not(self) -> str:
+        """Why they don't reach each other's memory, the same on all ranks; "": they do."""
+    def check(self) -> None:
+        """Raises DeviceError, naming it, where a rank is lost: from then on the GPU waits for nobody, and outputs mean nothing."""
+    def close(self, seconds: float = 60) -> None:
+        """All ranks close together, each once it has queued its last call; waits for those. Where a rank does not come within so
+        many seconds, the others' calls end, and they raise DeviceError from then on."""
+
+class RankExperts:
+    """Routed experts of a group of ranks and their sum, as experts() and combine() of Moe give it where one rank has all (the
+    same bits): this rank has those from rank * count on, NVFP4 w1, w3 [count, inner, hidden] and w2 [count, hidden, inner].
+    Raises Unsupported where no kernel here does it."""
+
+    def __init__(self, w1: Weight, w3: Weight, w2: Weight, *, top_k: int, rank: int, ranks: int, swiglu_limit: float = 0.0,
+                 max_tokens: int = 256) -> None: ...
+    def __call__(self, group: ExpertGroup, x: Array, experts: Array, routing: Array, out: Optional[Array] = None,
+                 most_tokens: Optional[int] = None) -> Array:
+        """Of this rank's tokens, 0 too: x bfloat16 [num_tokens, hidden], experts int32 [num_tokens, top_k] ascending in a row (an
+        id that no rank has gives 0), routing float32 [num_tokens, top_k] to [num_tokens, hidden]. All ranks call it, in the
+        same order of calls; none has more than most_tokens (None: max_tokens) tokens in this call, of which all say the same."""
+    @property
+    def kernel(self) -> str: ...
+    @staticmethod
+    def why_not(context: Context, *, hidden: int, inner: int, num_local: int, top_k: int, rank: int, ranks: int) -> str:
+        """Why no kernel of the context computes such a share; "": one does."""
+
 class Attention:
     """A step of DeepSeek-V4's attention: one vector of head_dim serves as key and as value of every head. `cache`: "f32" (x
     float32), "bf16" or "fp8" (the last rope_dim values are never quantised). `scale` None: head_dim ** -0.5."""

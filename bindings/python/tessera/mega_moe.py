@@ -8,24 +8,34 @@ get_symm_buffer_for_mega_moe, bf16_mega_moe and fp8_fp4_mega_moe), with NVFP4 we
     mega_moe.run(y, l1, l2, buffer, activation_clamp=10.0)  # y bfloat16 [n, hidden]
 
 On one rank nothing is dispatched, and run() is the operator tessera::mega_moe of grouped experts and their sum. On several each
-has as many experts, rank 0 the first; run() is then called on all of them, each with its own tokens. Their inputs are gathered
-on every rank with torch.distributed, each rank runs its experts, and what they gave goes back by slot, so that the
-sum is in ascending expert and has the bits of one rank. It moves more than a fused dispatch would, and is no operator. Activations
-are BF16, or E4M3 by 32 with power-of-two scales, which are widened to BF16: exactly, so that the products are of the very
-values. What lies between the two maps stays BF16. The first run() packs the weights and waits: run once before a CUDA graph is
-captured. A run() with another num_topk, num_max_tokens or clamp than the one before packs them again and drops what was packed:
-keep to one set, and capture graphs again after a change."""
+has as many experts, rank 0 the first; get_symmetric_buffer() and run() are then called on all of them, each with its own tokens,
+and are no operators. A token has the bits of one rank: its sum is in ascending expert, by its own rank. There are two ways:
+
+    exchange  up to eight Hopper GPUs of one machine that reach each other's memory: kernels send a token's row to the ranks of its
+              experts, and those write what they give into the token's rank's memory; nothing waits for the host. Not yet run from
+              Python on GPUs
+    gather    all else, such as CPUs: torch.distributed gathers the inputs on every rank, each runs its experts, and what they gave
+              goes back by slot
+
+All ranks go the same way; buffer.exchange_why_not says why they don't exchange. Activations are BF16, or E4M3 by 32 with
+power-of-two scales, which are widened to BF16: exactly, so that the products are of the very values. What lies between the two
+maps stays BF16. The first run() packs the weights and waits: run once before a CUDA graph is captured. A run() with another
+num_topk, num_max_tokens, clamp or way than the one before packs them again and drops what was packed: keep to one set, and
+capture graphs again after a change."""
+import contextlib
 import math
+import sys
 from typing import Any, Optional, Union
 
 import torch
 
-from . import ops
+from . import _rank_exchange, ops
 from ._errors import InvalidArgument, Unsupported
 from . import torch as tessera_torch
 
 MMA_TYPES = ('bf16xnvfp4', 'fp8xnvfp4')
 _SCALE_GROUP = 32  # values of x that share a scale in x_sf
+_DESTROY_SECONDS, _DROP_SECONDS = 60, 10  # for the other ranks to come, where a buffer is destroyed, or is dropped instead
 
 
 def _check_swiglu(activation: str) -> None:
@@ -39,13 +49,19 @@ class SymmetricBuffer:
     x             [num_max_tokens, hidden] bfloat16, or float8_e4m3fn with mma_type "fp8xnvfp4"
     x_sf          None, or int32 [num_max_tokens, hidden / 128]: four UE8M0 exponents each, of 32 values, the first lowest
     topk_idx      int64 [num_max_tokens, num_topk]; an id that no expert has, such as -1, gives 0
-    topk_weights  float32 [num_max_tokens, num_topk]"""
+    topk_weights  float32 [num_max_tokens, num_topk]
+
+    exchange is how several ranks reach each other, None where they gather, and exchange_why_not says why they do ("" where they
+    exchange)."""
 
     def __init__(self, num_experts: int, num_max_tokens: int, num_topk: int, hidden: int, intermediate_hidden: int,
                  mma_type: str, device: torch.device, group: Any = None):
         self.group = group  # None: one rank
+        self.exchange: Optional[ops.ExpertGroup] = None
+        self.exchange_why_not = 'one rank has nothing to exchange'
         self.num_experts, self.num_max_tokens_per_rank, self.num_topk = num_experts, num_max_tokens, num_topk
         self.hidden, self.intermediate_hidden, self.mma_type = hidden, intermediate_hidden, mma_type
+        self._device = device
         is_fp8 = mma_type == 'fp8xnvfp4'
 
         def empty(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -55,17 +71,40 @@ class SymmetricBuffer:
         self.x_sf = empty(hidden // (4 * _SCALE_GROUP), torch.int32) if is_fp8 else None
         self.topk_idx, self.topk_weights = empty(num_topk, torch.int64), empty(num_topk, torch.float32)
 
+    def check(self) -> None:
+        """Raises DeviceError, naming it, where a rank is lost with which this one exchanges: outputs since then mean nothing, and
+        no call can be made any more. run() asks too; a graph's replays do not."""
+        if self.exchange is not None:
+            self.exchange.check()
+
+    def _end_exchange(self, seconds: float) -> None:
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            with tessera_torch.ordered(self._device):  # behind replays in the current stream too
+                exchange.close(seconds)
+
     def destroy(self) -> None:
-        """Gives the memory back."""
-        self.x = self.x_sf = self.topk_idx = self.topk_weights = None  # type: ignore[assignment]
+        """Gives the memory back. Ranks that exchange call it together, once each has queued its last run(): it waits for those,
+        and ends the others' where a rank does not come within a minute. Graphs that run() is captured in go before."""
+        try:
+            self._end_exchange(_DESTROY_SECONDS)
+        finally:
+            self.x = self.x_sf = self.topk_idx = self.topk_weights = None  # type: ignore[assignment]
+
+    def __del__(self) -> None:
+        if getattr(self, 'exchange', None) is not None and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self._end_exchange(_DROP_SECONDS)
 
 
 def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
                          intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
-                         device: Union[str, torch.device, None] = None) -> SymmetricBuffer:
+                         device: Union[str, torch.device, None] = None, exchange: Optional[bool] = None) -> SymmetricBuffer:
     """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
-    all ranks. device: None for the current GPU, or the CPU where there is none. Raises InvalidArgument for sizes that no weight
-    has and experts that ranks cannot share alike, Unsupported for other types."""
+    all ranks. On several ranks all call it together, with the same arguments. device: None for the current GPU, or the CPU where
+    there is none. exchange: None for ranks that exchange where they can, False for ranks that gather, True to raise Unsupported,
+    with the reason, where they can't exchange. Raises InvalidArgument for sizes that no weight has or that differ between ranks
+    and experts that ranks cannot share alike, Unsupported for other types."""
     ranks = 1 if group is None else group.size()
     if num_experts % ranks:
         raise InvalidArgument(f'num_experts: expected a multiple of {ranks}, the ranks of the group, found {num_experts}')
@@ -83,8 +122,20 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
             raise InvalidArgument(f'{name}: expected a multiple of {of}, found {value}')
     if device is None:
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    return SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type,
-                           torch.device(device), group if ranks > 1 else None)
+    device = torch.device(device)
+    if device.type == 'cuda' and device.index is None:
+        device = torch.device('cuda', torch.cuda.current_device())
+    if exchange not in (None, False, True):
+        raise InvalidArgument(f'exchange: expected None, False or True, found {exchange!r}')
+    if exchange and ranks == 1:
+        raise Unsupported('exchange: expected a group of several ranks, found one rank')
+    buffer = SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type, device,
+                             group if ranks > 1 else None)
+    if ranks > 1:
+        buffer.exchange, buffer.exchange_why_not = _rank_exchange.make_exchange(
+            group, device, exchange, num_experts=num_experts, max_tokens=num_max_tokens_per_rank, num_topk=num_topk,
+            hidden=hidden, inner=intermediate_hidden)
+    return buffer
 
 
 symmetric_buffer = get_symmetric_buffer  # as others call it
@@ -130,8 +181,11 @@ def transform_weights(l1_weights: tuple[Any, ...], l2_weights: tuple[Any, ...],
              (plain(codes1[:, inner:]), plain(scales1[:, inner:]), halves[:, -1].tolist()),
              (plain(codes2), plain(scales2), globals2.reshape(-1).tolist())]
 
-    def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float, rank: int = 0, ranks: int = 1) -> ops.Moe:
+    def make(context: ops.Context, top_k: int, max_tokens: int, clamp: float, rank: int = 0, ranks: int = 1,
+             exchanges: bool = False) -> Union[ops.Moe, ops.RankExperts]:
         w1, w3, w2 = (ops.Weight(context, *part) for part in parts)
+        if exchanges:
+            return ops.RankExperts(w1, w3, w2, top_k=top_k, rank=rank, ranks=ranks, swiglu_limit=clamp, max_tokens=max_tokens)
         # One more than there are, so that every row has room for ids that no expert has.
         return ops.Moe(w1, w3, w2, top_k=top_k, num_experts=ranks * num_experts + 1, first_expert=rank * num_experts,
                        swiglu_limit=clamp, max_tokens=max_tokens)
@@ -164,24 +218,30 @@ def _(y: torch.Tensor, x: torch.Tensor, x_sf: Optional[torch.Tensor], topk_idx: 
     return None
 
 
-def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, handle: tessera_torch.Handle,
-                  clamp: float) -> torch.Tensor:
-    """x [num_max_tokens, hidden] bfloat16; rows from y's number on are of no token. Returns the ids of all ranks' tokens."""
-    group, experts, most, top_k = buffer.group, buffer.num_experts, buffer.num_max_tokens_per_rank, buffer.num_topk
-    rank, ranks, tokens = group.rank(), group.size(), y.shape[0]
-    ids = tessera_torch.known_ids(buffer.topk_idx, experts)
-    ids[tokens:] = experts
+def _choices(buffer: SymmetricBuffer, tokens: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the buffer's first `rows` rows, the ids in ascending order and their weights. An id that no expert has comes last, as
+    num_experts, and so are those of the rows behind `tokens`, which are of no token."""
+    ids = tessera_torch.known_ids(buffer.topk_idx[:rows], buffer.num_experts)
+    ids[tokens:] = buffer.num_experts
     ids, order = ids.to(torch.int32).sort(dim=-1, stable=True)
-    routing = buffer.topk_weights.gather(-1, order)
+    return ids, buffer.topk_weights[:rows].gather(-1, order)
 
-    def gathered(mine: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(mine) for _ in range(ranks)]
-        torch.distributed.all_gather(parts, mine.contiguous(), group=group)
-        return torch.cat(parts)
 
-    all_x, all_ids, all_routing = gathered(x), gathered(ids), gathered(routing)
+def _gathered(group: Any, mine: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    torch.distributed.all_gather(parts, mine.contiguous(), group=group)
+    return torch.cat(parts)
+
+
+def _run_gathered(y: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, routing: torch.Tensor, buffer: SymmetricBuffer,
+                  handle: tessera_torch.Handle, clamp: float) -> torch.Tensor:
+    """x [most, hidden] bfloat16, ids and routing [most, num_topk], of as many rows on all ranks; those from y's number on are of no
+    token. Returns the ids of all ranks' tokens."""
+    group, experts, top_k = buffer.group, buffer.num_experts, buffer.num_topk
+    rank, ranks, tokens, most = group.rank(), group.size(), y.shape[0], x.shape[0]
+    all_x, all_ids, all_routing = (_gathered(group, mine) for mine in (x, ids, routing))
     with tessera_torch.ordered(x.device) as c:
-        moe = handle.at(c, top_k, most, clamp, rank, ranks)
+        moe = handle.at(c, top_k, buffer.num_max_tokens_per_rank, clamp, rank, ranks)
         slots = x.new_empty((ranks, most, top_k, buffer.hidden))
         for r in range(ranks):
             rows = slice(r * most, (r + 1) * most)
@@ -198,6 +258,32 @@ def _run_on_ranks(y: torch.Tensor, x: torch.Tensor, buffer: SymmetricBuffer, han
     return all_ids
 
 
+def _run_exchanged(y: torch.Tensor, x: torch.Tensor, ids: torch.Tensor, routing: torch.Tensor, most: int, buffer: SymmetricBuffer,
+                   handle: tessera_torch.Handle, clamp: float) -> None:
+    """Of y's number of tokens; no rank has more than `most`."""
+    buffer.check()
+    inputs = tessera_torch.plain(x), tessera_torch.plain(ids), tessera_torch.plain(routing)
+    with tessera_torch.ordered(x.device) as c:
+        op = handle.at(c, buffer.num_topk, buffer.num_max_tokens_per_rank, clamp, buffer.group.rank(), buffer.group.size(), True)
+        op(buffer.exchange, *inputs, y, most)
+
+
+def _run_on_ranks(y: torch.Tensor, buffer: SymmetricBuffer, handle: tessera_torch.Handle, clamp: float, most: int,
+                  counts: bool) -> Optional[torch.Tensor]:
+    """Returns, where `counts`, the ids of all ranks' tokens."""
+    tokens = y.shape[0]
+
+    def rows_of_x(rows: int) -> torch.Tensor:
+        x = buffer.x[:rows]
+        return x if buffer.x_sf is None else _widened(x.view(torch.uint8), buffer.x_sf[:rows])
+
+    if buffer.exchange is None:
+        return _run_gathered(y, rows_of_x(most), *_choices(buffer, tokens, most), buffer, handle, clamp)
+    ids, routing = _choices(buffer, tokens, most if counts else tokens)
+    _run_exchanged(y, rows_of_x(tokens), ids[:tokens], routing[:tokens], most, buffer, handle, clamp)
+    return _gathered(buffer.group, ids) if counts else None
+
+
 def _check_y(y: torch.Tensor, buffer: SymmetricBuffer) -> None:
     tessera_torch.check_shape('y', y, (None, buffer.hidden))
     if y.shape[0] > buffer.num_max_tokens_per_rank:
@@ -211,10 +297,13 @@ def _check_y(y: torch.Tensor, buffer: SymmetricBuffer) -> None:
 
 def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: TransformedWeights, sym_buffer: SymmetricBuffer,
         cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None, activation: str = 'swiglu',
-        activation_clamp: Optional[float] = None) -> None:
+        activation_clamp: Optional[float] = None, most_tokens: Optional[int] = None) -> None:
     """y [n, hidden] bfloat16 = the experts' sum for the first n tokens of the buffer. cumulative_local_expert_recv_stats int32
-    [experts of this rank]: the tokens that each got, of any rank's, are added. activation_clamp: None for none. On several
-    ranks all have to call it: where one refuses its arguments, the others wait for it until the group gives up."""
+    [experts of this rank]: the tokens that each got, of any rank's, are added; on several ranks torch.distributed then gathers
+    the ids, so all of them give it or none. activation_clamp: None for none. most_tokens: no rank has more in this call, and all ranks say the same; None for as
+    many as the buffer has room for. On several ranks all have to call it: where one refuses its arguments,
+    the others wait for it, ranks that gather until the group gives up, those that exchange until it comes, ends or destroys its
+    buffer. Raises DeviceError where a rank is lost with which this one exchanges."""
     _check_swiglu(activation)
     for name, weights in (('l1_weights', l1_weights), ('l2_weights', l2_weights)):
         if weights.name != name:
@@ -237,12 +326,15 @@ def run(y: torch.Tensor, l1_weights: TransformedWeights, l2_weights: Transformed
         tessera_torch.check_shape('cumulative_local_expert_recv_stats', stats, (l1_weights.num_experts,))
         if stats.dtype != torch.int32:
             raise InvalidArgument(f'cumulative_local_expert_recv_stats: expected torch.int32, found {stats.dtype}')
-    tokens = y.shape[0]
+    tokens, room = y.shape[0], sym_buffer.num_max_tokens_per_rank
+    most = room if most_tokens is None else most_tokens
+    if not max(tokens, 1) <= most <= room:
+        raise InvalidArgument(f'most_tokens: expected {max(tokens, 1)} to {room}, found {most}')
     topk_idx = sym_buffer.topk_idx[:tokens]
     x, x_sf = sym_buffer.x[:tokens], sym_buffer.x_sf
     if ranks > 1:
-        every = sym_buffer.x if x_sf is None else _widened(sym_buffer.x.view(torch.uint8), x_sf)
-        topk_idx = _run_on_ranks(y, every, sym_buffer, l1_weights._handle, clamp) - sym_buffer.group.rank() * l1_weights.num_experts
+        found = _run_on_ranks(y, sym_buffer, l1_weights._handle, clamp, most, stats is not None)
+        topk_idx = topk_idx if found is None else found - sym_buffer.group.rank() * l1_weights.num_experts
     else:
         torch.ops.tessera.mega_moe(y, x if x_sf is None else x.view(torch.uint8), None if x_sf is None else x_sf[:tokens], topk_idx,
                                    sym_buffer.topk_weights[:tokens], l1_weights.handle, sym_buffer.num_max_tokens_per_rank, clamp)

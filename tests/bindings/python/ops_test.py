@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera.ops on NumPy arrays (on PyTorch's in torch_test.py): values against NumPy, and arrays that must be refused."""
+import subprocess
+import sys
+import threading
+
 import pytest
 
 np = pytest.importorskip('numpy')
 
-from tessera import ops  # noqa: E402
+from tessera import DeviceError, Unsupported, ops  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -178,3 +182,39 @@ def test_read_only_inputs_and_results_that_outlive_what_made_them():
     parts = context.quantize_nvfp4(x)
     del context
     assert parts[0].sum() > 0  # the memory lives as long as the arrays
+
+
+def test_ranks_find_each_other_and_hear_who_is_lost():
+    listener, groups = ops.RankListener(), {}
+
+    def join(rank):
+        groups[rank] = ops.ExpertGroup(ops.Context('cpu', num_threads=1), rank=rank, ranks=2, port=listener.port, secret='s' * 32,
+                                       listener=None if rank else listener, max_tokens=8, top_k=2, hidden=64)
+
+    other = threading.Thread(target=join, args=(1,))
+    other.start()
+    join(0)
+    other.join()
+    for group in groups.values():
+        assert group.why_not == 'the context is of a CPU'
+        with pytest.raises(Unsupported, match="ranks don't reach each other: the context is of a CPU"):
+            group.check()
+        group.close()
+        group.close()
+    # A process that ends without a word.
+    code = ('import sys, os; from tessera import ops; g = ops.ExpertGroup(ops.Context("cpu"), rank=1, ranks=2, port=int(sys.argv[1]), '
+            'secret="s" * 32, max_tokens=8, top_k=2, hidden=64); sys.stdin.read(); os._exit(0)')
+    listener = ops.RankListener()
+    process = subprocess.Popen([sys.executable, '-c', code, str(listener.port)], stdin=subprocess.PIPE)
+    join(0)
+    process.communicate()
+    with pytest.raises(DeviceError, match="exchange of experts' rows: lost rank 1 of 2"):
+        for _ in range(200):
+            with pytest.raises(Unsupported):
+                groups[0].check()
+            threading.Event().wait(0.05)
+
+
+def test_the_extension_brings_no_libcrypto():
+    code = 'import tessera.ops; assert not [line for line in open("/proc/self/maps") if "libcrypto" in line]'
+    assert subprocess.run([sys.executable, '-c', code]).returncode == 0
