@@ -17,6 +17,7 @@
 #include "bench/shapes/published.h"
 #include "console.h"
 #include "model_flags.h"
+#include "rank_split.h"
 #include "usage.h"
 #include "verb.h"
 
@@ -25,8 +26,6 @@ namespace tessera::app {
 namespace {
 
 using ops::WeightFormat;
-
-constexpr int64_t kUsualContext = 8192;
 
 // "8192", "8k", "1M": a whole number, or one of 1,024s, 1,024^2s or 1,024^3s. Makes the number of it; returns what is
 // wrong.

@@ -17,7 +17,6 @@ namespace {
 
 using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan;
 
-constexpr int64_t kUsualContext = 8192;
 constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seldom has them
 
 const std::array<RankSplit, 4>& splits() {

@@ -2,6 +2,7 @@
 #pragma once
 // Which of its ways of being cut over ranks a model is cut by: the one that --rank-split names, or the best by
 // predicted times (tessera plan).
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,7 @@
 namespace tessera::app {
 
 inline constexpr std::string_view kAutoSplit = "auto";
+constexpr int64_t kUsualContext = 8192;  // tokens for which plans are compared where nobody says how many
 
 struct RankSplit {
   std::string_view name;  // as --rank-split takes it

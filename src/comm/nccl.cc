@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "comm/nccl_library.h"
+#include "comm/pending_call.h"
 #include "comm/rank_sum.h"
 #include "device/buffer.h"
 
@@ -42,8 +43,8 @@ class Nccl final : public Communicator {
        const NcclOptions& options)
       : Communicator(rank, world),
         library_(library),
-        limit_(options.limit_seconds),
-        scratch_(static_cast<size_t>(std::max(options.scratch_bytes, int64_t{world} * 1024)), memory) {
+        scratch_(static_cast<size_t>(std::max(options.scratch_bytes, int64_t{world} * 1024)), memory),
+        pending_(options.limit_seconds) {
     NcclConfig config;
     const int code = library_.comm_init_rank_config(&comm_, world, identity, rank, &config);
     // It may refuse at once, and then leaves no communicator to ask.
@@ -75,14 +76,14 @@ class Nccl final : public Communicator {
 
   void check() override {
     const std::lock_guard lock(lock_);
-    pending_ = nullptr;
+    pending_.clear();
     refuse_if_ended();
   }
 
   void begin_step(bool is_limited) override {
     const std::lock_guard lock(lock_);
     refuse_if_ended();
-    pending_ = "a step", pending_since_ = Clock::now(), is_limited_ = is_limited;
+    pending_.begin_step(is_limited);
   }
   void end_step() override { check(); }
 
@@ -177,7 +178,7 @@ class Nccl final : public Communicator {
       const Use use(*this, what);
       code = function(use.comm(), queue.stream());
     }
-    finish(code, what, limit_.count());
+    finish(code, what, pending_.limit_seconds());
   }
 
   // The first error of a group counts; the group is closed in any case.
@@ -194,7 +195,7 @@ class Nccl final : public Communicator {
       const int end_code = library_.group_end();
       if (first == kNcclSuccess) first = end_code;
     }
-    finish(first, what, limit_.count());
+    finish(first, what, pending_.limit_seconds());
   }
 
   // NCCL's handle for the calls of one collective. Who aborts waits until nobody has it, as long as that can take:
@@ -204,9 +205,7 @@ class Nccl final : public Communicator {
     Use(Nccl& owner, const char* what) : owner_(owner) {
       const std::lock_guard lock(owner.lock_);
       owner.refuse_if_ended();
-      if (owner.pending_ == nullptr) {
-        owner.pending_ = what, owner.pending_since_ = Clock::now(), owner.is_limited_ = true;
-      }
+      owner.pending_.begin_call(what);
       ++owner.num_inside_;
       comm_ = owner.comm_;
     }
@@ -256,12 +255,8 @@ class Nccl final : public Communicator {
       int code = kNcclSuccess;
       const int asked = library_.comm_get_async_error(comm_, &code);
       if (asked != kNcclSuccess) code = asked;
-      const char* what = pending_ != nullptr ? pending_ : "between calls";
-      if (code != kNcclSuccess && code != kNcclInProgress) return end_locked(lock, described(code, what));
-      if (pending_ != nullptr && is_limited_ && Clock::now() - pending_since_ > limit_) {
-        return end_locked(lock, fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(),
-                                            world(), what, limit_.count()));
-      }
+      if (code != kNcclSuccess && code != kNcclInProgress) return end_locked(lock, described(code, pending_.what()));
+      if (pending_.is_over()) return end_locked(lock, pending_.stalled(rank(), world()));
     }
   }
 
@@ -288,14 +283,11 @@ class Nccl final : public Communicator {
   }
 
   const NcclLibrary& library_;
-  const std::chrono::duration<double> limit_;
   device::Buffer scratch_;
   std::mutex lock_;
   std::condition_variable changed_;
-  void* comm_ = nullptr;           // null: ended
-  const char* pending_ = nullptr;  // the step, or the first collective, begun since check()
-  Clock::time_point pending_since_;
-  bool is_limited_ = true;
+  void* comm_ = nullptr;  // null: ended
+  PendingCall pending_;   // since check()
   std::string why_ended_;
   int num_inside_ = 0;  // calls that have the handle
   bool is_ending_ = false, is_aborting_ = false;

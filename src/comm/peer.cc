@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/peer.h"
 
-#include <fmt/format.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -11,12 +9,12 @@
 #include "base/error.h"
 #include "comm/connected_memory.h"
 #include "comm/cuda/peer_sum.h"
+#include "comm/pending_call.h"
 
 namespace tessera::comm {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr int64_t kWordBytes = 4;
 constexpr auto kWatchTime = std::chrono::milliseconds(50);
 
@@ -25,7 +23,7 @@ class Peer final : public Communicator {
   Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options)
       : Communicator(other->rank(), other->world()),
         options_(options),
-        limit_(options.limit_seconds),
+        pending_(options.limit_seconds),
         other_(std::move(other)),
         memory_(std::move(memory)),
         watchdog_([this] { watch(); }) {}
@@ -45,18 +43,18 @@ class Peer final : public Communicator {
     other_->abort(why);
   }
   void check() override {
-    note(nullptr, false);
+    note([](PendingCall& pending) { pending.clear(); });
     other_->check();
   }
   const device::PeerView* peer_view(DType in, int64_t count, int num_launches) const override {
     return options_.is_fused(world(), in, count, num_launches) ? &memory_->view() : nullptr;
   }
   void begin_step(bool is_limited) override {
-    note("a step", true, is_limited);
+    note([is_limited](PendingCall& pending) { pending.begin_step(is_limited); });
     other_->begin_step(is_limited);
   }
   void end_step() override {
-    note(nullptr, false);
+    note([](PendingCall& pending) { pending.clear(); });
     other_->end_step();
   }
 
@@ -67,7 +65,7 @@ class Peer final : public Communicator {
     if (plan.slots > memory_->view().capacity || in.num_bytes() % kWordBytes != 0) {
       return other_->all_reduce(in, out, queue);
     }
-    note("all_reduce", false);
+    note([](PendingCall& pending) { pending.begin_call("all_reduce"); });
     peer_sum_on_gpu(memory_->view(), plan.way, in.data, in.dtype == DType::kBF16, out.data, out.dtype == DType::kBF16,
                     count, queue);
   }
@@ -86,12 +84,11 @@ class Peer final : public Communicator {
   void do_barrier(device::Queue& queue) override { other_->barrier(queue); }
 
  private:
-  // What is begun, if nothing is or it `is_step`; null: all that was is done.
-  void note(const char* what, bool is_step, bool is_limited = true) {
+  template <class Function>
+  void note(const Function& function) {
     const std::lock_guard lock(lock_);
     if (!why_ended_.empty()) fail(ErrorCode::kDeviceError, why_ended_);
-    if (what != nullptr && pending_ != nullptr && !is_step) return;
-    pending_ = what, pending_since_ = Clock::now(), is_limited_ = is_limited;
+    function(pending_);
   }
 
   void end(const std::string& why) {
@@ -104,23 +101,18 @@ class Peer final : public Communicator {
     std::unique_lock lock(lock_);
     while (!is_ending_) {
       changed_.wait_for(lock, kWatchTime);
-      if (pending_ == nullptr || !is_limited_ || !why_ended_.empty()) continue;
-      if (Clock::now() - pending_since_ <= limit_) continue;
-      why_ended_ = fmt::format("rank {} of {}: {} did not end within {:.3g} s: a rank stalls", rank(), world(),
-                               pending_, limit_.count());
+      if (!pending_.is_over() || !why_ended_.empty()) continue;
+      why_ended_ = pending_.stalled(rank(), world());
       memory_->end();
     }
   }
 
   const PeerOptions options_;
-  const std::chrono::duration<double> limit_;
   std::unique_ptr<Communicator> other_;
   std::unique_ptr<PeerMemory> memory_;
   std::mutex lock_;
   std::condition_variable changed_;
-  const char* pending_ = nullptr;  // the step, or the first sum, begun since check()
-  Clock::time_point pending_since_;
-  bool is_limited_ = true;
+  PendingCall pending_;  // since check()
   std::string why_ended_;
   bool is_ending_ = false;
   std::thread watchdog_;
