@@ -125,9 +125,14 @@ void File::read_at(uint64_t offset, void* out, size_t bytes) const {
 }
 
 void File::will_read(uint64_t offset, uint64_t bytes) const noexcept {
-  // What comes of it is of no interest: a file system that knows no hints has none to follow.
-  static_cast<void>(
-      ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED));
+  // Linux follows the first part of a hint alone, as much as the disk reads ahead or takes at once (mm/readahead.c,
+  // force_page_cache_ra), seldom less than this. What comes of it is of no interest: a file system that knows no hints
+  // has none to follow.
+  constexpr uint64_t kHintBytes = 128 << 10;
+  for (uint64_t done = 0; done < bytes; done += kHintBytes) {
+    static_cast<void>(::posix_fadvise(descriptor_, static_cast<off_t>(offset + done),
+                                      static_cast<off_t>(std::min(kHintBytes, bytes - done)), POSIX_FADV_WILLNEED));
+  }
 }
 
 void File::write(const void* data, size_t bytes) {

@@ -9,6 +9,8 @@
 #include <cstring>
 #include <set>
 #include <span>
+#include <system_error>
+#include <utility>
 
 #include "base/error.h"
 #include "base/integer_math.h"
@@ -117,16 +119,30 @@ std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name
   return parts;
 }
 
-void WeightSource::read_ahead() {
-  std::vector<checkpoint::FilePart> parts, last;
+std::vector<checkpoint::FilePart> WeightSource::parts_in_order() const {
+  std::vector<checkpoint::FilePart> parts, head;
+  const auto append = [&](const std::vector<checkpoint::FilePart>& more) {
+    parts.insert(parts.end(), more.begin(), more.end());
+  };
   for (const WeightRow& weight : make_weight_spec(config_, num_draft_layers_)) {
-    const std::vector<checkpoint::FilePart> found = parts_of(weight.name);
-    // The table names the head first; a model loads it behind its layers.
-    std::vector<checkpoint::FilePart>& list = weight.shard == ShardRule::kRowsByToken ? last : parts;
-    list.insert(list.end(), found.begin(), found.end());
+    // The table names the head before the layers; a model loads it behind them, and drafts behind it.
+    if (weight.shard == ShardRule::kRowsByToken) {
+      head = parts_of(weight.name);
+      continue;
+    }
+    if (weight.name.starts_with("mtp.")) append(std::exchange(head, {}));
+    append(parts_of(weight.name));
   }
-  parts.insert(parts.end(), last.begin(), last.end());
-  ahead_.emplace(std::move(parts), kReadAheadBytes);
+  append(head);
+  return parts;
+}
+
+void WeightSource::read_ahead() {
+  try {
+    ahead_.emplace(parts_in_order(), kReadAheadBytes);
+  } catch (const std::system_error&) {
+    // No thread is left for it: all is read when it is wanted.
+  }
 }
 
 void WeightSource::count_as_read(const std::string& name) {

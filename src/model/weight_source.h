@@ -64,6 +64,8 @@ class WeightSource final : public ModelWeights {
   // Those bytes of the files that loading `name` reads; of columns their whole rows. (Of MXFP4 not what is looked at
   // besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
   std::vector<checkpoint::FilePart> parts_of(const std::string& name) const;
+  // Of all weights, about in the order in which a model loads them.
+  std::vector<checkpoint::FilePart> parts_in_order() const;
   // All of it will be loaded from now on: the disk may read ahead of that (checkpoint/read_ahead.h).
   void read_ahead();
   // Null: none. Must outlive the source.

@@ -27,6 +27,10 @@ TEST(File, ReadsExactlyAndNamesWhatIsWrong) {
   EXPECT_EQ(std::string(text, 3), "ell");
   EXPECT_THROW(file.read_at(3, text, 3), Error) << "past the end";
   EXPECT_THROW(File::open_read(folder.path()), Error) << "a folder is no file";
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{3}, uint64_t{1} << 40}) {  // hints change nothing
+    file.will_read(offset, 0);
+    file.will_read(offset, 1 << 20);
+  }
   EXPECT_EQ(read_file(path, 5), "hello");
   try {
     read_file(path, 4);

@@ -220,12 +220,39 @@ TEST_P(LayoutTest, NothingIsReadButTheParts) {
         const device::Tensor found = cut_weights.load_vector(row.name), expected = weights.load_vector(row.name);
         const auto count = static_cast<size_t>(expected.view().shape.num_elements());
         EXPECT_TRUE(testing::same_bits(std::span(found.as<float>(), count), std::span(expected.as<float>(), count)));
-      } else if (row.kind != WeightKind::kTable && weights.local_shape(row.name)[0] > 0) {
+      } else if (row.kind == WeightKind::kTable) {
+        const device::Tensor found = cut_weights.load_table(row.name), expected = weights.load_table(row.name);
+        const auto count = static_cast<size_t>(expected.view().num_bytes());
+        EXPECT_TRUE(std::equal(found.as<uint8_t>(), found.as<uint8_t>() + count, expected.as<uint8_t>()));
+      } else if (weights.local_shape(row.name)[0] > 0) {
         EXPECT_TRUE(
             testing::same_bits(values_of(cut_weights.load_matrix(row.name)), values_of(weights.load_matrix(row.name))));
       }
     }
   }
+}
+
+// What is asked for ahead is all of it once, the head behind the layers and before the drafts.
+TEST_P(LayoutTest, PartsComeInTheOrderOfLoading) {
+  testing::write_odd_tensors(folder_.path(), written_.tensors, rng_);
+  const checkpoint::Checkpoint source = checkpoint::Checkpoint::open(folder_.path());
+  const WeightSource weights(source, config_, 1, {}, nullptr);
+  const std::vector<checkpoint::FilePart> parts = weights.parts_in_order();
+  const auto place = [&](const std::string& name) {
+    const checkpoint::FilePart first = weights.parts_of(name).front();
+    return std::find_if(parts.begin(), parts.end(), [&](const checkpoint::FilePart& part) {
+      return part.file == first.file && part.offset == first.offset;
+    });
+  };
+  size_t count = 0;
+  for (const WeightRow& row : make_weight_spec(config_, 1)) {
+    EXPECT_NE(place(row.name), parts.end()) << row.name;
+    count += weights.parts_of(row.name).size();
+  }
+  EXPECT_EQ(count, parts.size());
+  EXPECT_EQ(place("embed"), parts.begin());
+  EXPECT_LT(place(fmt::format("layers.{}.ffn.shared_experts.w2", config_.num_layers - 1)), place("head"));
+  EXPECT_LT(place("head"), place("mtp.0.attn.wq_a"));
 }
 
 class RunnableLayoutTest : public LayoutTest {};
