@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -28,9 +29,11 @@ namespace tessera::python {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr double kJoinSeconds = 60;   // for the others to come
-constexpr double kCloseSeconds = 60;  // for them to close too, and for what is queued to end
-constexpr double kDropSeconds = 10;   // the same for a group that is dropped
+constexpr double kJoinSeconds = 60;          // for the others to come
+constexpr double kCloseSeconds = 60;         // for them to close too, and for what is queued to end
+constexpr double kDropSeconds = 10;          // the same for a group that is dropped
+constexpr double kMostCloseSeconds = 86400;  // that a caller may give
+constexpr int64_t kMostChoices = 1024;       // experts of a token; kernels take fewer
 
 // Where rank 0 is found.
 struct RankListener {
@@ -96,6 +99,13 @@ class ExpertGroup {
     bindings::check_size(ranks, 2, 65536, "ranks");
     bindings::check_size(rank, 0, ranks - 1, "rank");
     bindings::check_size(port, 1, 65535, "port");
+    bindings::check_size(max_tokens, 1, bindings::kMaxTokens, "max_tokens");
+    bindings::check_size(top_k, 1, kMostChoices, "top_k");
+    bindings::check_size(hidden, 1, ops::kMaxLinearIn, "hidden");
+    if (hidden % device::ExpertPeersShape::kValues != 0) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("hidden: expected a multiple of {}, found {}", device::ExpertPeersShape::kValues, hidden));
+    }
     if ((listener != nullptr) != (rank == 0)) {
       fail(ErrorCode::kInvalidArgument,
            fmt::format("listener: expected {} of rank {}", rank == 0 ? "one" : "None", rank));
@@ -119,6 +129,7 @@ class ExpertGroup {
   ~ExpertGroup() {
     try {
       close(kDropSeconds);
+      free();  // of one that has failed
     } catch (const std::exception&) {
       // What failed on the GPU its context says too.
     }
@@ -144,19 +155,30 @@ class ExpertGroup {
   }
 
   // All ranks close together: where one does not within so many seconds, its calls and those of the others end as
-  // those of a failed group. What was queued before is done when this returns.
-  void close(double seconds) {
+  // those of a failed group. What was queued before is done when this returns. The seconds are for all waits together;
+  // ranks other than 0 wait half as long again for rank 0, who says which rank is missing.
+  void close(std::optional<double> given) {
+    const double seconds = given.value_or(kCloseSeconds);
+    if (!(seconds > 0 && seconds <= kMostCloseSeconds)) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("seconds: expected more than 0, at most {}, found {}", kMostCloseSeconds, seconds));
+    }
     if (is_closed_.exchange(true)) return;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto left = [end] {
+      const std::chrono::duration<double> rest = end - std::chrono::steady_clock::now();
+      return std::max(1e-3, rest.count());  // 0 would be no limit
+    };
     std::string fault;
     std::exception_ptr failed;
     if (exchange_ != nullptr) {
       {
         const nb::gil_scoped_release release;
-        fault = meet(seconds);  // all have queued their last call
+        fault = meet(left());  // all have queued their last call
         if (!fault.empty()) exchange_->end();
       }
       try {
-        const Deadline deadline(*exchange_, seconds);
+        const Deadline deadline(*exchange_, left());
         device_->run([](tessera_context* context) { return tessera_context_synchronize(context); });
       } catch (...) {
         failed = std::current_exception();
@@ -165,7 +187,7 @@ class ExpertGroup {
     {
       const nb::gil_scoped_release release;
       // Nobody's memory goes while a kernel of another may write into it.
-      if (exchange_ != nullptr && fault.empty()) fault = meet(seconds);
+      if (exchange_ != nullptr && fault.empty()) fault = meet(left());
       loss_.watch(nullptr);
       if (exchange_ != nullptr) exchange_->end();
       if (fault.empty()) {
@@ -174,12 +196,7 @@ class ExpertGroup {
         bootstrap_->fail("it closed its exchange of experts' rows without the others: " + fault);
       }
     }
-    make_current();
-    device_->run([this](tessera_context*) {
-      exchange_.reset();
-      return TESSERA_OK;
-    });
-    bootstrap_.reset();
+    free();
     if (failed != nullptr) std::rethrow_exception(failed);
   }
 
@@ -189,6 +206,17 @@ class ExpertGroup {
       context->executor->make_current();
       return TESSERA_OK;
     });
+  }
+  // Of a group that is over.
+  void free() {
+    loss_.watch(nullptr);
+    make_current();
+    device_->run([this](tessera_context*) {
+      exchange_.reset();
+      return TESSERA_OK;
+    });
+    const nb::gil_scoped_release release;
+    bootstrap_.reset();
   }
   // Returns when all ranks have come so far; or why they won't.
   std::string meet(double seconds) {
@@ -341,7 +369,7 @@ void add_rank_experts(nb::module_& m) {
            arg("listener").none() = nb::none(), arg("max_tokens"), arg("top_k"), arg("hidden"))
       .def_prop_ro("why_not", &ExpertGroup::why_not)
       .def("check", &ExpertGroup::check)
-      .def("close", &ExpertGroup::close, arg("seconds") = kCloseSeconds);
+      .def("close", &ExpertGroup::close, arg("seconds") = nb::none());
   nb::class_<RankExperts>(m, "RankExperts")
       .def(nb::init<const WeightPtr&, const WeightPtr&, const WeightPtr&, int64_t, int, int, float, int64_t>(),
            arg("w1"), arg("w3"), arg("w2"), nb::kw_only(), arg("top_k"), arg("rank"), arg("ranks"),

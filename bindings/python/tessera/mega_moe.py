@@ -35,7 +35,6 @@ from . import torch as tessera_torch
 
 MMA_TYPES = ('bf16xnvfp4', 'fp8xnvfp4')
 _SCALE_GROUP = 32  # values of x that share a scale in x_sf
-_DESTROY_SECONDS, _DROP_SECONDS = 60, 10  # for the other ranks to come, where a buffer is destroyed, or is dropped instead
 
 
 def _check_swiglu(activation: str) -> None:
@@ -77,24 +76,26 @@ class SymmetricBuffer:
         if self.exchange is not None:
             self.exchange.check()
 
-    def _end_exchange(self, seconds: float) -> None:
+    def _end_exchange(self, is_dropped: bool) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             with tessera_torch.ordered(self._device):  # behind replays in the current stream too
-                exchange.close(seconds)
+                if not is_dropped:
+                    exchange.close()
+                del exchange  # closes it, but waits for the others less long
 
     def destroy(self) -> None:
         """Gives the memory back. Ranks that exchange call it together, once each has queued its last run(): it waits for those,
         and ends the others' where a rank does not come within a minute. Graphs that run() is captured in go before."""
         try:
-            self._end_exchange(_DESTROY_SECONDS)
+            self._end_exchange(False)
         finally:
             self.x = self.x_sf = self.topk_idx = self.topk_weights = None  # type: ignore[assignment]
 
     def __del__(self) -> None:
         if getattr(self, 'exchange', None) is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):
-                self._end_exchange(_DROP_SECONDS)
+                self._end_exchange(True)
 
 
 def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
