@@ -179,14 +179,23 @@ class ExpertGroup {
       }
       try {
         const Deadline deadline(*exchange_, left());
-        device_->run([](tessera_context* context) { return tessera_context_synchronize(context); });
+        try {
+          device_->run([](tessera_context* context) { return tessera_context_synchronize(context); });
+        } catch (...) {
+          failed = std::current_exception();
+        }
+        make_current();
+        device_->run([this](tessera_context*) {
+          exchange_->disconnect();
+          return TESSERA_OK;
+        });
       } catch (...) {
-        failed = std::current_exception();
+        if (failed == nullptr) failed = std::current_exception();
       }
     }
     {
       const nb::gil_scoped_release release;
-      // Nobody's memory goes while a kernel of another may write into it.
+      // Nobody's memory goes while a kernel of another may write into it, or another has it mapped.
       if (exchange_ != nullptr && fault.empty()) fault = meet(left());
       loss_.watch(nullptr);
       if (exchange_ != nullptr) exchange_->end();
