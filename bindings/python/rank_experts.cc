@@ -208,6 +208,13 @@ class ExpertGroup {
     free();
     if (failed != nullptr) std::rethrow_exception(failed);
   }
+  // As a rank that is lost, at once: its calls end, the others' do, and nothing here waits for them.
+  void fail_with(const std::string& why) {
+    if (is_closed_.exchange(true)) return;
+    const nb::gil_scoped_release release;
+    if (exchange_ != nullptr) exchange_->end();
+    bootstrap_->fail(why);
+  }
 
  private:
   void make_current() const {
@@ -372,12 +379,26 @@ std::string why_no_kernel(const DevicePtr& device, int64_t hidden, int64_t inner
 void add_rank_experts(nb::module_& m) {
   using nb::arg;
   nb::class_<RankListener>(m, "RankListener").def(nb::init<>()).def_ro("port", &RankListener::port);
-  nb::class_<ExpertGroup>(m, "ExpertGroup")
-      .def(nb::init<DevicePtr, int, int, int, const std::string&, RankListener*, int64_t, int64_t, int64_t>(),
-           arg("context"), nb::kw_only(), arg("rank"), arg("ranks"), arg("port"), arg("secret"),
-           arg("listener").none() = nb::none(), arg("max_tokens"), arg("top_k"), arg("hidden"))
+  // Groups that live when the process ends: what they had queued ends first, while what it uses is there.
+  const nb::object living = nb::module_::import_("weakref").attr("WeakSet")();
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([living] {
+    for (nb::handle group : nb::list(living)) nb::cast<ExpertGroup&>(group).fail_with("its process ends");
+  }));
+  nb::class_<ExpertGroup>(m, "ExpertGroup", nb::is_weak_referenceable())
+      .def(
+          "__init__",
+          [living](nb::pointer_and_handle<ExpertGroup> self, DevicePtr context, int rank, int ranks, int port,
+                   const std::string& secret, RankListener* listener, int64_t max_tokens, int64_t top_k,
+                   int64_t hidden) {
+            new (self.p)
+                ExpertGroup(std::move(context), rank, ranks, port, secret, listener, max_tokens, top_k, hidden);
+            living.attr("add")(self.h);
+          },
+          arg("context"), nb::kw_only(), arg("rank"), arg("ranks"), arg("port"), arg("secret"),
+          arg("listener").none() = nb::none(), arg("max_tokens"), arg("top_k"), arg("hidden"))
       .def_prop_ro("why_not", &ExpertGroup::why_not)
       .def("check", &ExpertGroup::check)
+      .def("fail", &ExpertGroup::fail_with, arg("why"))
       .def("close", &ExpertGroup::close, arg("seconds") = nb::none());
   nb::class_<RankExperts>(m, "RankExperts")
       .def(nb::init<const WeightPtr&, const WeightPtr&, const WeightPtr&, int64_t, int, int, float, int64_t>(),

@@ -99,6 +99,9 @@ class ExpertGroup:
         """All ranks close together, each once it has queued its last call; waits for those. Where a rank does not come within so
         many seconds (None: a minute; at most a day), the others' calls end, and they raise DeviceError from then on. A rank
         other than 0 that misses rank 0 waits half as long again. A group that is dropped waits ten seconds."""
+    def fail(self, why: str) -> None:
+        """Ends this rank's calls, and those of the others, which raise DeviceError with `why`. Waits for none of them. Groups
+        that live when the process ends do so."""
 
 class RankExperts:
     """Routed experts of a group of ranks and their sum, as experts() and combine() of Moe give it where one rank has all (the
