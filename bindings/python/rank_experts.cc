@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -256,7 +257,7 @@ ops::RankExperts::Desc desc_of(int64_t hidden, int64_t inner, int64_t num_local,
                                float swiglu_limit) {
   bindings::check_size(hidden, 1, ops::kMaxLinearIn, "hidden");
   bindings::check_size(inner, 1, ops::kMaxLinearIn, "inner");
-  bindings::check_size(ranks, 1, 65536, "ranks");
+  bindings::check_size(ranks, 2, 65536, "ranks");
   bindings::check_size(rank, 0, ranks - 1, "rank");
   bindings::check_size(num_local, 1, 65536, "num_local");
   bindings::check_size(top_k, 1, num_local * ranks, "top_k");
@@ -277,7 +278,12 @@ class RankExperts {
  public:
   RankExperts(const WeightPtr& w1, const WeightPtr& w3, const WeightPtr& w2, int64_t top_k, int rank, int ranks,
               float swiglu_limit, int64_t max_tokens)
-      : device_(w1->device()), max_tokens_(max_tokens) {
+      : kept_{w1, w3, w2}, device_(w1->device()), max_tokens_(max_tokens) {
+    for (const auto& [weight, name] : {std::pair{w1, "w1"}, std::pair{w3, "w3"}, std::pair{w2, "w2"}}) {
+      if (const std::string format = weight->format(); format != "nvfp4") {
+        fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected nvfp4, found {}", name, format));
+      }
+    }
     const ops::RankExperts::Desc desc = desc_of(w1->cols(), w1->rows(), w1->count(), top_k, rank, ranks, swiglu_limit);
     bindings::check_size(max_tokens, 1, bindings::kMaxTokens, "max_tokens");
     check_device(device_, w3, "w3"), check_device(device_, w2, "w2");
@@ -351,6 +357,7 @@ class RankExperts {
     device::Buffer workspace;
   };
 
+  std::array<WeightPtr, 3> kept_;  // what is not packed is read where it is
   DevicePtr device_;
   int64_t max_tokens_;
   std::string kernel_;
