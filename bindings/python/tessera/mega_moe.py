@@ -98,15 +98,8 @@ class SymmetricBuffer:
                 self._end_exchange(True)
 
 
-def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
-                         intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
-                         device: Union[str, torch.device, None] = None, exchange: Optional[bool] = None) -> SymmetricBuffer:
-    """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
-    all ranks. On several ranks all call it together, with the same arguments. device: None for the current GPU, or the CPU where
-    there is none. exchange: None for ranks that exchange where they can, False for ranks that gather, True to raise Unsupported,
-    with the reason, where they can't exchange. Raises InvalidArgument for sizes that no weight has or that differ between ranks
-    and experts that ranks cannot share alike, Unsupported for other types."""
-    ranks = 1 if group is None else group.size()
+def _check_sizes(ranks: int, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int, intermediate_hidden: int,
+                 mma_type: str, activation: str) -> None:
     if num_experts % ranks:
         raise InvalidArgument(f'num_experts: expected a multiple of {ranks}, the ranks of the group, found {num_experts}')
     if mma_type not in MMA_TYPES:
@@ -121,22 +114,40 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
     for name, value, of in (('hidden', hidden, multiple), ('intermediate_hidden', intermediate_hidden, 16)):
         if value < of or value % of:
             raise InvalidArgument(f'{name}: expected a multiple of {of}, found {value}')
-    if device is None:
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    device = torch.device(device)
+
+
+def _device_of(given: Union[str, torch.device, None]) -> torch.device:
+    if given is None:
+        given = 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = torch.device(given)
     if device.type == 'cuda' and device.index is None:
         device = torch.device('cuda', torch.cuda.current_device())
-    if exchange not in (None, False, True):
-        raise InvalidArgument(f'exchange: expected None, False or True, found {exchange!r}')
-    if exchange and ranks == 1:
-        raise Unsupported('exchange: expected a group of several ranks, found one rank')
-    buffer = SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type, device,
-                             group if ranks > 1 else None)
-    if ranks > 1:
-        buffer.exchange, buffer.exchange_why_not = _rank_exchange.make_exchange(
-            group, device, exchange, num_experts=num_experts, max_tokens=num_max_tokens_per_rank, num_topk=num_topk,
-            hidden=hidden, inner=intermediate_hidden)
-    return buffer
+    return device
+
+
+def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
+                         intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
+                         device: Union[str, torch.device, None] = None, exchange: Optional[bool] = None) -> SymmetricBuffer:
+    """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
+    all ranks. On several ranks all call it together, with the same arguments. device: None for the current GPU, or the CPU where
+    there is none. exchange: None for ranks that exchange where they can, False for ranks that gather, True to raise Unsupported,
+    with the reason, where they can't exchange. Raises InvalidArgument for sizes that no weight has or that differ between ranks
+    and experts that ranks cannot share alike, Unsupported for other types. Where a rank fails, all raise: the others an error
+    that names it."""
+    ranks = 1 if group is None else group.size()
+
+    def make(found: torch.device) -> SymmetricBuffer:
+        _check_sizes(ranks, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type, activation)
+        if exchange is not None and not isinstance(exchange, bool):
+            raise InvalidArgument(f'exchange: expected None, False or True, found {exchange!r}')
+        if exchange and ranks == 1:
+            raise Unsupported('exchange: expected a group of several ranks, found one rank')
+        return SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type,
+                               found, group if ranks > 1 else None)
+
+    if ranks == 1:
+        return make(_device_of(device))
+    return _rank_exchange.make_buffer(group, lambda: _device_of(device), make, exchange)
 
 
 symmetric_buffer = get_symmetric_buffer  # as others call it

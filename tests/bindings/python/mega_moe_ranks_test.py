@@ -12,7 +12,7 @@ torch = pytest.importorskip('torch')
 
 import tessera.mega_moe as mega_moe  # noqa: E402
 import tessera.torch as tt  # noqa: E402
-from tessera import DeviceError, InvalidArgument, Unsupported, ops  # noqa: E402
+from tessera import DeviceError, Error, InvalidArgument, Unsupported, ops  # noqa: E402
 
 EXPERTS, TOP_K, MOST, LIMIT, RANKS = 8, 3, 8, 2.0, 2
 WIDTHS = {'cpu': (128, 32), 'cuda': (512, 128)}  # hidden, inner; those of the GPU are the least that its kernels exchange
@@ -150,6 +150,16 @@ def refusals(rank, kind, device):
         buffer_of(group, kind, device, (rank,), (None, False)[rank])
     with pytest.raises(InvalidArgument, match='^num_max_tokens_per_rank: expected the same on all ranks, found 8 on rank 0, 16 on rank 1'):
         buffer_of(group, kind, device, (0,) * (1 + rank))
+    with pytest.raises(InvalidArgument, match='num_experts: expected a multiple of 2, .* found 5'):
+        mega_moe.get_symmetric_buffer(group, 5, MOST, TOP_K, *WIDTHS[kind], device=device)
+    # A rank that fails by itself says so to the others.
+    sizes = EXPERTS, MOST, (TOP_K, 0)[rank], *WIDTHS[kind]
+    with pytest.raises(InvalidArgument, match=('^rank 1: ', '^')[rank] + 'num_topk: expected 1 to 8, found 0'):
+        mega_moe.get_symmetric_buffer(group, *sizes, device=device)
+    with pytest.raises(Error, match='^rank 1: RuntimeError: Invalid device') if rank == 0 else pytest.raises(RuntimeError, match='^Invalid'):
+        buffer_of(group, kind, ('cpu', 'cpu:x')[rank], (rank,))
+    with pytest.raises(InvalidArgument, match=('^rank 1: ', '^')[rank] + 'exchange: expected None, False or True, found 0$'):
+        buffer_of(group, kind, device, (rank,), (False, 0)[rank])
     # One rank that can't is enough.
     mega_moe._rank_exchange._why_not_here = lambda *_: ('', 'has no kernel')[rank]
     assert buffer_of(group, kind, device, (rank,)).exchange_why_not == 'rank 1: has no kernel'
@@ -312,8 +322,9 @@ def test_a_rank_that_is_lost_is_named(tmp_path):
 def test_arguments_are_refused():
     with pytest.raises(Unsupported, match='^exchange: expected a group of several ranks, found one rank'):
         buffer_of(None, 'cpu', 'cpu', (0,), True)
-    with pytest.raises(InvalidArgument, match="^exchange: expected None, False or True, found 'yes'"):
-        buffer_of(None, 'cpu', 'cpu', (0,), 'yes')
+    for exchange in ('yes', 0, 1):
+        with pytest.raises(InvalidArgument, match=f'^exchange: expected None, False or True, found {exchange!r}'):
+            buffer_of(None, 'cpu', 'cpu', (0,), exchange)
     buffer = buffer_of(None, 'cpu', 'cpu', (0,))
     assert buffer.exchange is None and buffer.exchange_why_not == 'one rank has nothing to exchange'
     buffer.check()
