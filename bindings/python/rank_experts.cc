@@ -111,6 +111,9 @@ class ExpertGroup {
       fail(ErrorCode::kInvalidArgument,
            fmt::format("listener: expected {} of rank {}", rank == 0 ? "one" : "None", rank));
     }
+    if (listener != nullptr && !listener->socket.is_open()) {
+      fail(ErrorCode::kInvalidArgument, "listener: expected one that no group has used, found a used one");
+    }
     comm::BootstrapOptions options;
     options.place.rank = rank, options.place.world = ranks;
     options.place.address = kLoopback, options.place.port = port;

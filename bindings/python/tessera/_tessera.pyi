@@ -77,7 +77,7 @@ class Moe:
     def kernel(self) -> str: ...
 
 class RankListener:
-    """Where rank 0 of an ExpertGroup is found: a socket of the loopback."""
+    """Where rank 0 of an ExpertGroup is found: a socket of the loopback. It serves one group."""
 
     def __init__(self) -> None: ...
     @property
