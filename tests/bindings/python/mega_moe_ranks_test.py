@@ -203,6 +203,15 @@ def run_once(buffer, l1, l2, device):
     return y
 
 
+def wait_for_loss(buffer, who):
+    """Heartbeats may be slow to tell it on a busy machine."""
+    deadline = time.monotonic() + 60
+    with pytest.raises(DeviceError, match=who):
+        while time.monotonic() < deadline:
+            buffer.check()
+            time.sleep(0.05)
+
+
 def left_behind(rank, kind, device):
     """Rank 0 calls once more than rank 1, and closes: its kernels end, and rank 1 hears of it."""
     l1, l2 = transformed(kind, share_of(rank), device)
@@ -220,7 +229,7 @@ def left_behind(rank, kind, device):
     torch.distributed.barrier()
     torch.cuda.synchronize()
     if rank == 1:
-        time.sleep(2)
+        wait_for_loss(buffer, 'rank 0 of 2')
         with pytest.raises(DeviceError, match='rank 0 of 2'):
             run_once(buffer, l1, l2, device)
         buffer.destroy()
@@ -239,7 +248,7 @@ def survives(rank, kind, device):
         os._exit(0)
     run_once(buffer, l1, l2, device)
     torch.cuda.synchronize()
-    time.sleep(2)
+    wait_for_loss(buffer, 'rank 1 of 2')
     for call in (buffer.check, lambda: run_once(buffer, l1, l2, device)):
         with pytest.raises(DeviceError, match='rank 1 of 2'):
             call()
@@ -333,15 +342,3 @@ def test_arguments_are_refused():
     for most in (2, MOST + 1):
         with pytest.raises(InvalidArgument, match=f'^most_tokens: expected 3 to {MOST}, found {most}'):
             mega_moe.run(y, l1, l2, buffer, most_tokens=most)
-    context, listener = ops.Context('cpu'), ops.RankListener()
-    assert 0 < listener.port < 65536
-    good = {'rank': 0, 'ranks': 2, 'port': listener.port, 'secret': 's' * 32, 'listener': listener, 'max_tokens': 8, 'top_k': 2,
-            'hidden': 64}
-    for change, message in (({'rank': 2}, '^rank: expected 0 to 1, found 2'), ({'ranks': 1}, '^ranks: expected 2 to'),
-                            ({'port': 0}, '^port: expected 1 to 65535, found 0'), ({'listener': None}, '^listener: expected one of rank 0'),
-                            ({'rank': 1}, '^listener: expected None of rank 1'), ({'secret': 'short'}, 'secret')):
-        with pytest.raises(InvalidArgument, match=message):
-            ops.ExpertGroup(context, **{**good, **change})
-    with pytest.raises(Unsupported, match='ranks that reach each other'):
-        stack = [ops.Weight(context, torch.zeros((2, 64, 32), dtype=torch.uint8), torch.zeros((2, 64, 4), dtype=torch.uint8), [1.0])] * 3
-        ops.RankExperts(*stack, top_k=2, rank=0, ranks=2)
