@@ -12,8 +12,8 @@ has as many experts, rank 0 the first; get_symmetric_buffer() and run() are then
 and are no operators. A token has the bits of one rank: its sum is in ascending expert, by its own rank. There are two ways:
 
     exchange  up to eight Hopper GPUs of one machine that reach each other's memory: kernels send a token's row to the ranks of its
-              experts, and those write what they give into the token's rank's memory; nothing waits for the host. Not yet run from
-              Python on GPUs
+              experts, and those write what they give into the token's rank's memory; nothing waits for the host. Run on two H200
+              (bench/results/2026-11-26-h200-x2-mega-moe.json)
     gather    all else, such as CPUs: torch.distributed gathers the inputs on every rank, each runs its experts, and what they gave
               goes back by slot
 
