@@ -6,6 +6,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -28,9 +30,11 @@ namespace tessera::python {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr double kJoinSeconds = 60;   // for the others to come
-constexpr double kCloseSeconds = 60;  // for them to close too, and for what is queued to end
-constexpr double kDropSeconds = 10;   // the same for a group that is dropped
+constexpr double kJoinSeconds = 60;          // for the others to come
+constexpr double kCloseSeconds = 60;         // for them to close too, and for what is queued to end
+constexpr double kDropSeconds = 10;          // the same for a group that is dropped
+constexpr double kMostCloseSeconds = 86400;  // that a caller may give
+constexpr int64_t kMostChoices = 1024;       // experts of a token; kernels take fewer
 
 // Where rank 0 is found.
 struct RankListener {
@@ -96,9 +100,19 @@ class ExpertGroup {
     bindings::check_size(ranks, 2, 65536, "ranks");
     bindings::check_size(rank, 0, ranks - 1, "rank");
     bindings::check_size(port, 1, 65535, "port");
+    bindings::check_size(max_tokens, 1, bindings::kMaxTokens, "max_tokens");
+    bindings::check_size(top_k, 1, kMostChoices, "top_k");
+    bindings::check_size(hidden, 1, ops::kMaxLinearIn, "hidden");
+    if (hidden % device::ExpertPeersShape::kValues != 0) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("hidden: expected a multiple of {}, found {}", device::ExpertPeersShape::kValues, hidden));
+    }
     if ((listener != nullptr) != (rank == 0)) {
       fail(ErrorCode::kInvalidArgument,
            fmt::format("listener: expected {} of rank {}", rank == 0 ? "one" : "None", rank));
+    }
+    if (listener != nullptr && !listener->socket.is_open()) {
+      fail(ErrorCode::kInvalidArgument, "listener: expected one that no group has used, found a used one");
     }
     comm::BootstrapOptions options;
     options.place.rank = rank, options.place.world = ranks;
@@ -119,6 +133,7 @@ class ExpertGroup {
   ~ExpertGroup() {
     try {
       close(kDropSeconds);
+      free();  // of one that has failed
     } catch (const std::exception&) {
       // What failed on the GPU its context says too.
     }
@@ -144,28 +159,48 @@ class ExpertGroup {
   }
 
   // All ranks close together: where one does not within so many seconds, its calls and those of the others end as
-  // those of a failed group. What was queued before is done when this returns.
-  void close(double seconds) {
+  // those of a failed group. What was queued before is done when this returns. The seconds are for all waits together;
+  // ranks other than 0 wait half as long again for rank 0, who says which rank is missing.
+  void close(std::optional<double> given) {
+    const double seconds = given.value_or(kCloseSeconds);
+    if (!(seconds > 0 && seconds <= kMostCloseSeconds)) {
+      fail(ErrorCode::kInvalidArgument,
+           fmt::format("seconds: expected more than 0, at most {}, found {}", kMostCloseSeconds, seconds));
+    }
     if (is_closed_.exchange(true)) return;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    const auto left = [end] {
+      const std::chrono::duration<double> rest = end - std::chrono::steady_clock::now();
+      return std::max(1e-3, rest.count());  // 0 would be no limit
+    };
     std::string fault;
     std::exception_ptr failed;
     if (exchange_ != nullptr) {
       {
         const nb::gil_scoped_release release;
-        fault = meet(seconds);  // all have queued their last call
+        fault = meet(left());  // all have queued their last call
         if (!fault.empty()) exchange_->end();
       }
       try {
-        const Deadline deadline(*exchange_, seconds);
-        device_->run([](tessera_context* context) { return tessera_context_synchronize(context); });
+        const Deadline deadline(*exchange_, left());
+        try {
+          device_->run([](tessera_context* context) { return tessera_context_synchronize(context); });
+        } catch (...) {
+          failed = std::current_exception();
+        }
+        make_current();
+        device_->run([this](tessera_context*) {
+          exchange_->disconnect();
+          return TESSERA_OK;
+        });
       } catch (...) {
-        failed = std::current_exception();
+        if (failed == nullptr) failed = std::current_exception();
       }
     }
     {
       const nb::gil_scoped_release release;
-      // Nobody's memory goes while a kernel of another may write into it.
-      if (exchange_ != nullptr && fault.empty()) fault = meet(seconds);
+      // Nobody's memory goes while a kernel of another may write into it, or another has it mapped.
+      if (exchange_ != nullptr && fault.empty()) fault = meet(left());
       loss_.watch(nullptr);
       if (exchange_ != nullptr) exchange_->end();
       if (fault.empty()) {
@@ -174,13 +209,15 @@ class ExpertGroup {
         bootstrap_->fail("it closed its exchange of experts' rows without the others: " + fault);
       }
     }
-    make_current();
-    device_->run([this](tessera_context*) {
-      exchange_.reset();
-      return TESSERA_OK;
-    });
-    bootstrap_.reset();
+    free();
     if (failed != nullptr) std::rethrow_exception(failed);
+  }
+  // As a rank that is lost, at once: its calls end, the others' do, and nothing here waits for them.
+  void fail_with(const std::string& why) {
+    if (is_closed_.exchange(true)) return;
+    const nb::gil_scoped_release release;
+    if (exchange_ != nullptr) exchange_->end();
+    bootstrap_->fail(why);
   }
 
  private:
@@ -189,6 +226,17 @@ class ExpertGroup {
       context->executor->make_current();
       return TESSERA_OK;
     });
+  }
+  // Of a group that is over.
+  void free() {
+    loss_.watch(nullptr);
+    make_current();
+    device_->run([this](tessera_context*) {
+      exchange_.reset();
+      return TESSERA_OK;
+    });
+    const nb::gil_scoped_release release;
+    bootstrap_.reset();
   }
   // Returns when all ranks have come so far; or why they won't.
   std::string meet(double seconds) {
@@ -212,7 +260,7 @@ ops::RankExperts::Desc desc_of(int64_t hidden, int64_t inner, int64_t num_local,
                                float swiglu_limit) {
   bindings::check_size(hidden, 1, ops::kMaxLinearIn, "hidden");
   bindings::check_size(inner, 1, ops::kMaxLinearIn, "inner");
-  bindings::check_size(ranks, 1, 65536, "ranks");
+  bindings::check_size(ranks, 2, 65536, "ranks");
   bindings::check_size(rank, 0, ranks - 1, "rank");
   bindings::check_size(num_local, 1, 65536, "num_local");
   bindings::check_size(top_k, 1, num_local * ranks, "top_k");
@@ -233,7 +281,12 @@ class RankExperts {
  public:
   RankExperts(const WeightPtr& w1, const WeightPtr& w3, const WeightPtr& w2, int64_t top_k, int rank, int ranks,
               float swiglu_limit, int64_t max_tokens)
-      : device_(w1->device()), max_tokens_(max_tokens) {
+      : kept_{w1, w3, w2}, device_(w1->device()), max_tokens_(max_tokens) {
+    for (const auto& [weight, name] : {std::pair{w1, "w1"}, std::pair{w3, "w3"}, std::pair{w2, "w2"}}) {
+      if (const std::string format = weight->format(); format != "nvfp4") {
+        fail(ErrorCode::kInvalidArgument, fmt::format("{}: expected nvfp4, found {}", name, format));
+      }
+    }
     const ops::RankExperts::Desc desc = desc_of(w1->cols(), w1->rows(), w1->count(), top_k, rank, ranks, swiglu_limit);
     bindings::check_size(max_tokens, 1, bindings::kMaxTokens, "max_tokens");
     check_device(device_, w3, "w3"), check_device(device_, w2, "w2");
@@ -307,6 +360,7 @@ class RankExperts {
     device::Buffer workspace;
   };
 
+  std::array<WeightPtr, 3> kept_;  // what is not packed is read where it is
   DevicePtr device_;
   int64_t max_tokens_;
   std::string kernel_;
@@ -335,13 +389,27 @@ std::string why_no_kernel(const DevicePtr& device, int64_t hidden, int64_t inner
 void add_rank_experts(nb::module_& m) {
   using nb::arg;
   nb::class_<RankListener>(m, "RankListener").def(nb::init<>()).def_ro("port", &RankListener::port);
-  nb::class_<ExpertGroup>(m, "ExpertGroup")
-      .def(nb::init<DevicePtr, int, int, int, const std::string&, RankListener*, int64_t, int64_t, int64_t>(),
-           arg("context"), nb::kw_only(), arg("rank"), arg("ranks"), arg("port"), arg("secret"),
-           arg("listener").none() = nb::none(), arg("max_tokens"), arg("top_k"), arg("hidden"))
+  // Groups that live when the process ends: what they had queued ends first, while what it uses is there.
+  const nb::object living = nb::module_::import_("weakref").attr("WeakSet")();
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([living] {
+    for (nb::handle group : nb::list(living)) nb::cast<ExpertGroup&>(group).fail_with("its process ends");
+  }));
+  nb::class_<ExpertGroup>(m, "ExpertGroup", nb::is_weak_referenceable())
+      .def(
+          "__init__",
+          [living](nb::pointer_and_handle<ExpertGroup> self, DevicePtr context, int rank, int ranks, int port,
+                   const std::string& secret, RankListener* listener, int64_t max_tokens, int64_t top_k,
+                   int64_t hidden) {
+            new (self.p)
+                ExpertGroup(std::move(context), rank, ranks, port, secret, listener, max_tokens, top_k, hidden);
+            living.attr("add")(self.h);
+          },
+          arg("context"), nb::kw_only(), arg("rank"), arg("ranks"), arg("port"), arg("secret"),
+          arg("listener").none() = nb::none(), arg("max_tokens"), arg("top_k"), arg("hidden"))
       .def_prop_ro("why_not", &ExpertGroup::why_not)
       .def("check", &ExpertGroup::check)
-      .def("close", &ExpertGroup::close, arg("seconds") = kCloseSeconds);
+      .def("fail", &ExpertGroup::fail_with, arg("why"))
+      .def("close", &ExpertGroup::close, arg("seconds") = nb::none());
   nb::class_<RankExperts>(m, "RankExperts")
       .def(nb::init<const WeightPtr&, const WeightPtr&, const WeightPtr&, int64_t, int, int, float, int64_t>(),
            arg("w1"), arg("w3"), arg("w2"), nb::kw_only(), arg("top_k"), arg("rank"), arg("ranks"),

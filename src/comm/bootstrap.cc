@@ -208,8 +208,12 @@ class Bootstrap::Member {
     std::unique_lock lock(lock_);
     while (lost_.empty() && has_links()) {
       wait(lock);
-      for (size_t r = 0; r < links_.size() && lost_.empty(); ++r) hear(r);
-      beat();
+      try {
+        for (size_t r = 0; r < links_.size() && lost_.empty(); ++r) hear(r);
+        beat();
+      } catch (const std::exception& error) {  // such as no memory: it would end the process
+        end(place().rank, fmt::format("rank {} of {} failed: {}", place().rank, links_.size(), error.what()));
+      }
       if (is_leaving_ && Clock::now() > leaving_deadline_) break;
     }
     if (!lost_.empty()) linger(lock);

@@ -33,7 +33,11 @@ std::unique_ptr<PeerMemory> make_connected_memory(Bootstrap& bootstrap, const Pe
   const std::vector<std::vector<uint8_t>> addresses = bootstrap.all_gather(address);
   if (memory != nullptr) own = memory->connect(addresses);
   why_not = first_reason(bootstrap, own);
-  return why_not.empty() ? std::move(memory) : nullptr;
+  if (why_not.empty()) return memory;
+  // Nobody frees what another rank has mapped already.
+  if (memory != nullptr) memory->disconnect();
+  bootstrap.all_gather({});
+  return nullptr;
 }
 
 }  // namespace tessera::comm

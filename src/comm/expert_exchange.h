@@ -23,6 +23,8 @@ class ExpertExchange {
   // Nobody waits any more for a rank that does not come, and outputs are undefined from now on. From any thread: who
   // watches a group's steps calls it where one does not end, or a rank is lost.
   void end() noexcept { memory_->end(); }
+  // Waits for the GPU and lets go of the other ranks' memory: once all ranks have, each may free its own.
+  void disconnect() noexcept { memory_->disconnect(); }
 
  private:
   std::unique_ptr<PeerMemory> memory_;

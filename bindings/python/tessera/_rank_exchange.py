@@ -6,7 +6,7 @@ import os
 import pathlib
 import secrets
 import socket
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
@@ -15,6 +15,7 @@ from . import torch as tessera_torch
 from ._errors import Error, InvalidArgument, Unsupported
 
 _SECRET_BYTES = 32
+_KINDS = {kind.__name__: kind for kind in (InvalidArgument, Unsupported)}  # errors that keep their type from rank to rank
 
 
 def gathered(group: Any, mine: Any) -> list[Any]:
@@ -22,6 +23,21 @@ def gathered(group: Any, mine: Any) -> list[Any]:
     found: list[Any] = [None] * group.size()
     torch.distributed.all_gather_object(found, mine, group=group)
     return found
+
+
+def _fault_of(error: Optional[Exception]) -> Optional[tuple[str, str]]:
+    """As the other ranks learn it, whose Python may not have its type."""
+    return None if error is None else (type(error).__name__, str(error))
+
+
+def _raise_faults(error: Optional[Exception], faults: Sequence[Optional[tuple[str, str]]]) -> None:
+    """Where ranks failed: this one's own error, on others the first rank's."""
+    if error is not None:
+        raise error
+    for rank, fault in enumerate(faults):
+        if fault is not None:
+            name, text = fault
+            raise _KINDS.get(name, Error)(f'rank {rank}: {text}' if name in _KINDS else f'rank {rank}: {name}: {text}')
 
 
 def _machine() -> str:
@@ -60,13 +76,13 @@ def _check_alike(names: Sequence[str], every: Sequence[Sequence[Any]]) -> None:
 def _join(group: Any, device: torch.device, max_tokens: int, num_topk: int, hidden: int) -> tuple[Optional[ops.ExpertGroup], str]:
     """The group, or the reason of the first rank that has none."""
     rank, made, why, told = group.rank(), None, '', [None]
-    listener = None
+    listener, failed = None, None
     if rank == 0:
         try:
             listener = ops.RankListener()
             told = [(listener.port, secrets.token_hex(_SECRET_BYTES))]
-        except Error as error:
-            told = [str(error)]
+        except Exception as error:
+            told = [str(error) or type(error).__name__]
     torch.distributed.broadcast_object_list(told, src=torch.distributed.get_global_rank(group, 0), group=group)
     if isinstance(told[0], str):
         return None, f'rank 0: {told[0]}'
@@ -78,31 +94,52 @@ def _join(group: Any, device: torch.device, max_tokens: int, num_topk: int, hidd
         why = made.why_not
     except Error as error:
         why = str(error)
-    why = _first(gathered(group, why))
-    if why and made is not None:
+    except Exception as error:
+        failed = error
+    every = gathered(group, (_fault_of(failed), why))
+    why = _first([why for _, why in every])
+    is_whole = not why and all(fault is None for fault, _ in every)
+    if not is_whole and made is not None:
         made.close()
-    return None if why else made, why
+    _raise_faults(failed, [fault for fault, _ in every])
+    return made if is_whole else None, why
 
 
-def make_exchange(group: Any, device: torch.device, wanted: Optional[bool], *, num_experts: int, max_tokens: int, num_topk: int,
-                  hidden: int, inner: int) -> tuple[Optional[ops.ExpertGroup], str]:
-    """All ranks call it together; the exchange on all of them, or on none and why not. wanted: False for none, True to raise
-    Unsupported where there is none. Raises InvalidArgument, on all ranks, where they ask for different things."""
-    # Collectives of objects go by the current GPU where the group's tensors are on GPUs.
-    with torch.cuda.device(device) if device.type == 'cuda' else contextlib.nullcontext():
-        names = ('exchange', 'num_experts', 'num_max_tokens_per_rank', 'num_topk', 'hidden', 'intermediate_hidden')
-        mine = (wanted, num_experts, max_tokens, num_topk, hidden, inner)
+def _current(device: Optional[torch.device]) -> Any:
+    """Collectives of objects go by the current GPU where the group's tensors are on GPUs."""
+    is_there = device is not None and device.type == 'cuda' and (device.index or 0) < torch.cuda.device_count()
+    return torch.cuda.device(device) if is_there else contextlib.nullcontext()
+
+
+def make_buffer(group: Any, find_device: Callable[[], torch.device], make: Callable[[torch.device], Any],
+                wanted: Optional[bool]) -> Any:
+    """What make(find_device()) gives (a SymmetricBuffer) with the exchange on all ranks, or on none and why not. All ranks call it together.
+    wanted: False for none, True to raise Unsupported where there is none. Raises InvalidArgument, on all ranks, where they ask
+    for different things. Where a rank fails it says so to the others, who would wait for it, and all raise."""
+    names = ('exchange', 'num_experts', 'num_max_tokens_per_rank', 'num_topk', 'hidden', 'intermediate_hidden')
+    device, buffer, mine, why, failed = None, None, None, '', None
+    try:
+        device = find_device()
+        buffer = make(device)
+        mine = (wanted, buffer.num_experts, buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.hidden,
+                buffer.intermediate_hidden)
         why = 'the caller asked for none' if wanted is False else _why_not_here(
-            device, group.rank(), group.size(), num_experts, num_topk, hidden, inner)
-        every = gathered(group, (mine, why, _machine()))
-        _check_alike(names, [asked for asked, _, _ in every])
-        why = _first([why for _, why, _ in every])
+            device, group.rank(), group.size(), buffer.num_experts, buffer.num_topk, buffer.hidden,
+            buffer.intermediate_hidden)
+    except Exception as error:
+        failed = error
+    made = None
+    with _current(device):
+        every = gathered(group, (_fault_of(failed), mine, why, _machine()))
+        _raise_faults(failed, [fault for fault, *_ in every])
+        _check_alike(names, [asked for _, asked, _, _ in every])
+        why = _first([why for _, _, why, _ in every])
         if not why:
-            elsewhere = [rank for rank, (_, _, machine) in enumerate(every) if machine != every[0][2]]
+            elsewhere = [rank for rank, (*_, machine) in enumerate(every) if machine != every[0][-1]]
             why = f'rank {elsewhere[0]} is on another machine than rank 0, or in another network of it' if elsewhere else ''
-        made = None
         if not why:
-            made, why = _join(group, device, max_tokens, num_topk, hidden)
+            made, why = _join(group, device, buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.hidden)
     if wanted and made is None:
         raise Unsupported(f'exchange: expected ranks that reach the memory of each other\'s GPUs, found others: {why}')
-    return made, why
+    buffer.exchange, buffer.exchange_why_not = made, why
+    return buffer

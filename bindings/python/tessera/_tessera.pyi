@@ -77,7 +77,7 @@ class Moe:
     def kernel(self) -> str: ...
 
 class RankListener:
-    """Where rank 0 of an ExpertGroup is found: a socket of the loopback."""
+    """Where rank 0 of an ExpertGroup is found: a socket of the loopback. It serves one group."""
 
     def __init__(self) -> None: ...
     @property
@@ -95,9 +95,13 @@ class ExpertGroup:
         """Why they don't reach each other's memory, the same on all ranks; "": they do."""
     def check(self) -> None:
         """Raises DeviceError, naming it, where a rank is lost: from then on the GPU waits for nobody, and outputs mean nothing."""
-    def close(self, seconds: float = 60) -> None:
+    def close(self, seconds: Optional[float] = None) -> None:
         """All ranks close together, each once it has queued its last call; waits for those. Where a rank does not come within so
-        many seconds, the others' calls end, and they raise DeviceError from then on."""
+        many seconds (None: a minute; at most a day), the others' calls end, and they raise DeviceError from then on. A rank
+        other than 0 that misses rank 0 waits half as long again. A group that is dropped waits ten seconds."""
+    def fail(self, why: str) -> None:
+        """Ends this rank's calls, and those of the others, which raise DeviceError with `why`. Waits for none of them. Groups
+        that live when the process ends do so."""
 
 class RankExperts:
     """Routed experts of a group of ranks and their sum, as experts() and combine() of Moe give it where one rank has all (the

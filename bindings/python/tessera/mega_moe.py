@@ -12,8 +12,8 @@ has as many experts, rank 0 the first; get_symmetric_buffer() and run() are then
 and are no operators. A token has the bits of one rank: its sum is in ascending expert, by its own rank. There are two ways:
 
     exchange  up to eight Hopper GPUs of one machine that reach each other's memory: kernels send a token's row to the ranks of its
-              experts, and those write what they give into the token's rank's memory; nothing waits for the host. Not yet run from
-              Python on GPUs
+              experts, and those write what they give into the token's rank's memory; nothing waits for the host. Run on two H200
+              (bench/results/2026-11-26-h200-x2-mega-moe.json)
     gather    all else, such as CPUs: torch.distributed gathers the inputs on every rank, each runs its experts, and what they gave
               goes back by slot
 
@@ -35,7 +35,6 @@ from . import torch as tessera_torch
 
 MMA_TYPES = ('bf16xnvfp4', 'fp8xnvfp4')
 _SCALE_GROUP = 32  # values of x that share a scale in x_sf
-_DESTROY_SECONDS, _DROP_SECONDS = 60, 10  # for the other ranks to come, where a buffer is destroyed, or is dropped instead
 
 
 def _check_swiglu(activation: str) -> None:
@@ -77,35 +76,30 @@ class SymmetricBuffer:
         if self.exchange is not None:
             self.exchange.check()
 
-    def _end_exchange(self, seconds: float) -> None:
+    def _end_exchange(self, is_dropped: bool) -> None:
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             with tessera_torch.ordered(self._device):  # behind replays in the current stream too
-                exchange.close(seconds)
+                if not is_dropped:
+                    exchange.close()
+                del exchange  # closes it, but waits for the others less long
 
     def destroy(self) -> None:
         """Gives the memory back. Ranks that exchange call it together, once each has queued its last run(): it waits for those,
         and ends the others' where a rank does not come within a minute. Graphs that run() is captured in go before."""
         try:
-            self._end_exchange(_DESTROY_SECONDS)
+            self._end_exchange(False)
         finally:
             self.x = self.x_sf = self.topk_idx = self.topk_weights = None  # type: ignore[assignment]
 
     def __del__(self) -> None:
         if getattr(self, 'exchange', None) is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):
-                self._end_exchange(_DROP_SECONDS)
+                self._end_exchange(True)
 
 
-def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
-                         intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
-                         device: Union[str, torch.device, None] = None, exchange: Optional[bool] = None) -> SymmetricBuffer:
-    """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
-    all ranks. On several ranks all call it together, with the same arguments. device: None for the current GPU, or the CPU where
-    there is none. exchange: None for ranks that exchange where they can, False for ranks that gather, True to raise Unsupported,
-    with the reason, where they can't exchange. Raises InvalidArgument for sizes that no weight has or that differ between ranks
-    and experts that ranks cannot share alike, Unsupported for other types."""
-    ranks = 1 if group is None else group.size()
+def _check_sizes(ranks: int, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int, intermediate_hidden: int,
+                 mma_type: str, activation: str) -> None:
     if num_experts % ranks:
         raise InvalidArgument(f'num_experts: expected a multiple of {ranks}, the ranks of the group, found {num_experts}')
     if mma_type not in MMA_TYPES:
@@ -120,22 +114,40 @@ def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: 
     for name, value, of in (('hidden', hidden, multiple), ('intermediate_hidden', intermediate_hidden, 16)):
         if value < of or value % of:
             raise InvalidArgument(f'{name}: expected a multiple of {of}, found {value}')
-    if device is None:
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    device = torch.device(device)
+
+
+def _device_of(given: Union[str, torch.device, None]) -> torch.device:
+    if given is None:
+        given = 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = torch.device(given)
     if device.type == 'cuda' and device.index is None:
         device = torch.device('cuda', torch.cuda.current_device())
-    if exchange not in (None, False, True):
-        raise InvalidArgument(f'exchange: expected None, False or True, found {exchange!r}')
-    if exchange and ranks == 1:
-        raise Unsupported('exchange: expected a group of several ranks, found one rank')
-    buffer = SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type, device,
-                             group if ranks > 1 else None)
-    if ranks > 1:
-        buffer.exchange, buffer.exchange_why_not = _rank_exchange.make_exchange(
-            group, device, exchange, num_experts=num_experts, max_tokens=num_max_tokens_per_rank, num_topk=num_topk,
-            hidden=hidden, inner=intermediate_hidden)
-    return buffer
+    return device
+
+
+def get_symmetric_buffer(group: Any, num_experts: int, num_max_tokens_per_rank: int, num_topk: int, hidden: int,
+                         intermediate_hidden: int, mma_type: str = 'bf16xnvfp4', activation: str = 'swiglu',
+                         device: Union[str, torch.device, None] = None, exchange: Optional[bool] = None) -> SymmetricBuffer:
+    """group: a torch.distributed process group, whose backend moves tensors of the device, or None for one rank; num_experts: of
+    all ranks. On several ranks all call it together, with the same arguments. device: None for the current GPU, or the CPU where
+    there is none. exchange: None for ranks that exchange where they can, False for ranks that gather, True to raise Unsupported,
+    with the reason, where they can't exchange. Raises InvalidArgument for sizes that no weight has or that differ between ranks
+    and experts that ranks cannot share alike, Unsupported for other types. Where a rank fails, all raise: the others an error
+    that names it."""
+    ranks = 1 if group is None else group.size()
+
+    def make(found: torch.device) -> SymmetricBuffer:
+        _check_sizes(ranks, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type, activation)
+        if exchange is not None and not isinstance(exchange, bool):
+            raise InvalidArgument(f'exchange: expected None, False or True, found {exchange!r}')
+        if exchange and ranks == 1:
+            raise Unsupported('exchange: expected a group of several ranks, found one rank')
+        return SymmetricBuffer(num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, mma_type,
+                               found, group if ranks > 1 else None)
+
+    if ranks == 1:
+        return make(_device_of(device))
+    return _rank_exchange.make_buffer(group, lambda: _device_of(device), make, exchange)
 
 
 symmetric_buffer = get_symmetric_buffer  # as others call it

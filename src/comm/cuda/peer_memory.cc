@@ -62,10 +62,7 @@ class IpcMemory final : public PeerMemory {
     own_.data = slots_.data();
     TESSERA_CUDA_CHECK(cudaIpcGetMemHandle(&own_.handle, slots_.data()));
   }
-  ~IpcMemory() override {
-    cudaDeviceSynchronize();  // sums that were queued: end() lets them go
-    for (void* mapped : mapped_) cudaIpcCloseMemHandle(mapped);
-  }
+  ~IpcMemory() override { disconnect(); }
 
   std::vector<uint8_t> address() const override {
     std::vector<uint8_t> bytes(sizeof(own_));
@@ -88,6 +85,11 @@ class IpcMemory final : public PeerMemory {
   }
   const device::PeerView& view() const override { return view_; }
   void end() noexcept override { *ended_.as<volatile uint32_t>() = 1; }
+  void disconnect() noexcept override {
+    cudaDeviceSynchronize();  // sums that were queued: end() lets them go
+    for (void* mapped : mapped_) cudaIpcCloseMemHandle(mapped);
+    mapped_.clear();
+  }
 
  private:
   std::string keep(size_t rank, void* data) {

@@ -27,6 +27,8 @@ class PeerMemory {
   virtual const device::PeerView& view() const = 0;
   // Nobody waits any more. From any thread.
   virtual void end() noexcept = 0;
+  // Waits for the GPU and lets go of the other ranks' memory, which they may free from then on. No call follows.
+  virtual void disconnect() noexcept = 0;
 };
 
 // On the calling thread's GPU. Null where this build can't: then `why_not` is set.

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """tessera.ops on NumPy arrays (on PyTorch's in torch_test.py): values against NumPy, and arrays that must be refused."""
+import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 np = pytest.importorskip('numpy')
 
-from tessera import DeviceError, Unsupported, ops  # noqa: E402
+from tessera import DeviceError, InvalidArgument, Unsupported, _tessera, ops  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -215,6 +217,86 @@ def test_ranks_find_each_other_and_hear_who_is_lost():
             threading.Event().wait(0.05)
 
 
-def test_the_extension_brings_no_libcrypto():
-    code = 'import tessera.ops; assert not [line for line in open("/proc/self/maps") if "libcrypto" in line]'
-    assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+def test_a_group_that_fails_or_lives_at_exit_tells_the_others():
+    code = ('import sys; from tessera import ops; g = ops.ExpertGroup(ops.Context("cpu"), rank=1, ranks=2, port=int(sys.argv[1]), '
+            'secret="s" * 32, max_tokens=8, top_k=2, hidden=64); sys.stdin.read(); exec(sys.argv[2])')
+    for last, why in (('', 'rank 1 of 2 failed: its process ends'), ('g.fail("no more")', 'rank 1 of 2 failed: no more')):
+        listener = ops.RankListener()
+        process = subprocess.Popen([sys.executable, '-c', code, str(listener.port), last], stdin=subprocess.PIPE)
+        group = ops.ExpertGroup(ops.Context('cpu', num_threads=1), **of_rank(listener))
+        began = time.monotonic()
+        process.communicate()
+        assert process.returncode == 0 and time.monotonic() - began < 8  # it does not wait for this one
+        with pytest.raises(DeviceError, match=why):
+            for _ in range(200):
+                with pytest.raises(Unsupported):
+                    group.check()
+                time.sleep(0.05)
+        group.fail('both')
+        with pytest.raises(DeviceError, match=why):
+            group.check()
+        group.close()
+
+
+def of_rank(listener, rank=0, **others):
+    return {'rank': rank, 'ranks': 2, 'port': listener.port, 'secret': 's' * 32, 'listener': None if rank else listener,
+            'max_tokens': 8, 'top_k': 2, 'hidden': 64, **others}
+
+
+def test_groups_that_cannot_be_are_refused(cpu):
+    listener = ops.RankListener()
+    assert 0 < listener.port < 65536
+    for change, message in (({'rank': 2}, '^rank: expected 0 to 1, found 2'), ({'ranks': 1}, '^ranks: expected 2 to'),
+                            ({'port': 0}, '^port: expected 1 to 65535, found 0'), ({'listener': None}, '^listener: expected one of rank 0'),
+                            ({'rank': 1}, '^listener: expected None of rank 1'), ({'secret': 'short'}, 'secret'),
+                            ({'max_tokens': 0}, '^max_tokens: expected 1 to'), ({'max_tokens': 1 << 40}, '^max_tokens: expected 1 to'),
+                            ({'top_k': 0}, '^top_k: expected 1 to'), ({'hidden': 0}, '^hidden: expected 1 to'),
+                            ({'hidden': 66}, '^hidden: expected a multiple of 4, found 66'),
+                            ({'hidden': 1 << 20}, '^hidden: expected 1 to')):
+        with pytest.raises(InvalidArgument, match=message):
+            ops.ExpertGroup(cpu, **{**of_rank(listener), **change})
+
+
+def test_ranks_that_come_wrong_are_refused():
+    """A wrong secret is told at once, to the one that has it; a listener serves one group."""
+    listener, found, groups = ops.RankListener(), [], {}
+
+    def join(rank, **others):
+        groups[rank] = ops.ExpertGroup(ops.Context('cpu', num_threads=1), **of_rank(listener, rank, **others))
+
+    first = threading.Thread(target=join, args=(0,))
+    first.start()
+    with pytest.raises(DeviceError, match='secret'):
+        join(1, secret='t' * 32)
+    assert not groups
+    join(1)  # who waits was not disturbed
+    first.join()
+    with pytest.raises(InvalidArgument, match='^listener: expected one that no group has used'):
+        ops.ExpertGroup(ops.Context('cpu', num_threads=1), **of_rank(listener))
+    for seconds in (0, -1, 86401, float('nan'), float('inf')):
+        with pytest.raises(InvalidArgument, match='^seconds: expected more than 0, at most 86400, found'):
+            groups[0].close(seconds)
+    with pytest.raises(Unsupported):
+        groups[0].check()  # it lives
+    for group in groups.values():
+        group.close(1)
+
+
+def test_experts_of_ranks_are_refused(cpu):
+    nvfp4_stack = ops.Weight(cpu, np.zeros((2, 64, 32), np.uint8), np.zeros((2, 64, 4), np.uint8), [1.0])
+    with pytest.raises(Unsupported, match='ranks that reach each other'):
+        ops.RankExperts(nvfp4_stack, nvfp4_stack, nvfp4_stack, top_k=2, rank=0, ranks=2)
+    with pytest.raises(InvalidArgument, match='^ranks: expected 2 to'):
+        ops.RankExperts(nvfp4_stack, nvfp4_stack, nvfp4_stack, top_k=2, rank=0, ranks=1)
+    for i, name in enumerate(('w1', 'w3', 'w2')):
+        weights = [nvfp4_stack] * 3
+        weights[i] = ops.Weight(cpu, np.zeros((2, 64, 64), np.float32))
+        with pytest.raises(InvalidArgument, match=f'^{name}: expected nvfp4, found f32$'):
+            ops.RankExperts(*weights, top_k=2, rank=0, ranks=2)
+
+
+@pytest.mark.skipif(shutil.which('readelf') is None, reason='no readelf')
+def test_the_extension_needs_no_libcrypto():
+    listing = subprocess.run(['readelf', '-d', _tessera.__file__], capture_output=True, text=True, check=True).stdout
+    needed = [line for line in listing.splitlines() if '(NEEDED)' in line]
+    assert any('libc.so' in line for line in needed) and not any('libcrypto' in line for line in needed)
