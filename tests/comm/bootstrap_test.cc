@@ -388,12 +388,13 @@ class LostRank : public ::testing::TestWithParam<std::tuple<Harm, int>> {
       Exit exit(file_of(rank) + ".said");
       Bootstrap bootstrap(options_for(rank, kWorld, door.port), nullptr, &exit, std::move(listener));
       bootstrap.all_gather({});
-      std::ofstream(file_of(rank) + ".ready") << "ready";
+      // Before the file: who sees that sends the signal.
       std::signal(SIGUSR1, [](int) {
         const int before = errno;
         for (int descriptor = 3; descriptor < 64; ++descriptor) ::shutdown(descriptor, SHUT_RDWR);
         errno = before;
       });
+      std::ofstream(file_of(rank) + ".ready") << "ready";
       while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
     } catch (...) {
       _exit(1);
