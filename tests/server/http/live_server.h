@@ -151,7 +151,7 @@ class RawClient {
  public:
   // `receive_bytes` above 0: so small a buffer for what comes.
   explicit RawClient(uint16_t port, int receive_bytes = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    if (receive_bytes > 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof(receive_bytes));
+    if (receive_bytes > 0) hold(receive_bytes);
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
@@ -162,6 +162,10 @@ class RawClient {
   RawClient(const RawClient&) = delete;
   RawClient& operator=(const RawClient&) = delete;
 
+  // So large a buffer from now on.
+  void hold(int receive_bytes) const {
+    EXPECT_EQ(setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_bytes, sizeof(receive_bytes)), 0);
+  }
   void send(std::string_view bytes) const { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
   void set_patience(int seconds) { patience_seconds_ = seconds; }
   // At most `size` bytes, at least one; empty at the end or where patience has.
