@@ -212,13 +212,19 @@ def wait_for_loss(buffer, who):
             time.sleep(0.05)
 
 
-def left_behind(rank, kind, device):
-    """Rank 0 calls once more than rank 1, and closes: its kernels end, and rank 1 hears of it."""
+def after_a_run(rank, kind, device):
+    """A rank's buffer and weights, behind a call that all ranks have made."""
     l1, l2 = transformed(kind, share_of(rank), device)
     buffer = buffer_of(torch.distributed.group.WORLD, kind, device, (rank,), True)
     run_once(buffer, l1, l2, device)
     torch.cuda.synchronize()
     torch.distributed.barrier()
+    return buffer, l1, l2
+
+
+def left_behind(rank, kind, device):
+    """Rank 0 calls once more than rank 1, and closes: its kernels end, and rank 1 hears of it."""
+    buffer, l1, l2 = after_a_run(rank, kind, device)
     if rank == 0:
         run_once(buffer, l1, l2, device)
         began = time.monotonic()
@@ -238,11 +244,7 @@ def left_behind(rank, kind, device):
 
 def survives(rank, kind, device):
     """Rank 1's process ends in the middle: what rank 0 has queued ends, and it hears who is lost."""
-    l1, l2 = transformed(kind, share_of(rank), device)
-    buffer = buffer_of(torch.distributed.group.WORLD, kind, device, (rank,), True)
-    run_once(buffer, l1, l2, device)
-    torch.cuda.synchronize()
-    torch.distributed.barrier()
+    buffer, l1, l2 = after_a_run(rank, kind, device)
     if rank == 1:
         time.sleep(1)  # rank 0 waits by then
         os._exit(0)
