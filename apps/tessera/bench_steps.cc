@@ -27,8 +27,9 @@ double ms(const bench::Samples& samples, double share) {
 }
 
 void print_made(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
-  const std::string cut =
-      ranks.is_alone() ? "" : fmt::format(", rank 0 of {}, cut by {}", ranks.world(), ranks.split().name);
+  const std::string cut = ranks.is_alone() ? ""
+                                           : fmt::format(", rank 0 of {}{}, cut by {}", ranks.world(),
+                                                         ranks.is_echo() ? " by itself" : "", ranks.split().name);
   print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
                            report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),
                            report.device, cut, report.make_seconds, fmt::join(report.variants, " ")));
@@ -41,11 +42,17 @@ void print_sum(const bench::SumRow& row) {
 }
 
 void print_row(const bench::StepRow& row) {
-  const std::optional<double> outside = row.outside_of_kernels();
+  std::string note;
+  if (const std::optional<double> outside = row.outside_of_kernels()) {
+    note = fmt::format("  {:.1f} % outside of kernels", *outside * 100);
+  }
+  // Said with the prompt alone, whose sequences those of the decode steps are.
+  if (row.is_prompt && row.filled > 0) {
+    note += fmt::format("  (the first {} tokens' cache entries are random)", row.filled);
+  }
   print_result(fmt::format("{} {:>5} x context {:>7}  {:>10.3f} ms  ({:.3f} to {:.3f})  {:>9.1f} tokens/s{}\n",
                            row.is_prompt ? "prompt" : "decode", row.sequences, row.context, ms(row.time, 0.5),
-                           ms(row.time, 0.1), ms(row.time, 0.9), row.tokens_per_second(),
-                           outside ? fmt::format("  {:.1f} % outside of kernels", *outside * 100) : ""));
+                           ms(row.time, 0.1), ms(row.time, 0.9), row.tokens_per_second(), note));
 }
 
 void add_samples(const bench::Samples& samples, ordered_json& out) {
@@ -59,6 +66,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
   ordered_json out = record_head("tessera bench model", bench.options.device);
   out.update({{"device", report.device},
               {"ranks", ranks.world()},
+              {"only_rank_0", ranks.is_echo()},
               {"split", ranks.is_alone() ? "" : ranks.split().name},
               {"mode", bench.model.mode},
               {"shape", bench.options.shape},
@@ -75,6 +83,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
     ordered_json one = {{"step", row.is_prompt ? "prompt" : "decode"},
                         {"context", row.context},
                         {"sequences", row.sequences},
+                        {"tokens_with_random_cache_entries", row.filled},
                         {"tokens_per_second", row.tokens_per_second()}};
     add_samples(row.time, one);
     if (const std::optional<double> outside = row.outside_of_kernels()) {

@@ -23,9 +23,9 @@
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/agreement.h"
+#include "comm/echo.h"
 #include "comm/message.h"
 #include "comm/nccl.h"
-#include "comm/peer.h"
 #include "comm/tcp_communicator.h"
 #include "commit.h"
 #include "device/device_choice.h"
@@ -195,9 +195,12 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
+  if (flags.only_rank_0 && place_.world != 1) {
+    fail_usage(fmt::format("--only-rank-0: expected no launcher, found {}", place_.source));
+  }
   if (place_.world == 1) {
     place_ = {.rank = 0, .world = static_cast<int>(asked)};
-    starts_others_ = asked > 1;
+    starts_others_ = asked > 1 && !flags.only_rank_0;
   } else if (place_.world != asked) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
@@ -209,9 +212,10 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   }
   if (is_alone()) return;
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
-    if (!starts_others_ || !is_given(name)) continue;
+    if ((!starts_others_ && !flags.only_rank_0) || !is_given(name)) continue;
     fail_usage(fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none", name));
   }
+  if (flags.only_rank_0) return;
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
@@ -271,6 +275,11 @@ void Ranks::join_made(const char* verb, const model::StoredModel& stored, const 
 template <class Digest>
 void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest) {
   load.shard = shard();
+  if (flags_.only_rank_0) {
+    make_echo(model);
+    load.comm = comm_.get();
+    return;
+  }
   comm::BootstrapOptions options;
   const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
   options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
@@ -298,7 +307,6 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  const std::string peer_sums = peer_sums_setting();
   comm::agree(*bootstrap_, facts_of(split_.name, digest(), flags_.timeout_seconds, model, load));
   if (on_gpus_) {
     const device::Machine machine = device::machine_of(model.device);
@@ -306,21 +314,42 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
                  "expected one for each rank (LOCAL_RANK says which of its machine's a rank has)");
     executor_ = device::make_executor(machine, 1);
     comm::NcclOptions nccl;
-    nccl.limit_seconds = kStepTimeouts * flags_.timeout_seconds;
+    nccl.limit_seconds = step_seconds();
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
-    if (peer_sums != "off") {
-      comm::PeerOptions peer{.limit_seconds = nccl.limit_seconds};
-      if (peer_sums != "auto") peer.way = peer_sums == "whole" ? comm::PeerWay::kWhole : comm::PeerWay::kShares;
+    if (const std::optional<comm::PeerOptions> peer = peer_options()) {
       std::string why_not;
-      comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, peer);
+      comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, *peer);
       if (!why_not.empty() && !is_follower()) {
         log_.write(LogLevel::kWarning, fmt::format("small sums go through NCCL: {}", why_not));
       }
     }
   } else {
-    comm_ = comm::make_tcp(*bootstrap_, kStepTimeouts * flags_.timeout_seconds);
+    comm_ = comm::make_tcp(*bootstrap_, step_seconds());
   }
   load.comm = comm_.get();
+}
+
+// None: all sums go through NCCL.
+std::optional<comm::PeerOptions> Ranks::peer_options() const {
+  const std::string setting = peer_sums_setting();
+  if (setting == "off") return std::nullopt;
+  comm::PeerOptions options{.limit_seconds = step_seconds()};
+  if (setting != "auto") options.way = setting == "whole" ? comm::PeerWay::kWhole : comm::PeerWay::kShares;
+  return options;
+}
+
+void Ranks::make_echo(const ModelFlags& model) {
+  const std::optional<comm::PeerOptions> peer = peer_options();
+  if (!on_gpus_ || !peer || world() > device::kMaxPeers) {
+    comm_ = comm::make_echo(place_.rank, world());
+    return;
+  }
+  executor_ = device::make_executor(device::machine_of(model.device), 1);
+  comm_ = comm::make_peer_echo(place_.rank, world(), *peer);
+}
+
+double Ranks::step_seconds() const {
+  return kStepTimeouts * flags_.timeout_seconds;
 }
 
 void Ranks::agree_on(const model::LoadedModel& loaded) {

@@ -3,9 +3,11 @@
 // A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
+#include "comm/peer.h"
 #include "console.h"
 #include "device/executor.h"
 #include "model/mirrored_runner.h"
@@ -20,6 +22,7 @@ struct RankFlags {
   int64_t ranks = 0, gpus = 0;
   std::string split = "auto", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
+  bool only_rank_0 = false;  // without the others (comm/echo.h): for measurements
 };
 
 // Adds --gpus, --ranks, --rank-split, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
@@ -39,6 +42,7 @@ class Ranks final : public comm::LossSink {
   bool is_alone() const { return place_.world == 1; }
   bool is_follower() const { return place_.rank > 0; }
   int world() const { return place_.world; }
+  bool is_echo() const { return flags_.only_rank_0; }
   // How the model is cut; once it is joined.
   const RankSplit& split() const { return split_; }
 
@@ -90,6 +94,9 @@ class Ranks final : public comm::LossSink {
   // `digest` is called once the ranks have met.
   template <class Digest>
   void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest);
+  void make_echo(const ModelFlags& model);
+  std::optional<comm::PeerOptions> peer_options() const;
+  double step_seconds() const;
   void end();
   void fail(const std::string& why) noexcept;
   std::string named(const std::string& message) const;

@@ -12,6 +12,7 @@
 #include "base/strings.h"
 #include "bench/e2e/bench_model.h"
 #include "bench/shapes/published.h"
+#include "bench/synthetic/random_caches.h"
 #include "bench/synthetic/synthetic_weights.h"
 #include "device/device_choice.h"
 #include "model/memory_fit.h"
@@ -27,6 +28,13 @@ constexpr int64_t kWarmSteps = 3, kSumsInOne = 64, kStepsInOne = 16;
 
 int64_t largest(const std::vector<int64_t>& values) {
   return *std::max_element(values.begin(), values.end());
+}
+
+// At once: beside those of every batch but the last there is the one that they are copies of.
+int64_t most_sequences(const std::vector<int64_t>& batches) {
+  int64_t most = batches.back();
+  for (size_t i = 0; i + 1 < batches.size(); ++i) most = std::max(most, batches[i] + 1);
+  return most;
 }
 
 void check(const StepOptions& options, const model::Config& config) {
@@ -65,8 +73,12 @@ class StepBench {
     if (observer_.on_made) observer_.on_made(report_);
     if (options_.load.comm != nullptr) time_sums();
     for (const int64_t context : options_.contexts) {
-      const std::unique_ptr<model::SequenceState> read = time_prompt(context);
-      for (const int64_t batch : options_.batches) time_decode(context, batch, *read);
+      std::unique_ptr<model::SequenceState> read = time_prompt(context);
+      for (size_t i = 0; i < options_.batches.size(); ++i) {
+        const int64_t batch = options_.batches[i];
+        const bool is_last = i + 1 == options_.batches.size();
+        time_decode(context, sequences_of(batch, is_last ? std::move(read) : copy_of(*read)));
+      }
     }
     return std::move(report_);
   }
@@ -79,8 +91,7 @@ class StepBench {
     SyntheticWeights weights(config_, options_.seed, load.num_threads, load.shard, options_.dense);
     report_.weight_bytes = weights.total_bytes();
     const int64_t slots = config_.sliding_window + load.max_step_tokens - 1;
-    // Beside the sequences of a batch there is the one that they are copies of.
-    const auto sequences = static_cast<uint64_t>(largest(options_.batches) + 1);
+    const auto sequences = static_cast<uint64_t>(most_sequences(options_.batches));
     const uint64_t state =
         sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots);
     // A matrix is packed from a copy.
@@ -97,6 +108,11 @@ class StepBench {
     report_.variants = variants_of(planner_.lines());
   }
 
+  // Caches are filled at whole windows of every compressor.
+  int64_t filled(int64_t context) const {
+    return context <= options_.most_computed ? 0 : (context - model_->max_step_tokens()) / 128 * 128;
+  }
+
   int64_t capacity(int64_t context) const { return context + options_.steps + kWarmSteps; }
 
   std::vector<int32_t> random_ids(int64_t count) {
@@ -108,19 +124,21 @@ class StepBench {
   // Prompts from the first token to the last; the sequence of the last one, for decode steps.
   std::unique_ptr<model::SequenceState> time_prompt(int64_t context) {
     StepRow row;
-    row.context = context, row.is_prompt = true;
+    row.context = context, row.is_prompt = true, row.filled = filled(context);
     std::unique_ptr<model::SequenceState> state;
     for (int64_t i = -1; i < options_.repeats; ++i) {
       state.reset();
       state = model_->new_sequence(capacity(context));
-      const std::vector<int32_t> ids = random_ids(context);
+      if (row.filled > 0) fill_caches(*state, row.filled, options_.seed);
+      const int64_t computed = context - row.filled;
+      const std::vector<int32_t> ids = random_ids(computed);
       model::Draw next;
       const double begin = seconds_now();
-      for (int64_t at = 0; at < context;) {
-        const int64_t count = std::min(model_->max_step_tokens(), context - at);
+      for (int64_t at = 0; at < computed;) {
+        const int64_t count = std::min(model_->max_step_tokens(), computed - at);
         const model::SequenceSlice slice{state.get(),
                                          std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
-                                         model::LogitRows::kNone, at + count == context ? &next : nullptr};
+                                         model::LogitRows::kNone, at + count == computed ? &next : nullptr};
         model_->step({&slice, 1});
         at += count;
       }
@@ -140,16 +158,21 @@ class StepBench {
     return copy;
   }
 
-  void time_decode(int64_t context, int64_t batch, const model::SequenceState& read) {
-    StepRow row;
-    row.context = context, row.sequences = batch;
-    const std::vector<int32_t> first = random_ids(batch);
+  // The first of them, and copies of it.
+  std::vector<std::unique_ptr<model::SequenceState>> sequences_of(int64_t batch,
+                                                                  std::unique_ptr<model::SequenceState> first) const {
     std::vector<std::unique_ptr<model::SequenceState>> states;
-    std::vector<model::Draw> draws(static_cast<size_t>(batch));
-    for (size_t i = 0; i < draws.size(); ++i) {
-      states.push_back(copy_of(read));
-      draws[i].token = first[i];
-    }
+    states.push_back(std::move(first));
+    for (int64_t i = 1; i < batch; ++i) states.push_back(copy_of(*states.front()));
+    return states;
+  }
+
+  void time_decode(int64_t context, const std::vector<std::unique_ptr<model::SequenceState>>& states) {
+    StepRow row;
+    row.context = context, row.sequences = static_cast<int64_t>(states.size()), row.filled = filled(context);
+    const std::vector<int32_t> first = random_ids(row.sequences);
+    std::vector<model::Draw> draws(states.size());
+    for (size_t i = 0; i < draws.size(); ++i) draws[i].token = first[i];
     std::vector<int32_t> ids(draws.size());
     std::vector<model::SequenceSlice> slices;
     for (size_t i = 0; i < draws.size(); ++i) {

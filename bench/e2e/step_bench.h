@@ -21,6 +21,7 @@ struct StepOptions {
   std::vector<int64_t> batches = {1, 32, 128};  // sequences of a decode step
   int64_t steps = 32;                           // decode steps measured of each batch
   int64_t repeats = 5;                          // prompts, and rounds of sums, measured
+  int64_t most_computed = 131072;               // of a longer prompt the last step alone, behind random cache entries
   std::string device = "cpu";                   // device::machine_of
   // What a rank has and with whom; max_step_tokens is at least the largest batch.
   model::LoadOptions load;
@@ -30,11 +31,12 @@ struct StepRow {
   int64_t context = 0;    // tokens of each sequence before a decode step, or of the prompt
   int64_t sequences = 1;  // of a decode step
   bool is_prompt = false;
-  Samples time;  // of a step with its tokens in host memory; of all steps of a prompt
+  int64_t filled = 0;  // of the context's tokens: with random cache entries (fill_caches)
+  Samples time;        // of a step with its tokens in host memory; of all computed steps of a prompt
   // Of a recorded decode step, launched many times behind each other: its kernels, with what lies between them, without
   // the host's part and copies. A sample is the mean of one such round, of the last step's tokens.
   Samples kernels;
-  int64_t tokens() const { return is_prompt ? context : sequences; }
+  int64_t tokens() const { return is_prompt ? context - filled : sequences; }
   double tokens_per_second() const { return static_cast<double>(tokens()) / time.quantile(0.5); }
   // The part of a step outside of that; none where it was not measured. Of a step's few thousandths it may come out
   // below zero, since the two are measured behind each other.

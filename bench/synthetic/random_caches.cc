@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/rng.h"
+#include "device/queue.h"
 #include "model/sequence_caches.h"
 
 namespace tessera::bench {
@@ -20,19 +22,27 @@ model::SequenceCaches& caches_of(model::SequenceState& state) {
   return *caches;
 }
 
-std::vector<uint8_t> random_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count) {
-  std::vector<float> values(static_cast<size_t>(layout.width));
+constexpr int64_t kRun = 1024;  // entries of one generator, so that threads share the many of a long context
+
+std::vector<uint8_t> random_entries(uint64_t seed, const ops::EntryLayout& layout, int64_t count,
+                                    device::Queue& threads) {
   std::vector<uint8_t> bytes(static_cast<size_t>(count * layout.entry_bytes()));
-  for (int64_t i = 0; i < count; ++i) {
-    for (float& value : values) value = rng.normal();
-    ops::encode_entry(layout, values.data(), bytes.data() + i * layout.entry_bytes());
-  }
+  threads.parallel_for(ceil_div(count, kRun), 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(static_cast<size_t>(layout.width));
+    for (int64_t run = begin; run < end; ++run) {
+      Rng rng(seed, static_cast<uint64_t>(run));
+      for (int64_t i = run * kRun; i < std::min(count, (run + 1) * kRun); ++i) {
+        for (float& value : values) value = rng.normal();
+        ops::encode_entry(layout, values.data(), bytes.data() + i * layout.entry_bytes());
+      }
+    }
+  });
   return bytes;
 }
 
-void fill_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count, device::MemorySpace& memory,
-                  const ops::SequenceEntries<uint8_t>& cache) {
-  const std::vector<uint8_t> bytes = random_entries(rng, layout, count);
+void fill_entries(Rng& rng, const ops::EntryLayout& layout, int64_t count, device::Queue& threads,
+                  device::MemorySpace& memory, const ops::SequenceEntries<uint8_t>& cache) {
+  const std::vector<uint8_t> bytes = random_entries(rng.next_u64(), layout, count, threads);
   const int64_t entry_bytes = layout.entry_bytes();
   ops::for_each_run(cache, 0, count, entry_bytes, [&](uint8_t* data, int64_t first, int64_t num) {
     memory.upload(data, bytes.data() + first * entry_bytes, static_cast<size_t>(num * entry_bytes));
@@ -56,15 +66,19 @@ void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
                 fmt::format("position {} of {}", position, caches.capacity()));
   caches.make_room(0, position);
   device::MemorySpace& memory = caches.pool().memory();
+  device::Queue threads;
   for (size_t i = 0; i < caches.pool().layout().layers.size(); ++i) {
     const model::LayerCacheLayout& layout = caches.pool().layout().layers[i];
     Rng rng(seed, i + 1);
-    fill_entries(rng, layout.kv, layout.window_slots, memory, {caches.state(model::StateId::kWindow, i).data()});
+    fill_entries(rng, layout.kv, layout.window_slots, threads, memory,
+                 {caches.state(model::StateId::kWindow, i).data()});
     if (layout.ratio == 0) continue;
-    fill_entries(rng, layout.kv, position / layout.ratio, memory, caches.entries(model::EntriesId::kEntries, i));
+    fill_entries(rng, layout.kv, position / layout.ratio, threads, memory,
+                 caches.entries(model::EntriesId::kEntries, i));
     fill_compressor(rng, layout.compressor, memory, caches.state(model::StateId::kCompressor, i));
     if (!layout.has_indexer) continue;
-    fill_entries(rng, layout.index, position / layout.ratio, memory, caches.entries(model::EntriesId::kIndexKeys, i));
+    fill_entries(rng, layout.index, position / layout.ratio, threads, memory,
+                 caches.entries(model::EntriesId::kIndexKeys, i));
     fill_compressor(rng, layout.index_compressor, memory, caches.state(model::StateId::kIndexCompressor, i));
   }
   caches.advance(position);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/peer.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -9,6 +11,7 @@
 #include "base/error.h"
 #include "comm/connected_memory.h"
 #include "comm/cuda/peer_sum.h"
+#include "comm/echo.h"
 #include "comm/pending_call.h"
 
 namespace tessera::comm {
@@ -20,9 +23,11 @@ constexpr auto kWatchTime = std::chrono::milliseconds(50);
 
 class Peer final : public Communicator {
  public:
-  Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options)
+  Peer(std::unique_ptr<Communicator> other, std::unique_ptr<PeerMemory> memory, const PeerOptions& options,
+       bool is_echo)
       : Communicator(other->rank(), other->world()),
         options_(options),
+        is_echo_(is_echo),
         pending_(options.limit_seconds),
         other_(std::move(other)),
         memory_(std::move(memory)),
@@ -62,7 +67,8 @@ class Peer final : public Communicator {
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     const int64_t count = in.shape.num_elements();
     const PeerPlan plan = options_.plan(world(), in.dtype, out.dtype, count);
-    if (plan.slots > memory_->view().capacity || in.num_bytes() % kWordBytes != 0) {
+    const bool is_lopsided = plan.way == PeerWay::kShares && plan.share_slots * world() != plan.num_slots;
+    if (plan.slots > memory_->view().capacity || in.num_bytes() % kWordBytes != 0 || (is_echo_ && is_lopsided)) {
       return other_->all_reduce(in, out, queue);
     }
     note([](PendingCall& pending) { pending.begin_call("all_reduce"); });
@@ -108,6 +114,7 @@ class Peer final : public Communicator {
   }
 
   const PeerOptions options_;
+  const bool is_echo_;  // without the other ranks
   std::unique_ptr<Communicator> other_;
   std::unique_ptr<PeerMemory> memory_;
   std::mutex lock_;
@@ -125,7 +132,18 @@ std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Co
   std::unique_ptr<PeerMemory> memory =
       make_connected_memory(bootstrap, {.capacity = options.capacity(bootstrap.world())}, why_not);
   if (memory == nullptr) return other;
-  return std::make_unique<Peer>(std::move(other), std::move(memory), options);
+  return std::make_unique<Peer>(std::move(other), std::move(memory), options, false);
+}
+
+std::unique_ptr<Communicator> make_peer_echo(int rank, int world, const PeerOptions& options) {
+  if (world > device::kMaxPeers) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} ranks, at most {} can", world, device::kMaxPeers));
+  }
+  std::string why_not;
+  std::unique_ptr<PeerMemory> memory = make_peer_memory(rank, world, {.capacity = options.capacity(world)}, why_not);
+  if (memory == nullptr) fail(ErrorCode::kUnsupported, why_not);
+  memory->connect_to_itself();
+  return std::make_unique<Peer>(make_echo(rank, world), std::move(memory), options, true);
 }
 
 }  // namespace tessera::comm

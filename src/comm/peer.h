@@ -42,4 +42,8 @@ struct PeerOptions {
 std::unique_ptr<Communicator> make_peer(Bootstrap& bootstrap, std::unique_ptr<Communicator> other, std::string& why_not,
                                         const PeerOptions& options = {});
 
+// make_echo(), with what make_peer() does by kernels done by those kernels, on the calling thread's GPU. Throws
+// kUnsupported where there is none, or for more ranks than device::kMaxPeers.
+std::unique_ptr<Communicator> make_peer_echo(int rank, int world, const PeerOptions& options = {});
+
 }  // namespace tessera::comm

@@ -23,6 +23,9 @@ class PeerMemory {
   virtual std::vector<uint8_t> address() const = 0;
   // Takes the addresses of all ranks, by rank; empty, or why one of them can't be reached from here.
   virtual std::string connect(std::span<const std::vector<uint8_t>> addresses) = 0;
+  // In place of connect(), for measurements (comm/echo.h): what this rank sends another lies where that one's would, so
+  // that a kernel finds all that it waits for. Not for sums in shares of different sizes.
+  virtual void connect_to_itself() = 0;
   // Once connected.
   virtual const device::PeerView& view() const = 0;
   // Nobody waits any more. From any thread.
