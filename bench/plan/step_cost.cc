@@ -30,14 +30,16 @@ constexpr double kPortablePart = 27'450;  // 15 us: attention, 128 keys for 16 h
 constexpr double kClusterPart = 16'300;   // 8.9 us: the same by a cluster of four (10.9 of a window's, launch and all)
 constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys for 64 heads
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
+constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
-constexpr double kStreamCycles = 2.12;    // a value of the streams: products, mixing and writing, 590 us of 67 million
-constexpr double kStreamEnd = 4'600;      // 2.5 us of 4.5 that each of its kernels takes for one token
-constexpr double kRouterEnd = 3'660;      // 2 of 4 us
-constexpr int64_t kFewRows = 8;           // up to here attention may be the portable kernel's on Hopper too,
-constexpr int64_t kFewBlocks = 132;       // where it has so many thread blocks at most,
-constexpr int64_t kFewClusters = 48;      // or clusters of four
-constexpr int64_t kMostSpread = 44;       // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
+constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts = 1024;  // backends/cuda/indexer.cu
+constexpr double kStreamCycles = 2.12;  // a value of the streams: products, mixing and writing, 590 us of 67 million
+constexpr double kStreamEnd = 4'600;    // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kRouterEnd = 3'660;    // 2 of 4 us
+constexpr int64_t kFewRows = 8;         // up to here attention may be the portable kernel's on Hopper too,
+constexpr int64_t kFewBlocks = 132;     // where it has so many thread blocks at most,
+constexpr int64_t kFewClusters = 48;    // or clusters of four
+constexpr int64_t kMostSpread = 44;     // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
 // A tensor of a layer as a rank holds it.
@@ -115,6 +117,7 @@ class Layer {
       if (are_heads_cut) scatter(vector, DType::kF32);
       if (are_widths_cut) scatter(vector, DType::kBF16);
       for (int sublayer = 0; sublayer < 2; ++sublayer) gather(2 * vector / static_cast<double>(plan_.world));
+      if (ratio == 4 && is_choice_cut()) gather(4 * own_rows() * static_cast<double>(c_.index_topk));
     } else {
       // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
       if (are_heads_cut) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
@@ -241,8 +244,7 @@ class Layer {
 
   // Hyper-connections of one of a layer's two halves.
   void streams() {
-    const double own_rows = are_tokens_cut() ? rows() / static_cast<double>(plan_.world) : rows();
-    const double values = own_rows * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    const double values = own_rows() * static_cast<double>(ops::kHcStreams * c_.hidden_size);
     const double weights = 24.0 * 4 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
     // Streams are read for products, mixed, and read and written with what a layer gives.
     const double bytes = values * 2 * 4.5;
@@ -260,15 +262,29 @@ class Layer {
     if (ratio != 4) return;
     add("compressed entries", {pass(16 * rows() * static_cast<double>(c_.index_head_dim), 0)});
     // Scores of all entries of each sequence, read once, and the choice among them.
-    const double entries = middle() / static_cast<double>(ratio);
-    const double flops = 2 * rows() * entries * static_cast<double>(c_.index_num_heads * c_.index_head_dim);
+    const double entries = index_entries(), tokens = is_choice_cut() ? own_rows() : rows();
+    const double flops = 2 * tokens * entries * static_cast<double>(c_.index_num_heads * c_.index_head_dim);
     const double bytes = static_cast<double>(load_.sequences) * entries *
                          static_cast<double>(ops::index_entry_layout({}, c_.index_head_dim).entry_bytes());
-    add("index scores, choice", {work(flops / kScoreRate, bytes)});
-    Kernel choice = pass(0, 0);
-    choice.tiles = load_.rows(), choice.tiles_at_once = 4, choice.issue_cycles = kSelectCycles * entries;
-    add("index scores, choice", {choice});
+    add("index scores, choice", {work(flops / (t_.family == Family::kHopper ? kWideScoreRate : kScoreRate), bytes)});
+    choose(tokens, entries);
     need("index scores, choice", bytes, flops, true);
+  }
+
+  // Among the scores of so many entries of each token (backends/cuda/indexer.cu): few tokens' in parts, of which each
+  // lists its largest, and then among those.
+  void choose(double tokens, double entries) {
+    const auto one = [&](double tiles, double scores) {
+      Kernel kernel = pass(0, 0);
+      kernel.tiles = static_cast<int64_t>(std::ceil(tiles));
+      kernel.tiles_at_once = 4, kernel.issue_cycles = kSelectCycles * scores;
+      add("index scores, choice", {kernel});
+    };
+    const double k = static_cast<double>(c_.index_topk), part = std::sqrt(entries * k);
+    const double parts = std::min(entries / part, kMostChoiceParts / tokens);
+    if (entries <= kWholeChoice || parts < kFewestChoiceParts) return one(tokens, entries);
+    one(tokens * parts, entries / parts);
+    one(tokens, parts * k);
   }
 
   double middle() const { return static_cast<double>(load_.position) + static_cast<double>(load_.tokens + 1) / 2; }
@@ -382,6 +398,10 @@ class Layer {
   double nccl_us() const { return plan_.world == 2 ? t_.collective.high : t_.collective.low; }
   // Calls for so many bytes of all ranks.
   static double pieces(double bytes) { return std::max(1.0, std::ceil(bytes / static_cast<double>(kScratchBytes))); }
+  double own_rows() const { return are_tokens_cut() ? rows() / static_cast<double>(plan_.world) : rows(); }
+  double index_entries() const { return middle() / 4; }
+  bool is_choice_cut() const { return are_tokens_cut() && index_entries() > static_cast<double>(c_.index_topk); }
+
   // Of `bytes` that every rank has, those that come from others.
   double others(double bytes) const { return bytes * static_cast<double>(plan_.world - 1); }
 

@@ -28,7 +28,7 @@ size_t arena_capacity(const Config& c, int64_t tokens, DType activation, int64_t
   const int64_t values = 20 * c.hidden_size + c.q_lora_rank + 2 * heads + 2 * c.head_dim + c.index_head_dim + index +
                          c.index_num_heads + c.o_groups * c.o_lora_rank + c.experts_per_token * c.hidden_size +
                          4 * c.expert_inner;
-  const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + c.index_topk + 52) + compressors;
+  const int64_t plain = 4 * (c.num_experts + 2 * c.experts_per_token + 2 * c.index_topk + 52) + compressors;
   const int64_t alignment = 64 * static_cast<int64_t>(device::kBufferAlignment);
   // When logits are computed all that is left is what a draft block began and ended with, and the head's input.
   const int64_t head =

@@ -195,7 +195,8 @@ TEST(StepCost, PlansMoveBytesAndShareWork) {
 }
 
 // By hand, a prompt over two ranks: a layer's two sums in shares, F32 and BF16, each rank's tokens' alone, and its two
-// gathers of a sublayer's input are what the whole sums and what they give were; the streams come together at the end.
+// gathers of a sublayer's input are what the whole sums and what they give were; where more entries are in sight than
+// are chosen, which is in 21 layers, so does the choice of each rank's tokens; and at the end the streams.
 TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
   ParallelPlan cut{.world = 2, .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth}, whole = cut;
   whole.fewest_tokens_to_cut = 4097;
@@ -204,7 +205,12 @@ TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
   };
   const double vector = 4096.0 * 4096;
   EXPECT_NEAR(of(whole, kSumsPart, &CostPart::received_bytes), 43 * vector / 2 * (4 + 2 + 2 + 2), 1);
-  EXPECT_NEAR(of(cut, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (4 + 2 + 2 + 2) + 8), 1);
+  const double choices = 21 * 4096.0 / 2 * 512 * 4;
+  EXPECT_NEAR(of(cut, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (4 + 2 + 2 + 2) + 8) + choices, 1);
+  const double scores =
+      of(cut, "index scores, choice", &CostPart::us) / of(whole, "index scores, choice", &CostPart::us);
+  EXPECT_GT(scores, 0.5);
+  EXPECT_LT(scores, 0.6);
   const double streams = of(cut, "hyper-connections", &CostPart::us) / of(whole, "hyper-connections", &CostPart::us);
   EXPECT_GT(streams, 0.5);
   EXPECT_LT(streams, 0.52);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string_view>
 #include <tuple>
 
@@ -174,6 +175,14 @@ TEST_F(TokenRunTest, StreamsComeTogetherForWhoReadsThem) {
                           EXPECT_EQ(counting.num_shares, 2 * layers);
                           const int head = gathers_of(LogitRows::kLast) - 2 * static_cast<int>(layers) - 1;
                           EXPECT_EQ(head, 1) << "of the vocabulary";
+                          // More entries than are chosen: the choice of a rank's own tokens.
+                          const std::vector<int32_t> more =
+                              testing::generated_ids(testing::Generated::kT0, kStepTokens);
+                          const auto longer = loaded.runner->new_sequence(kStepTokens);
+                          counting.num_gathers = 0;
+                          feed(*loaded.runner, *longer, more, LogitRows::kNone);
+                          const auto& ratios = loaded.config.compress_ratios;
+                          EXPECT_EQ(counting.num_gathers, 2 * layers + std::count(ratios.begin(), ratios.end(), 4));
                           Silent tracer;
                           loaded.runner->set_tracer(&tracer);
                           gathers_of(LogitRows::kNone);

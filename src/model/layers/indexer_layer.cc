@@ -30,13 +30,16 @@ IndexerLayer::IndexerLayer(LayerBuilder& builder, const std::string& prefix, int
 const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, const TensorView& queries,
                                     const TensorView& weights) const {
   const int64_t n = context.num_tokens(), k = top_k_.desc.k;
-  const TensorView selected = context.take(DType::kI32, {n, k});
   const int64_t ratio = compressor_.pool_desc().ratio;
-  const int32_t* counts = context.batch.of_ratio(ratio).visible;
   const int64_t most = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, 0, n);
+  // Whoever sees no more entries than are chosen has all of them, which is less work than to gather.
+  const bool is_cut = context.run.is_cut() && most > k;
+  const int64_t begin = is_cut ? context.run.first : 0, end = is_cut ? begin + context.run.count : n;
+  const TensorView selected = context.take(DType::kI32, {is_cut ? context.run.rows : n, k});
+  const int32_t* counts = context.batch.of_ratio(ratio).visible;
   const int64_t most_rows = context.num_scores / std::max<int64_t>(most, 1);
-  for (int64_t row = 0; row < n; row += most_rows) {
-    const int64_t rows = std::min(most_rows, n - row);
+  for (int64_t row = begin; row < end; row += most_rows) {
+    const int64_t rows = std::min(most_rows, end - row);
     const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
     scores_.run({.queries = rows_of(queries, row, rows),
                  .weights = rows_of(weights, row, rows),
@@ -54,13 +57,13 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
     top_k_.run({.scores = context.index_scores,
                 .stride = stride,
                 .counts = counts + row,
-                .selected = selected.as<int32_t>() + row * k,
+                .selected = selected.as<int32_t>() + (row - begin) * k,
                 .num_tokens = rows,
                 .workspace = context.workspace},
                context.queue);
   }
   context.trace(prefix_, "selection", selected);
-  return selected.as<int32_t>();
+  return (is_cut ? gather_tokens(context, selected) : selected).as<int32_t>();
 }
 
 }  // namespace tessera::model
