@@ -157,9 +157,9 @@ class Bench final : public Verb {
     add_device_flag(*model_, model_options_.device);
     add_rank_flags(*model_, ranks_);
     model_
-        ->add_flag("--only-rank-0", ranks_.only_rank_0,
-                   "Rank 0 of --gpus or --ranks by itself, on one of them: its share of a step without the link, since "
-                   "what others would send is what it sends")
+        ->add_flag("--only-last-rank", ranks_.only_last_rank,
+                   "The last of --gpus or --ranks by itself, on one of them: its share of a step without the link, "
+                   "since what others would send is what it sends")
         ->group("Ranks");
     for (CLI::App* verb : {ops_, layer_->command(), model_}) {
       verb->add_option("--threads", num_threads_, "Threads [one per processor]");
@@ -209,8 +209,8 @@ class Bench final : public Verb {
       check("--layers", model_options_.num_layers, 1, all);
     }
     const bool has_ranks = refuse_stray_rank_flags(ranks_);
-    if (ranks_.only_rank_0 && !has_ranks)
-      fail_usage("--only-rank-0: expected --gpus or --ranks besides, found neither");
+    if (ranks_.only_last_rank && !has_ranks)
+      fail_usage("--only-last-rank: expected --gpus or --ranks besides, found neither");
     const bool takes_steps = has_ranks || !batches_.empty();
     if (has_ranks && !is_synthetic) fail_usage("--gpus and --ranks: expected --synthetic beside them, found none");
     if (takes_steps && !plot_.empty()) fail_usage("--plot: expected none beside --batches, --gpus and --ranks");

@@ -14,6 +14,7 @@
 #include "console.h"
 #include "device/device_choice.h"
 #include "record_head.h"
+#include "usage.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -27,9 +28,11 @@ double ms(const bench::Samples& samples, double share) {
 }
 
 void print_made(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
-  const std::string cut = ranks.is_alone() ? ""
-                                           : fmt::format(", rank 0 of {}{}, cut by {}", ranks.world(),
-                                                         ranks.is_echo() ? " by itself" : "", ranks.split().name);
+  std::string cut;
+  if (!ranks.is_alone()) {
+    cut = fmt::format(", rank {} of {}{}, cut by {}", ranks.is_echo() ? ranks.world() - 1 : 0, ranks.world(),
+                      ranks.is_echo() ? " by itself" : "", ranks.split().name);
+  }
   print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
                            report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),
                            report.device, cut, report.make_seconds, fmt::join(report.variants, " ")));
@@ -66,7 +69,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
   ordered_json out = record_head("tessera bench model", bench.options.device);
   out.update({{"device", report.device},
               {"ranks", ranks.world()},
-              {"only_rank_0", ranks.is_echo()},
+              {"only_last_rank", ranks.is_echo()},
               {"split", ranks.is_alone() ? "" : ranks.split().name},
               {"mode", bench.model.mode},
               {"shape", bench.options.shape},
@@ -100,12 +103,27 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
   return out;
 }
 
+// Where tokens are cut over ranks the last one's entries stand for those that others choose: each has as many tokens as
+// it, and sees no fewer entries than theirs.
+void check_runs(const bench::StepOptions& options, int world) {
+  const auto check = [&](const char* flag, int64_t tokens) {
+    if (tokens < options.load.shard.fewest_tokens_to_cut || tokens % world == 0) return;
+    fail_usage(
+        fmt::format("{}: with --only-last-rank expected steps that {} ranks share evenly, found one of {} tokens", flag,
+                    world, tokens));
+  };
+  check("--step-tokens", options.load.max_step_tokens);
+  for (const int64_t context : options.contexts) check("--contexts", context % options.load.max_step_tokens);
+  for (const int64_t batch : options.batches) check("--batches", batch);
+}
+
 int measure(BenchSteps& bench, Ranks& ranks) {
   const bool is_quiet = ranks.is_follower() || bench.is_json;
   // Opened before anything is measured.
   const std::unique_ptr<AtomicFile> file =
       bench.record.empty() || ranks.is_follower() ? nullptr : std::make_unique<AtomicFile>(bench.record);
   const bench::StepOptions& options = bench.options;
+  if (ranks.is_echo()) check_runs(options, ranks.world());
   const std::string made =
       fmt::format("random weights of {}, {} layers, dense {}, seed {}; contexts {}, batches {}, {} steps, {} repeats",
                   options.shape, options.num_layers, ops::to_string(options.dense), options.seed,

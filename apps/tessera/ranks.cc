@@ -195,12 +195,12 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
-  if (flags.only_rank_0 && place_.world != 1) {
-    fail_usage(fmt::format("--only-rank-0: expected no launcher, found {}", place_.source));
+  if (flags.only_last_rank && place_.world != 1) {
+    fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
   if (place_.world == 1) {
-    place_ = {.rank = 0, .world = static_cast<int>(asked)};
-    starts_others_ = asked > 1 && !flags.only_rank_0;
+    place_ = {.rank = flags.only_last_rank ? static_cast<int>(asked) - 1 : 0, .world = static_cast<int>(asked)};
+    starts_others_ = asked > 1 && !flags.only_last_rank;
   } else if (place_.world != asked) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
@@ -212,10 +212,10 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   }
   if (is_alone()) return;
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
-    if ((!starts_others_ && !flags.only_rank_0) || !is_given(name)) continue;
+    if ((!starts_others_ && !flags.only_last_rank) || !is_given(name)) continue;
     fail_usage(fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none", name));
   }
-  if (flags.only_rank_0) return;
+  if (flags.only_last_rank) return;
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
@@ -275,7 +275,7 @@ void Ranks::join_made(const char* verb, const model::StoredModel& stored, const 
 template <class Digest>
 void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest) {
   load.shard = shard();
-  if (flags_.only_rank_0) {
+  if (flags_.only_last_rank) {
     make_echo(model);
     load.comm = comm_.get();
     return;

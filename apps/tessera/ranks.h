@@ -22,7 +22,7 @@ struct RankFlags {
   int64_t ranks = 0, gpus = 0;
   std::string split = "auto", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
-  bool only_rank_0 = false;  // without the others (comm/echo.h): for measurements
+  bool only_last_rank = false;  // without the others (comm/echo.h): for measurements. It sees most of a prompt
 };
 
 // Adds --gpus, --ranks, --rank-split, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
@@ -40,9 +40,9 @@ class Ranks final : public comm::LossSink {
   ~Ranks() override;
 
   bool is_alone() const { return place_.world == 1; }
-  bool is_follower() const { return place_.rank > 0; }
+  bool is_follower() const { return place_.rank > 0 && !is_echo(); }
   int world() const { return place_.world; }
-  bool is_echo() const { return flags_.only_rank_0; }
+  bool is_echo() const { return flags_.only_last_rank; }
   // How the model is cut; once it is joined.
   const RankSplit& split() const { return split_; }
 

@@ -7,6 +7,9 @@
 #include <charconv>
 #include <optional>
 
+#include "backends/cuda_common/packed_units.h"
+#include "backends/sm100/packed_tiles.h"
+#include "backends/sm120/scaled_units.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "model/cache_spec.h"
@@ -15,6 +18,9 @@ namespace tessera::bench {
 
 namespace {
 
+namespace cuda_common = backends::cuda_common;
+namespace sm100 = backends::sm100;
+namespace sm120 = backends::sm120;
 using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::StoredModel;
 
 constexpr int64_t kMostStepTokens = 65536;
@@ -36,11 +42,25 @@ void check_load(const model::Config& config, const ServingLoad& load) {
   check("--batch", load.sequences, load.step_tokens, ", the tokens of a step (--step-tokens)");
 }
 
+// In which the GPU's kernels keep NVFP4 weights.
+model::PackedUnitShape packed_unit(Family family) {
+  switch (family) {
+    case Family::kHopper:
+      return {cuda_common::PackedNvfp4::kRows, cuda_common::PackedNvfp4::kColumns};
+    case Family::kTensorMemory:
+      return {sm100::PackedTile::kRows, sm100::PackedTile::kColumns};
+    case Family::kWarpProducts:
+      return {sm120::WeightUnit::kRows, sm120::kUnitColumns};
+  }
+  return {};
+}
+
 // Memory alone.
-Candidate held(const StoredModel& model, const ParallelPlan& plan, uint64_t capacity, const ServingLoad& load) {
+Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target& target, uint64_t capacity,
+               const ServingLoad& load) {
   Candidate c;
   c.plan = plan;
-  c.memory = rank_memory(model, plan, load.precision, load.step_tokens);
+  c.memory = rank_memory(model, plan, load.precision, load.step_tokens, packed_unit(target.family));
   c.sequence_bytes = rank_sequence_bytes(model.config, plan, load.precision, load.context, load.step_tokens);
   c.needed_bytes = c.memory.fixed() + c.sequence_bytes * static_cast<uint64_t>(load.sequences);
   c.fits = c.needed_bytes <= capacity;
@@ -49,11 +69,11 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, uint64_t capa
 }
 
 // Whether a written plan of so many GPUs holds the load.
-bool holds(const StoredModel& model, int64_t world, uint64_t capacity, const ServingLoad& load) {
+bool holds(const StoredModel& model, int64_t world, const Target& target, uint64_t capacity, const ServingLoad& load) {
   try {
     const std::vector<ParallelPlan> plans = model::parallel_plans(model.config, world);
     return std::any_of(plans.begin(), plans.end(), [&](const ParallelPlan& plan) {
-      return plan.is_written() && held(model, plan, capacity, load).fits;
+      return plan.is_written() && held(model, plan, target, capacity, load).fits;
     });
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnsupported) throw;
@@ -63,11 +83,12 @@ bool holds(const StoredModel& model, int64_t world, uint64_t capacity, const Ser
 
 // The largest steps with which so many GPUs hold the load: its own, 512 or 64 tokens, but a token of each sequence; 0:
 // none.
-int64_t steps_that_hold(const StoredModel& model, int64_t world, uint64_t capacity, ServingLoad load) {
+int64_t steps_that_hold(const StoredModel& model, int64_t world, const Target& target, uint64_t capacity,
+                        ServingLoad load) {
   const int64_t asked = load.step_tokens;
   for (const int64_t most : {asked, int64_t{512}, int64_t{64}}) {
     load.step_tokens = std::max(most, load.sequences);
-    if (load.step_tokens <= asked && holds(model, world, capacity, load)) return load.step_tokens;
+    if (load.step_tokens <= asked && holds(model, world, target, capacity, load)) return load.step_tokens;
   }
   return 0;
 }
@@ -95,7 +116,7 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
   if (low > 0) advice.push_back(fmt::format("try --context {}: the longest at this batch", low * model::kPageTokens));
   const StoredModel smaller = model::with_dense(model, ops::WeightFormat::kNvfp4);
   const auto steps = [&](const StoredModel& of, int64_t world) {
-    return steps_that_hold(of, world, capacity, plan.load);
+    return steps_that_hold(of, world, *plan.gpus.target, capacity, plan.load);
   };
   const std::string name(plan.gpus.target->name);
   const int64_t shorter = steps(model, plan.gpus.count);
@@ -198,7 +219,7 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
   for (const ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
-    Candidate c = held(model, plan, out.capacity_bytes(), load);
+    Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
     c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
     c.chunk = std::min(load.step_tokens, load.context);
     c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2});

@@ -42,8 +42,13 @@ std::string memory_text(const MachinePlan& plan) {
     text += fmt::format("  {:<38} {:>9}  {}\n", name, gb(bytes), note);
   };
   for (const model::HeldWeights& held : memory.weights) {
-    const std::string note =
-        held.bytes == held.of ? (plan.gpus.count > 1 ? "whole, on every rank" : "") : fmt::format("of {}", gb(held.of));
+    const bool is_whole = held.bytes - held.padding == held.of;
+    std::string note = !is_whole             ? fmt::format("of {}", gb(held.of))
+                       : plan.gpus.count > 1 ? "whole, on every rank"
+                                             : "";
+    if (held.padding > 0) {
+      note += fmt::format("{}{} of it padding to the kernels' units", note.empty() ? "" : "; ", gb(held.padding));
+    }
     row(held.kind, held.bytes, note);
   }
   row("weights", memory.weight_bytes(), "");
@@ -167,7 +172,8 @@ ordered_json json_of(const MachinePlan& plan, const Candidate& c) {
                          {"bytes_a_sequence", c.memory.sequence},
                          {"bytes_a_token", c.memory.token}};
   for (const model::HeldWeights& held : c.memory.weights) {
-    memory["weights"].push_back({{"kind", held.kind}, {"bytes", held.bytes}, {"of", held.of}});
+    memory["weights"].push_back(
+        {{"kind", held.kind}, {"bytes", held.bytes}, {"of", held.of}, {"padding", held.padding}});
   }
   out["memory"] = memory;
   out["decode"] = json_of(c.decode);

@@ -41,11 +41,13 @@ int64_t window_slots(const Config& config, int64_t step_tokens) {
 
 }  // namespace
 
-uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice) {
-  const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
+uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice,
+                     const PackedUnitShape& unit) {
+  int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
   if (row.kind == WeightKind::kVector || row.kind == WeightKind::kTable) {
     return static_cast<uint64_t>(4 * rows * (row.shape.num_elements() / row.shape[0]));
   }
+  if (format == ops::WeightFormat::kNvfp4) rows = round_up(rows, unit.rows), cols = round_up(cols, unit.cols);
   const ops::WeightView view{format, rows, cols};
   return static_cast<uint64_t>(view.data_bytes() + view.scale_bytes());
 }
@@ -57,7 +59,7 @@ uint64_t RankMemory::weight_bytes() const {
 }
 
 RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const ops::Precision& precision,
-                       int64_t step_tokens) {
+                       int64_t step_tokens, const PackedUnitShape& unit) {
   const Config& config = model.config;
   RankMemory memory;
   for (size_t i = 0; i < model.rows.size(); ++i) {
@@ -65,8 +67,10 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
     const std::string kind = kind_of(row);
     auto held = std::find_if(memory.weights.begin(), memory.weights.end(),
                              [&](const HeldWeights& other) { return other.kind == kind; });
-    if (held == memory.weights.end()) held = memory.weights.insert(held, {kind, 0, 0});
-    uint64_t bytes = slice_bytes(row, model.formats[i], slice_of(row, config, plan.shard(0)));
+    if (held == memory.weights.end()) held = memory.weights.insert(held, {kind});
+    const WeightSlice slice = slice_of(row, config, plan.shard(0));
+    uint64_t bytes = slice_bytes(row, model.formats[i], slice, unit);
+    held->padding += bytes - slice_bytes(row, model.formats[i], slice);
     if (plan.cuts_projections && is_projection(row, kind)) {
       bytes = ceil_div(bytes, static_cast<uint64_t>(plan.world));
     }

@@ -11,13 +11,20 @@
 
 namespace tessera::model {
 
+// A backend keeps NVFP4 matrices in whole units of so many rows and columns, the rest of which is padding.
+struct PackedUnitShape {
+  int64_t rows = 1, cols = 1;
+};
+
 // Of a row's slice: [row_end - row_begin, col_end - col_begin] with its scales.
-uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice);
+uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice,
+                     const PackedUnitShape& unit = {});
 
 struct HeldWeights {
-  std::string kind;    // "routed experts"
-  uint64_t bytes = 0;  // that the rank holds
-  uint64_t of = 0;     // of the whole model
+  std::string kind;      // "routed experts"
+  uint64_t bytes = 0;    // that the rank holds, padding included
+  uint64_t of = 0;       // of the whole model
+  uint64_t padding = 0;  // that units bring
 };
 
 struct RankMemory {
@@ -32,7 +39,7 @@ struct RankMemory {
 
 // Of rank 0: all ranks hold as much. `step_tokens`: most of a step.
 RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const ops::Precision& precision,
-                       int64_t step_tokens);
+                       int64_t step_tokens, const PackedUnitShape& unit = {});
 
 // Caches of a sequence of `tokens` on a rank, upper estimate as sequence_bytes().
 uint64_t rank_sequence_bytes(const Config& config, const ParallelPlan& plan, const ops::Precision& precision,

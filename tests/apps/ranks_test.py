@@ -278,6 +278,23 @@ class Ranks(ProgramTest):
         for rank in range(2):
             self.assertIn('ranks 2, 3 of 4 did not come to 127.0.0.1', said[rank][-1])
 
+    def test_the_last_rank_by_itself_is_measured(self):
+        flags = ('--synthetic', 'small', '--ranks', '2', '--only-last-rank', '--contexts', '24', '--batches', '1,2',
+                 '--decode', '2', '--repeats', '1')
+        measured = run('bench', 'model', *flags, '--json')
+        self.assertEqual(measured.returncode, 0, measured.stderr)
+        steps = json.loads(measured.stdout)
+        self.assertEqual((steps['ranks'], steps['only_last_rank']), (2, True))
+        self.assertEqual([row['sequences'] for row in steps['rows']], [1, 1, 2])
+        self.assertIn(b'rank 1 of 2 by itself', run('bench', 'model', *flags).stdout)
+        for wrong, part in (
+                (('--synthetic', 'small', '--only-last-rank'), '--only-last-rank: expected --gpus or --ranks besides'),
+                ((*flags, '--step-tokens', '1025'), '--step-tokens: with --only-last-rank expected steps that 2 ranks share'),
+                ((*flags, '--rank-listen', '127.0.0.1'), '--rank-listen: expected a launcher')):
+            with self.subTest(flags=wrong):
+                self.check_error(run('bench', 'model', *wrong), 2, part)
+        self.check_error(run('bench', 'model', *flags, RANK='0', WORLD_SIZE='2'), 2, '--only-last-rank: expected no launcher')
+
     def test_wrong_flags_are_refused(self):
         for flags, part in ((('--ranks', 'many'), '--ranks: expected a whole number, found "many"'),
                             (('--ranks', '2', '--rank-timeout', 'x'), '--rank-timeout: expected a number, found "x"'),

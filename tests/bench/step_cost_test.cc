@@ -330,16 +330,39 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
   // Smaller steps, alone and with NVFP4, before it is said that no machine will do.
   const model::StoredModel& pro = stored("pro", WeightFormat::kFp8Block);
   const MachinePlan tight = plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 4096, {}});
-  EXPECT_THAT(tight.advice,
-              ElementsAre(HasSubstr("try --step-tokens 64:"), HasSubstr("try --dense nvfp4 --step-tokens 512:")));
-  EXPECT_TRUE(plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
-  EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 512, {}}).best().fits);
+  EXPECT_THAT(tight.advice, ElementsAre(HasSubstr("try --dense nvfp4 --step-tokens 64:")));
+  EXPECT_FALSE(plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
+  EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
+  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 512, {}}).advice,
+              Contains(HasSubstr("try --step-tokens 64:")));
   // Dense maps of BF16 gain as well.
   const model::StoredModel plain = with_dense(pro, WeightFormat::kBf16);
   EXPECT_THAT(plan_machine(plain, parse_gpus("8xgb10"), {8192, 1, 4096, {}}).advice,
-              Contains(HasSubstr("try --dense nvfp4 --step-tokens 512:")));
-  EXPECT_THAT(plan_machine(pro, parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
+              Contains(HasSubstr("try --dense nvfp4 --step-tokens 64:")));
+  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
               ElementsAre(HasSubstr("try --gpus 8xgb10 --step-tokens 64:")));
+}
+
+// Pro's experts cut by width over eight have rows of 384 columns in w2, of which units of 512 make four thirds: 61
+// layers of 384 routed experts and the shared one. By id nothing is padded, and four sequences of a million fit.
+TEST(MachinePlan, PaddingOfUnitsIsCounted) {
+  const model::StoredModel& pro = stored("pro", WeightFormat::kFp8Block);
+  constexpr int64_t kMillion = 1'048'448;
+  const MachinePlan plan = plan_machine(pro, parse_gpus("8xh200"), {kMillion, 4, 4096, {}});
+  const auto padding_of = [&](ExpertSplit experts) {
+    for (const Candidate& c : plan.candidates) {
+      if (c.plan.experts != experts || c.plan.attention != AttentionSplit::kByGroup || !c.plan.is_written()) continue;
+      uint64_t padding = 0;
+      for (const model::HeldWeights& held : c.memory.weights) padding += held.padding;
+      EXPECT_EQ(c.fits, experts == ExpertSplit::kById);
+      return static_cast<double>(padding);
+    }
+    return -1.0;
+  };
+  const double routed = 61.0 * 384 * 7168 * 128 * 9 / 16;
+  EXPECT_NEAR(padding_of(ExpertSplit::kByWidth), routed, 0.01 * routed);
+  EXPECT_LT(padding_of(ExpertSplit::kById), 0.001 * routed);
+  EXPECT_EQ(plan.best().plan.experts, ExpertSplit::kById);
 }
 
 TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {

@@ -73,10 +73,11 @@ constexpr int kSumBlock = 128, kMostSumBlocks = 512, kSumChannels = kPeerValues;
 
 // What this rank adds goes to all others before any of theirs is waited for: write.o, of F32; or what the experts gave,
 // which write.o (BF16) then keeps. A block waits for the block of its own number on other ranks alone, and blocks begin
-// in the order of their numbers: on GPUs of fewer than 64 multiprocessors, where not all have room at once (eight on
-// each), those that wait are those that began first everywhere.
+// in the order of their numbers: on GPUs of fewer than 86 multiprocessors, where not all have room at once (six on
+// each), those that wait are those that began first everywhere. Of what the experts gave, all ranks' words are on their
+// way together; of F32 there are no registers for that.
 template <bool kIsF32>
-__global__ void __launch_bounds__(kSumBlock, 8)
+__global__ void __launch_bounds__(kSumBlock, 6)
     sum_ranks_and_write(const __grid_constant__ StreamWrite write, const __grid_constant__ device::PeerView peers,
                         int64_t num_packs) {
   wait_for_previous();
@@ -97,7 +98,8 @@ __global__ void __launch_bounds__(kSumBlock, 8)
   for (int64_t pack = item_index(); pack < num_packs; pack += step) {
     const int64_t t = token_of(pack), c = channel_of(pack);
     auto in = write.load<kSumChannels, kSlotsAtOnce>(t, c);
-    in.o = sum_of_ranks<kIsF32, true, 1>(peers, call, pack * kSumChannels, [&] { return in.o; });
+    in.o = sum_of_ranks < kIsF32, true,
+    kIsF32 ? 1 : device::kMaxPeers > (peers, call, pack * kSumChannels, [&] { return in.o; });
     write_all(write, t, c, in);
   }
   device::cuda::end_peer_call(peers, call, gridDim.x);

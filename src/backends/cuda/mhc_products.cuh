@@ -38,8 +38,9 @@ struct MhcProducts {
   static constexpr int kS = ops::kHcStreams, kWarp = 32;
   static constexpr int kSlices = 16, kRun = 4 * kWarp, kRound = kSlices * kRun;
   static constexpr int kLoads = 8;  // of four columns that a lane has of a row at once
-  // Few tokens: rows of fn, and the streams themselves, that a block multiplies, a warp each.
-  static constexpr int kMostRows = 13;
+  // Few tokens: rows of fn, and the streams themselves, that a block multiplies, a warp each. Where a slice has more
+  // packs (7,168 channels: 448) one more warp brings the streams.
+  static constexpr int kMostRows = 13, kMostThreads = (kMostRows + 1) * kWarp;
   // Many tokens: rows of fn of a warp, tokens that it multiplies at once, stages of which all but one are on their way.
   static constexpr int kMany = 32, kRowsOfWarp = 3, kTokensAtOnce = 4, kStages = 3;
   static constexpr int kMostWarps = ops::kHcCoefficients / kRowsOfWarp, kBlocksAtOnce = 2;
@@ -100,13 +101,13 @@ __device__ inline float add_products(float sum, float4 a, float4 b) {
 // s_slice, stores) brings the block's slice, and the streams too where the block `stores`, once the kernel before has
 // ended.
 template <class Take>
-__device__ void sum_slice_products(const MhcJob& job, int num_rows, const Take& take) {
+__device__ void sum_slice_products(const MhcJob& job, int num_rows, int rows_of_block, const Take& take) {
   using P = MhcProducts;
   float* s_slice = cuda_common::dynamic_shared<float>();
   const int warp = static_cast<int>(threadIdx.x) / P::kWarp, lane = static_cast<int>(threadIdx.x) % P::kWarp;
   const int slice = static_cast<int>(blockIdx.x) % P::kSlices, group = static_cast<int>(blockIdx.x) / P::kSlices;
-  const int row = group * static_cast<int>(blockDim.x) / P::kWarp + warp;
-  const bool is_row = row + 1 < num_rows;
+  const int row = group * rows_of_block + warp;
+  const bool has_row = warp < rows_of_block && row < num_rows, is_row = has_row && row + 1 < num_rows;
   const int64_t width = P::kS * job.hidden, first = slice * P::kRun;
   const float* fn = job.fn + row * width;
   float4 factors[P::kLoads];
@@ -121,7 +122,7 @@ __device__ void sum_slice_products(const MhcJob& job, int num_rows, const Take& 
   cuda_common::wait_for_previous();
   take(first, s_slice, group == 0);
   __syncthreads();
-  if (row >= num_rows) return;
+  if (!has_row) return;
   float sum = 0;
   const float4* s_values = reinterpret_cast<const float4*>(s_slice) + lane;
   for (int64_t begin = first + 4 * lane; begin < width; begin += P::kLoads * P::kRound) {
@@ -139,9 +140,9 @@ __device__ void sum_slice_products(const MhcJob& job, int num_rows, const Take& 
 }
 
 template <int kWide>
-__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
-    sum_products(const __grid_constant__ MhcJob job, int num_rows) {
-  sum_slice_products(job, num_rows, [&](int64_t first, float* s_slice, bool stores) {
+__global__ void __launch_bounds__(MhcProducts::kMostThreads, MhcProducts::kBlocksAtOnce)
+    sum_products(const __grid_constant__ MhcJob job, int num_rows, int rows_of_block) {
+  sum_slice_products(job, num_rows, rows_of_block, [&](int64_t first, float* s_slice, bool stores) {
     take_slice<kWide>(job, job.token(blockIdx.y), first, s_slice, stores);
   });
 }
@@ -149,12 +150,12 @@ __global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, Mh
 // The same where job.write.o is this rank's summand, F32, of what the streams are written with. Blocks that store the
 // streams send it, each channel once, and all of them see what the others sent: the slots are freed by the next kernel.
 // All blocks are in place at once (have_room_to_wait).
-__global__ void __launch_bounds__(MhcProducts::kMostRows* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
+__global__ void __launch_bounds__(MhcProducts::kMostThreads, MhcProducts::kBlocksAtOnce)
     sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
-                          int num_rows) {
+                          int num_rows, int rows_of_block) {
   using P = MhcProducts;
-  constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;
-  sum_slice_products(job, num_rows, [&](int64_t first, float* s_slice, bool stores) {
+  constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;  // of more, registers are spilt
+  sum_slice_products(job, num_rows, rows_of_block, [&](int64_t first, float* s_slice, bool stores) {
     const uint32_t call = device::cuda::begin_peer_call(peers);
     const int64_t t = blockIdx.y, row = t * job.hidden;
     if (stores) {
@@ -340,9 +341,14 @@ inline dim3 products_grid(int num_rows, int64_t num_tokens) {
   using P = MhcProducts;
   return {static_cast<unsigned>(P::kSlices * ceil_div(num_rows, P::kMostRows)), static_cast<unsigned>(num_tokens)};
 }
-inline unsigned products_block(int num_rows) {
+inline int products_rows(int num_rows) {
+  return ceil_div(num_rows, ceil_div(num_rows, MhcProducts::kMostRows));
+}
+inline unsigned products_block(int num_rows, int64_t hidden) {
   using P = MhcProducts;
-  return static_cast<unsigned>(ceil_div(num_rows, ceil_div(num_rows, P::kMostRows)) * P::kWarp);
+  const int packs = ceil_div(P::slice_values(hidden), 4);
+  return static_cast<unsigned>(
+      std::clamp(round_up(packs, P::kWarp), products_rows(num_rows) * P::kWarp, P::kMostThreads));
 }
 
 // Whether sum_products_of_ranks has all its blocks in place at once. Those of an emulated GPU run one after another, so
@@ -360,8 +366,9 @@ inline bool have_room_to_wait(int num_rows, int64_t num_tokens) {
 inline void launch_products_of_ranks(const char* name, const MhcJob& job, const device::PeerView& peers, int num_rows,
                                      int64_t num_tokens, device::Queue& queue) {
   const auto shared_bytes = static_cast<size_t>(MhcProducts::slice_values(job.hidden)) * sizeof(float);
-  cuda_common::launch(name, queue, sum_products_of_ranks, products_grid(num_rows, num_tokens), products_block(num_rows),
-                      shared_bytes, job, peers, num_rows);
+  cuda_common::launch(name, queue, sum_products_of_ranks, products_grid(num_rows, num_tokens),
+                      products_block(num_rows, job.hidden), shared_bytes, job, peers, num_rows,
+                      products_rows(num_rows));
 }
 
 // num_rows: of fn, and one.
@@ -385,8 +392,8 @@ inline void launch_products(const char* name, const MhcJob& job, int num_rows, i
     return;
   }
   cuda_common::launch(name, queue, cuda_common::has_packs(job.hidden) ? sum_products<4> : sum_products<1>,
-                      products_grid(num_rows, num_tokens), products_block(num_rows),
-                      static_cast<size_t>(values) * sizeof(float), job, num_rows);
+                      products_grid(num_rows, num_tokens), products_block(num_rows, job.hidden),
+                      static_cast<size_t>(values) * sizeof(float), job, num_rows, products_rows(num_rows));
 }
 
 }  // namespace tessera::backends::cuda
