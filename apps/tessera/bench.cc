@@ -136,7 +136,8 @@ class Bench final : public Verb {
         ->needs("--synthetic");
     model_
         ->add_option("--contexts", contexts_,
-                     "Prompt lengths, comma-separated [512 and 4096, or the most; synthetic: 512,4096,32768]")
+                     "Prompt lengths, comma-separated [512 and 4096, or the most; synthetic: 512,4096,32768]; with "
+                     "--batches, --gpus or --ranks those beyond 131072 begin behind random cache entries")
         ->delimiter(',');
     model_->add_option("--decode", model_options_.decode_tokens, "Tokens made after each prompt [64]");
     model_->add_option("--repeats", model_options_.repeats, "Runs; the median is shown [5]");

@@ -106,15 +106,19 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
 // Where tokens are cut over ranks the last one's entries stand for those that others choose: each has as many tokens as
 // it, and sees no fewer entries than theirs.
 void check_runs(const bench::StepOptions& options, int world) {
-  const auto check = [&](const char* flag, int64_t tokens) {
-    if (tokens < options.load.shard.fewest_tokens_to_cut || tokens % world == 0) return;
+  const auto check = [&](const char* flag, int64_t value, int64_t step) {
+    if (step < options.load.shard.fewest_tokens_to_cut || step % world == 0) return;
     fail_usage(
-        fmt::format("{}: with --only-last-rank expected steps that {} ranks share evenly, found one of {} tokens", flag,
-                    world, tokens));
+        fmt::format("{} {}: with --only-last-rank expected steps that {} ranks share evenly, found one of {} tokens",
+                    flag, value, world, step));
   };
-  check("--step-tokens", options.load.max_step_tokens);
-  for (const int64_t context : options.contexts) check("--contexts", context % options.load.max_step_tokens);
-  for (const int64_t batch : options.batches) check("--batches", batch);
+  const int64_t most = options.load.max_step_tokens;
+  for (const int64_t context : options.contexts) {
+    const int64_t computed = context - bench::filled_tokens(options, context);
+    if (computed >= most) check("--step-tokens", most, most);
+    check("--contexts", context, computed % most);
+  }
+  for (const int64_t batch : options.batches) check("--batches", batch, batch);
 }
 
 int measure(BenchSteps& bench, Ranks& ranks) {

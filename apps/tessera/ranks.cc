@@ -195,6 +195,9 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
+  if (flags.only_last_rank && asked < 2) {
+    fail_usage(fmt::format("--only-last-rank: expected {} of 2 or more, found {}", flag, asked));
+  }
   if (flags.only_last_rank && place_.world != 1) {
     fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
@@ -345,7 +348,13 @@ void Ranks::make_echo(const ModelFlags& model) {
     return;
   }
   executor_ = device::make_executor(device::machine_of(model.device), 1);
-  comm_ = comm::make_peer_echo(place_.rank, world(), *peer);
+  try {
+    comm_ = comm::make_peer_echo(place_.rank, world(), *peer);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    log_.write(LogLevel::kWarning, fmt::format("small sums are no kernels that poll: {}", error.what()));
+    comm_ = comm::make_echo(place_.rank, world());
+  }
 }
 
 double Ranks::step_seconds() const {

@@ -8,6 +8,7 @@
 
 #include "backends/registry.h"
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/rng.h"
 #include "base/strings.h"
 #include "bench/e2e/bench_model.h"
@@ -54,6 +55,15 @@ void check(const StepOptions& options, const model::Config& config) {
     }
   }
 }
+
+}  // namespace
+
+// Caches are filled at whole windows of every compressor.
+int64_t filled_tokens(const StepOptions& options, int64_t context) {
+  return context <= options.most_computed ? 0 : round_up<int64_t>(context - options.load.max_step_tokens, 128);
+}
+
+namespace {
 
 class StepBench {
  public:
@@ -108,10 +118,7 @@ class StepBench {
     report_.variants = variants_of(planner_.lines());
   }
 
-  // Caches are filled at whole windows of every compressor.
-  int64_t filled(int64_t context) const {
-    return context <= options_.most_computed ? 0 : (context - model_->max_step_tokens()) / 128 * 128;
-  }
+  int64_t filled(int64_t context) const { return filled_tokens(options_, context); }
 
   int64_t capacity(int64_t context) const { return context + options_.steps + kWarmSteps; }
 
@@ -129,7 +136,7 @@ class StepBench {
     for (int64_t i = -1; i < options_.repeats; ++i) {
       state.reset();
       state = model_->new_sequence(capacity(context));
-      if (row.filled > 0) fill_caches(*state, row.filled, options_.seed);
+      if (row.filled > 0) fill_caches(*state, row.filled, options_.seed, options_.load.num_threads);
       const int64_t computed = context - row.filled;
       const std::vector<int32_t> ids = random_ids(computed);
       model::Draw next;

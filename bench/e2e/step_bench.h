@@ -70,6 +70,9 @@ struct StepObserver {
   std::function<void(const StepRow&)> on_row;
 };
 
+// Of a prompt of `context` tokens: those that get random cache entries, so that at most one step is left.
+int64_t filled_tokens(const StepOptions& options, int64_t context);
+
 // All ranks of load.comm call it together with the same options: each makes its own steps and has the same tokens.
 // Throws kInvalidArgument for batches and contexts that the model can't hold, kResourceExhausted with figures where a
 // rank's share does not fit.

@@ -271,8 +271,8 @@ class Layer {
     need("index scores, choice", bytes, flops, true);
   }
 
-  // Among the scores of so many entries of each token (backends/cuda/indexer.cu): few tokens' in parts, of which each
-  // lists its largest, and then among those.
+  // Among the scores of so many entries of each token (backends/cuda/indexer.cu, which rounds parts to whole chunks):
+  // few tokens' in parts, of which each lists its largest, and then among those.
   void choose(double tokens, double entries) {
     const auto one = [&](double tiles, double scores) {
       Kernel kernel = pass(0, 0);
@@ -400,7 +400,8 @@ class Layer {
   static double pieces(double bytes) { return std::max(1.0, std::ceil(bytes / static_cast<double>(kScratchBytes))); }
   double own_rows() const { return are_tokens_cut() ? rows() / static_cast<double>(plan_.world) : rows(); }
   double index_entries() const { return middle() / 4; }
-  bool is_choice_cut() const { return are_tokens_cut() && index_entries() > static_cast<double>(c_.index_topk); }
+  // Where somebody sees more entries than are chosen (model/layers/indexer_layer.h).
+  bool is_choice_cut() const { return are_tokens_cut() && (load_.position + load_.tokens) / 4 > c_.index_topk; }
 
   // Of `bytes` that every rank has, those that come from others.
   double others(double bytes) const { return bytes * static_cast<double>(plan_.world - 1); }

@@ -60,13 +60,13 @@ void fill_compressor(Rng& rng, const ops::CompressorPool::Desc& desc, device::Me
 
 }  // namespace
 
-void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed) {
+void fill_caches(model::SequenceState& state, int64_t position, uint64_t seed, int num_threads) {
   model::SequenceCaches& caches = caches_of(state);
   TESSERA_CHECK(caches.position() == 0 && position % 128 == 0 && position <= caches.capacity(),
                 fmt::format("position {} of {}", position, caches.capacity()));
   caches.make_room(0, position);
   device::MemorySpace& memory = caches.pool().memory();
-  device::Queue threads;
+  device::Queue threads(num_threads);
   for (size_t i = 0; i < caches.pool().layout().layers.size(); ++i) {
     const model::LayerCacheLayout& layout = caches.pool().layout().layers[i];
     Rng rng(seed, i + 1);

@@ -24,8 +24,9 @@ class Echo final : public Communicator {
     for (int r = 0; r < world(); ++r) copy(in.data, at(out.data, r * in.num_bytes()), in.num_bytes(), queue);
   }
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    sum_ranks(at(in.data, in.num_bytes() / world() * rank()), in.dtype, world(), 0, out.data, out.dtype,
-              out.shape.num_elements(), queue);
+    // Of parts that lie apart, as those that come from others do.
+    const int64_t count = out.shape.num_elements();
+    sum_ranks(in.data, in.dtype, world(), count, out.data, out.dtype, count, queue);
   }
   void do_all_to_all(const Runs& send, const Runs& receive, device::Queue& queue) override {
     int64_t done = 0;

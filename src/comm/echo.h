@@ -8,9 +8,9 @@
 namespace tessera::comm {
 
 // Collectives of rank `rank` of `world` ranks without the others: what each of them would send is what this rank sends,
-// so a sum is `world` times its summand, and nothing waits for anybody. Passes over memory that NCCL's way takes are
-// made (a sum reads its summand `world` times), copies of other ranks' parts too. Values are of no other use. Errors:
-// kUnsupported for an all_to_all whose runs there and back differ in size.
+// or (reduce_scatter) what it has for others, and nothing waits for anybody. Where NCCL moves bytes and a kernel adds
+// them, the kernel is here, and copies stand for NCCL's own. Values are of no other use.
+// Errors: kUnsupported for an all_to_all whose runs there and back differ in size.
 std::unique_ptr<Communicator> make_echo(int rank, int world);
 
 }  // namespace tessera::comm

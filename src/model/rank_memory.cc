@@ -69,12 +69,11 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
                              [&](const HeldWeights& other) { return other.kind == kind; });
     if (held == memory.weights.end()) held = memory.weights.insert(held, {kind});
     const WeightSlice slice = slice_of(row, config, plan.shard(0));
-    uint64_t bytes = slice_bytes(row, model.formats[i], slice, unit);
-    held->padding += bytes - slice_bytes(row, model.formats[i], slice);
-    if (plan.cuts_projections && is_projection(row, kind)) {
-      bytes = ceil_div(bytes, static_cast<uint64_t>(plan.world));
-    }
+    const uint64_t parts =
+        plan.cuts_projections && is_projection(row, kind) ? static_cast<uint64_t>(plan.world) : uint64_t{1};
+    const uint64_t bytes = ceil_div(slice_bytes(row, model.formats[i], slice, unit), parts);
     held->bytes += bytes;
+    held->padding += bytes - ceil_div(slice_bytes(row, model.formats[i], slice), parts);
     held->of += slice_bytes(row, model.formats[i], slice_of(row, config, {}));
   }
   std::sort(memory.weights.begin(), memory.weights.end(),

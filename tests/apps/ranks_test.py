@@ -279,21 +279,27 @@ class Ranks(ProgramTest):
             self.assertIn('ranks 2, 3 of 4 did not come to 127.0.0.1', said[rank][-1])
 
     def test_the_last_rank_by_itself_is_measured(self):
-        flags = ('--synthetic', 'small', '--ranks', '2', '--only-last-rank', '--contexts', '24', '--batches', '1,2',
+        flags = ('--synthetic', 'small', '--ranks', '2', '--only-last-rank', '--batches', '1,2',
                  '--decode', '2', '--repeats', '1')
-        measured = run('bench', 'model', *flags, '--json')
+        measured = run('bench', 'model', *flags, '--contexts', '24', '--json')
         self.assertEqual(measured.returncode, 0, measured.stderr)
         steps = json.loads(measured.stdout)
         self.assertEqual((steps['ranks'], steps['only_last_rank']), (2, True))
         self.assertEqual([row['sequences'] for row in steps['rows']], [1, 1, 2])
-        self.assertIn(b'rank 1 of 2 by itself', run('bench', 'model', *flags).stdout)
+        self.assertIn(b'rank 1 of 2 by itself', run('bench', 'model', *flags, '--contexts', '24').stdout)
+        # Steps whose tokens are cut, and one behind random cache entries.
+        cut = run('bench', 'model', '--synthetic', 'small', '--layers', '3', '--ranks', '2', '--only-last-rank', '--contexts', '1024,131200',
+                  '--step-tokens', '1024', '--batches', '1', '--decode', '1', '--repeats', '1')
+        self.assertEqual(cut.returncode, 0, cut.stderr)
+        self.assertIn(b"(the first 130176 tokens' cache entries are random)", cut.stdout)
         for wrong, part in (
                 (('--synthetic', 'small', '--only-last-rank'), '--only-last-rank: expected --gpus or --ranks besides'),
-                ((*flags, '--step-tokens', '1025'), '--step-tokens: with --only-last-rank expected steps that 2 ranks share'),
+                ((*flags, '--contexts', '1030', '--step-tokens', '1025'), '--step-tokens 1025: with --only-last-rank expected steps that 2 ranks share'),
+                (('--synthetic', 'small', '--ranks', '1', '--only-last-rank'), '--only-last-rank: expected --ranks of 2 or more, found 1'),
                 ((*flags, '--rank-listen', '127.0.0.1'), '--rank-listen: expected a launcher')):
             with self.subTest(flags=wrong):
                 self.check_error(run('bench', 'model', *wrong), 2, part)
-        self.check_error(run('bench', 'model', *flags, RANK='0', WORLD_SIZE='2'), 2, '--only-last-rank: expected no launcher')
+        self.check_error(run('bench', 'model', *flags, '--contexts', '24', RANK='0', WORLD_SIZE='2'), 2, '--only-last-rank: expected no launcher')
 
     def test_wrong_flags_are_refused(self):
         for flags, part in ((('--ranks', 'many'), '--ranks: expected a whole number, found "many"'),

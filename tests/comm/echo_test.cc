@@ -77,7 +77,7 @@ TEST(Echo, OfPeersNeedsAGpuAndNoMoreRanksThanReachEachOther) {
     for (const PeerWay way : {PeerWay::kWhole, PeerWay::kShares}) {
       PeerOptions options;
       options.way = way;
-      const std::unique_ptr<Communicator> comm = make_peer_echo(0, world, options);
+      const std::unique_ptr<Communicator> comm = make_peer_echo(world - 1, world, options);
       // Parts of one size and of several, and more than there is room for.
       for (const int64_t count : {1, 4096, 4097, 7168 * 8, 9 << 20}) {
         const std::vector<float> values(static_cast<size_t>(count), 0.5f);

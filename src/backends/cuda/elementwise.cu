@@ -80,6 +80,7 @@ template <bool kIsF32>
 __global__ void __launch_bounds__(kSumBlock, 6)
     sum_ranks_and_write(const __grid_constant__ StreamWrite write, const __grid_constant__ device::PeerView peers,
                         int64_t num_packs) {
+  constexpr int kRanksAtOnce = kIsF32 ? 1 : device::kMaxPeers;
   wait_for_previous();
   const uint32_t call = device::cuda::begin_peer_call(peers);
   const int64_t step = static_cast<int64_t>(gridDim.x) * kSumBlock;
@@ -98,8 +99,7 @@ __global__ void __launch_bounds__(kSumBlock, 6)
   for (int64_t pack = item_index(); pack < num_packs; pack += step) {
     const int64_t t = token_of(pack), c = channel_of(pack);
     auto in = write.load<kSumChannels, kSlotsAtOnce>(t, c);
-    in.o = sum_of_ranks < kIsF32, true,
-    kIsF32 ? 1 : device::kMaxPeers > (peers, call, pack * kSumChannels, [&] { return in.o; });
+    in.o = sum_of_ranks<kIsF32, true, kRanksAtOnce>(peers, call, pack * kSumChannels, [&] { return in.o; });
     write_all(write, t, c, in);
   }
   device::cuda::end_peer_call(peers, call, gridDim.x);

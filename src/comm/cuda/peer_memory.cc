@@ -84,6 +84,7 @@ class IpcMemory final : public PeerMemory {
     return "";
   }
   void connect_to_itself() override {
+    // Only ever with this rank's place among the senders added: then within the memory.
     for (int r = 0; r < view_.world; ++r) {
       view_.slots[r] = slots_.as<uint64_t>() + (r - view_.rank) * view_.capacity;
     }
