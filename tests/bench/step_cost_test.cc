@@ -363,6 +363,18 @@ TEST(MachinePlan, PaddingOfUnitsIsCounted) {
   EXPECT_NEAR(padding_of(ExpertSplit::kByWidth), routed, 0.01 * routed);
   EXPECT_LT(padding_of(ExpertSplit::kById), 0.001 * routed);
   EXPECT_EQ(plan.best().plan.experts, ExpertSplit::kById);
+  // With projections cut too what is left without it is a rank's share of the model.
+  for (const Candidate& c : plan.candidates) {
+    for (const model::HeldWeights& held : c.memory.weights) {
+      EXPECT_LE(held.padding, held.bytes) << held.kind;
+      EXPECT_LE(held.bytes - held.padding, held.of) << held.kind;
+    }
+  }
+  const MachinePlan one = plan_machine(pro, parse_gpus("8xh200"), {8192, 1, 4096, {}});
+  EXPECT_THAT(machine_plan_text(one, "pro"), HasSubstr("of it padding to the kernels' units"));
+  const auto json = nlohmann::json::parse(machine_plan_json(one, "pro"));
+  EXPECT_NEAR(json.at("candidates").at(0).at("memory").at("weights").at(0).at("padding").get<double>(), routed,
+              0.01 * routed);
 }
 
 TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
