@@ -77,7 +77,7 @@ model::LoadOptions load_options(const ModelFlags& flags) {
   model::LoadOptions options;
   options.precision = {*input, *cache};
   options.num_threads = flags.threads;
-  options.max_step_tokens = model::step_defaults(flags.device).max_step_tokens;
+  options.max_step_tokens = 0;
   options.allow_inexact = flags.allows_inexact;
   options.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
   options.bypass = model::parse_bypass(env_value("TESSERA_BYPASS").value_or(""));
@@ -105,8 +105,15 @@ ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need) {
   return folder;
 }
 
-model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, const model::LoadOptions& options,
+void choose_step_tokens(const ModelFolder& folder, const ModelFlags& flags, int64_t world, model::LoadOptions& options) {
+  if (options.max_step_tokens > 0) return;
+  options.max_step_tokens = model::default_step_tokens(folder.directory, folder.config, options.precision,
+                                                       device::machine_of(flags.device), world);
+}
+
+model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, model::LoadOptions options,
                                 bool is_quiet) {
+  choose_step_tokens(folder, flags, options.shard.world, options);
   if (options.bypass.any()) {
     print_note("**** TESSERA_BYPASS leaves parts of the model out: this output is not the model's. Exit code 7. ****");
   }

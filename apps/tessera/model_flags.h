@@ -26,6 +26,7 @@ struct ModelFlags {
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 
 // The flags and the environment's switches for diagnosis as load options. Throws kInvalidArgument, naming the flag.
+// max_step_tokens is 0: choose_step_tokens() sets it, for who has not said another number.
 model::LoadOptions load_options(const ModelFlags& flags);
 
 // A model's folder, before its weights are read.
@@ -41,8 +42,11 @@ enum class TokenizerNeed { kRequired, kIfPresent };
 ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need);
 
 // Loads the weights with progress and messages on stderr, and says so where parts of the model are bypassed.
-model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, const model::LoadOptions& options,
+model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, model::LoadOptions options,
                                 bool is_quiet);
+
+// Where it is 0, max_step_tokens becomes what is best for a model whose weights `world` ranks share.
+void choose_step_tokens(const ModelFolder& folder, const ModelFlags& flags, int64_t world, model::LoadOptions& options);
 
 // Warns of backends that TESSERA_BACKENDS names in vain; load_weights does so too. Throws as ops::unusable_names.
 void warn_of_backends(const device::Machine& machine);

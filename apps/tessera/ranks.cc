@@ -260,6 +260,7 @@ void Ranks::check_cut(const model::Config& config) const {
 
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
                  int64_t sequences) {
+  choose_step_tokens(folder, model, place_.world, load);
   if (is_alone()) return;
   choose_split(folder.config, model, load, sequences,
                [&] { return model::checkpoint_model(folder.directory, folder.config); });

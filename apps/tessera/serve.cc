@@ -54,7 +54,7 @@ struct Flags {
   RankFlags ranks;
   server::http::HttpOptions http;
   std::string name, key_file;
-  int64_t max_running = 0, max_model_len = 0, max_step_tokens = 0, max_waiting = 1024, max_waiting_tokens = 1 << 20;
+  int64_t max_running = 0, max_model_len = 0, max_step_tokens = 0, max_mixed_step_tokens = 0, max_waiting = 1024, max_waiting_tokens = 1 << 20;
   int64_t port = 8000;
   double cache_gib = 0;
   std::optional<double> prefix_gib;
@@ -163,7 +163,11 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
       ->type_name("N")
       ->group("Service");
   c.add_option("--max-step-tokens", flags_.max_step_tokens,
-               "Most tokens of one step: answers and pieces of prompts [64; with a GPU 512]")
+               "Most tokens of one step: answers and pieces of prompts [64; with a GPU 512 to 4096, as memory allows]")
+      ->type_name("N")
+      ->group("Service");
+  c.add_option("--max-mixed-step-tokens", flags_.max_mixed_step_tokens,
+               "Most tokens of a step in which answers wait for pieces of prompts [--max-step-tokens; with a GPU 512]")
       ->type_name("N")
       ->group("Service");
   c.add_option("--cache-memory", flags_.cache_gib,
@@ -225,6 +229,9 @@ void Serve::check_flags() {
   flags_.http.port = static_cast<uint16_t>(flags_.port);
   if (given("--max-running")) check("--max-running", number(flags_.max_running), 1, 4096);
   if (given("--max-step-tokens")) check("--max-step-tokens", number(flags_.max_step_tokens), 2, 65536);
+  if (given("--max-mixed-step-tokens")) {
+    check("--max-mixed-step-tokens", number(flags_.max_mixed_step_tokens), 2, 65536);
+  }
   check("--max-model-len", number(flags_.max_model_len), 0, 1e9);
   check("--max-waiting", number(flags_.max_waiting), 1, 1e6);
   check("--max-waiting-tokens", number(flags_.max_waiting_tokens), 1, 1e12);
@@ -256,7 +263,7 @@ void Serve::check_flags() {
 // What running answers may take: as said, or room for all of them at their longest, or what the weights leave; and what
 // is kept of prompts: as said, or as much again, if that is left.
 CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const {
-  const int64_t window_slots = folder.config.sliding_window + load.max_step_tokens - 1;
+  const int64_t window_slots = model::ring_slots(folder.config, load.max_step_tokens);
   const auto one =
       static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
   const auto left = static_cast<double>(room);
@@ -395,7 +402,7 @@ ModelFolder Serve::open(model::LoadOptions& load) {
   }
   if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
   if (flags_.max_step_tokens > 0) load.max_step_tokens = flags_.max_step_tokens;
-  if (flags_.max_running == 0) flags_.max_running = model::step_defaults(flags_.model.device).max_running;
+  if (flags_.max_running == 0) flags_.max_running = model::default_running(device::machine_of(flags_.model.device));
   load.sequence_tokens = 0;
   return folder;
 }
@@ -435,6 +442,10 @@ int Serve::answer(Ranks& ranks) {
                      flags_.max_model_len, format_bytes(static_cast<uint64_t>(spec.bytes(flags_.max_model_len))),
                      format_bytes(static_cast<uint64_t>(memory.running))));
   }
+  if (flags_.max_mixed_step_tokens == 0) {
+    flags_.max_mixed_step_tokens = model::default_mixed_step_tokens(device::machine_of(flags_.model.device),
+                                                                    load.max_step_tokens, flags_.max_running);
+  }
   const model::ModelFacts& facts = runner.facts();
   // A server that is ready takes no more of a GPU's memory: what grows with the longest sequence grows now.
   runner.new_sequence(flags_.max_model_len);
@@ -449,6 +460,7 @@ int Serve::answer(Ranks& ranks) {
   engine::EngineOptions options;
   options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
   options.steps.max_running = flags_.max_running;
+  options.steps.max_mixed_step_tokens = flags_.max_mixed_step_tokens;
   if (memory.prefixes > 0) options.steps.prefixes = &prefixes;
   engine::Engine engine(runner, budget, options);
   server::ServiceOptions service_options;

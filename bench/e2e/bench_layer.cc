@@ -58,7 +58,7 @@ LayerReport run_layer(const LayerOptions& options,
   for (const LayerKind& kind : kinds_of(all, options)) {
     const model::Config config = one_layer(all, kind.ratio);
     SyntheticWeights weights(config, options.seed, options.load.num_threads, {}, options.dense);
-    const int64_t slots = config.sliding_window + options.tokens - 1;
+    const int64_t slots = model::ring_slots(config, options.tokens);
     const uint64_t work = model::Model::step_bytes(config, options.load.precision, options.tokens) +
                           static_cast<uint64_t>(LayerBench::kReadBytes);
     model::check_fit(weights.total_bytes(), model::sequence_bytes(config, options.load.precision, capacity, slots),

@@ -100,7 +100,7 @@ uint64_t needed_bytes(const ModelOptions& options, const model::Config& config, 
   const model::LoadOptions& load = options.load;
   int64_t longest = 0;
   for (const int64_t context : options.contexts) longest = std::max(longest, context + options.decode_tokens);
-  state = model::sequence_bytes(config, load.precision, longest, config.sliding_window + load.max_step_tokens - 1);
+  state = model::sequence_bytes(config, load.precision, longest, model::ring_slots(config, load.max_step_tokens));
   // A matrix is packed from a copy.
   const int64_t matrix = 2 * config.vocab_size * config.hidden_size;
   work = model::Model::step_bytes(config, load.precision, load.max_step_tokens) +

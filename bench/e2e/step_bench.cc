@@ -100,7 +100,7 @@ class StepBench {
     report_.num_layers = config_.num_layers, report_.all_layers = published_config(options_.shape).num_layers;
     SyntheticWeights weights(config_, options_.seed, load.num_threads, load.shard, options_.dense);
     report_.weight_bytes = weights.total_bytes();
-    const int64_t slots = config_.sliding_window + load.max_step_tokens - 1;
+    const int64_t slots = model::ring_slots(config_, load.max_step_tokens);
     const auto sequences = static_cast<uint64_t>(most_sequences(options_.batches));
     const uint64_t state =
         sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots);

@@ -43,7 +43,6 @@ model::LoadOptions load_options(const ModelOptions& options) {
   model::LoadOptions load;
   load.precision = {*input, *cache};
   load.num_threads = options.num_threads;
-  load.max_step_tokens = options.max_step_tokens.value_or(model::step_defaults(options.device).max_step_tokens);
   load.allow_inexact = options.allow_inexact;
   load.forced = ops::parse_forced(env_value("TESSERA_FORCE").value_or(""));
   load.with_draft = false;
@@ -56,13 +55,15 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
     : directory_(directory) {
   model::LoadOptions load = load_options(options);
   const device::Machine machine = device::machine_of(options.device);
-  const int64_t max_running = options.max_running.value_or(model::step_defaults(options.device).max_running);
+  const int64_t max_running = options.max_running.value_or(model::default_running(machine));
   if (!std::filesystem::is_directory(directory)) {
     fail(ErrorCode::kNotFound,
          fmt::format("{}: no such folder; a model is a folder with config.json, tokenizer.json and *.safetensors",
                      printable(directory)));
   }
   const model::Config config = model::load_config(directory);
+  load.max_step_tokens = options.max_step_tokens.value_or(
+      model::default_step_tokens(directory, config, load.precision, machine, load.shard.world));
   const std::string path = (std::filesystem::path(directory) / "tokenizer.json").string();
   if (file_exists(path)) tokenizer_.emplace(text::Tokenizer::load(path));
   if (tokenizer_ && tokenizer_->vocab_size() > config.vocab_size) {
@@ -73,7 +74,7 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   check_range("max_model_len", options.max_model_len, 0, config.max_positions);
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : std::min(config.max_positions, kDefaultModelLen);
   const auto one = static_cast<int64_t>(
-      model::sequence_bytes(config, load.precision, max_model_len_, config.sliding_window + load.max_step_tokens - 1));
+      model::sequence_bytes(config, load.precision, max_model_len_, model::ring_slots(config, load.max_step_tokens)));
   const int64_t room = model::room_for_caches(directory, machine);
   load.extra_bytes = std::max(one, std::min(one * max_running, room));
   loaded_ = model::load_model(directory, load, backends::all_backends(), machine, nullptr, progress);
@@ -83,6 +84,8 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   budget_ = std::make_unique<engine::ReservedBudget>(spec, std::max(load.extra_bytes, spec.bytes(max_model_len_)));
   engine::EngineOptions engine_options;
   engine_options.steps.max_running = max_running;
+  engine_options.steps.max_mixed_step_tokens =
+      model::default_mixed_step_tokens(machine, load.max_step_tokens, max_running);
   engine_ = std::make_unique<engine::Engine>(*loaded_.runner, *budget_, engine_options);
 }
 

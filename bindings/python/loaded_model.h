@@ -18,7 +18,7 @@ struct ModelOptions {
   std::string device = "cpu", mode = "a16", cache = "fp8";
   int num_threads = 0;                                  // 0: one per processor
   int64_t max_model_len = 0;                            // tokens of prompt and answer; 0: the model's, at most 131072
-  std::optional<int64_t> max_running, max_step_tokens;  // none: model::step_defaults of the device
+  std::optional<int64_t> max_running, max_step_tokens;  // none: model::default_running, default_step_tokens
   bool allow_inexact = false;
 };
 

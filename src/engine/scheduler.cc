@@ -21,6 +21,11 @@ bool is_decoding(const Scheduler::Entry& entry) {
   return pending(entry) == 1;
 }
 
+int64_t mixed_step_tokens(const Scheduler::Limits& limits) {
+  return limits.max_mixed_step_tokens == 0 ? limits.max_step_tokens
+                                           : std::min(limits.max_mixed_step_tokens, limits.max_step_tokens);
+}
+
 bool is_in(const std::vector<SequenceKey>& keys, SequenceKey key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
@@ -36,12 +41,13 @@ bool is_kept_before(const Scheduler::Entry* a, const Scheduler::Entry* b) {
 }  // namespace
 
 int64_t Scheduler::most_running(const Limits& limits) {
-  const int64_t kept_for_prompts = std::max<int64_t>(1, limits.max_step_tokens / 8);
-  return std::max<int64_t>(1, std::min(limits.max_running, limits.max_step_tokens - kept_for_prompts));
+  const int64_t mixed = mixed_step_tokens(limits), kept_for_prompts = std::max<int64_t>(1, mixed / 8);
+  return std::max<int64_t>(1, std::min(limits.max_running, mixed - kept_for_prompts));
 }
 
 Scheduler::Scheduler(const Limits& limits, const CacheBudget& budget)
-    : limits_{limits.max_step_tokens, most_running(limits)}, budget_(budget), granted_bytes_(budget.total_bytes()) {
+    : limits_{limits.max_step_tokens, most_running(limits), mixed_step_tokens(limits)},
+      budget_(budget), granted_bytes_(budget.total_bytes()) {
   TESSERA_CHECK(limits.max_step_tokens > 0, "a step takes tokens");
   running_.reserve(static_cast<size_t>(limits_.max_running));  // from then on it takes no memory
 }
@@ -256,7 +262,7 @@ bool Scheduler::make_room(const Entry& head, int64_t missing_bytes) {
 
 void Scheduler::admit() {
   while (!eligible_.empty()) {
-    int64_t num_prompts = 0, kept_free = 0, left = limits_.max_step_tokens;
+    int64_t num_prompts = 0, kept_free = 0, left = limits_.max_mixed_step_tokens;
     for (const Entry* entry : running_) {
       kept_free += headroom(*entry);
       if (entry->is_paused) continue;
@@ -308,17 +314,18 @@ int64_t Scheduler::share_out(std::span<Slice* const> slices, int64_t num_tokens)
 }
 
 void Scheduler::plan_slices() {
-  int64_t left = limits_.max_step_tokens;
   std::vector<Slice> prompts;
   for (const Entry* entry : running_) {
     if (entry->is_paused) continue;
     if (is_decoding(*entry)) {
       plan_.slices.push_back({entry->job.key, 1});
-      --left;
     } else {
       prompts.push_back({entry->job.key, 0});
     }
   }
+  const bool is_mixed = !plan_.slices.empty();
+  const int64_t left =
+      (is_mixed ? limits_.max_mixed_step_tokens : limits_.max_step_tokens) - static_cast<int64_t>(plan_.slices.size());
   // Half for all, those first that have the least left, so that no short prompt waits for long ones, however many there
   // are. Half for the first few, so that those end one after the other, not all at the end.
   std::vector<Slice*> shortest_first;

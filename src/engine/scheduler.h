@@ -32,8 +32,10 @@ class Scheduler {
   struct Limits {
     int64_t max_step_tokens = 0;  // of the runner
     int64_t max_running = 0;      // sequences with a state; see most_running()
+    // Of a step in which a sequence decodes, whose next token waits for the prompts beside it; 0: as max_step_tokens.
+    int64_t max_mixed_step_tokens = 0;
   };
-  // `max_running`, cut so that decoding leaves an eighth of a step to prompts; at least 1.
+  // `max_running`, cut so that decoding leaves an eighth of a mixed step to prompts; at least 1.
   static int64_t most_running(const Limits& limits);
 
   struct Job {
@@ -137,7 +139,7 @@ class Scheduler {
   int64_t share_out(std::span<Slice* const> slices, int64_t num_tokens);
   void plan_slices();
 
-  const Limits limits_;
+  const Limits limits_;  // as they hold: none is 0
   const CacheBudget& budget_;
   std::map<SequenceKey, Entry> entries_;
   std::map<FlowKey, Flow> flows_;

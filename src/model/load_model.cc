@@ -58,11 +58,26 @@ void log_unused(const WeightSource& weights, LogSink& log) {
   }
 }
 
+constexpr int64_t kMostStepTokens = 4096, kMixedStepTokens = 512;
+
 }  // namespace
 
-StepDefaults step_defaults(std::string_view device) {
-  if (device == "cpu") return {.max_step_tokens = 64, .max_running = 16};
-  return {.max_step_tokens = 512, .max_running = 256};
+int64_t default_running(const device::Machine& machine) {
+  return machine.gpu ? 256 : 16;
+}
+
+int64_t default_step_tokens(const std::string& directory, const Config& config, const ops::Precision& precision,
+                            const device::Machine& machine, int64_t world) {
+  if (!machine.gpu) return LoadOptions{}.max_step_tokens;
+  const uint64_t weights = file_bytes(directory) / static_cast<uint64_t>(world), memory = machine.gpu->memory_bytes;
+  const uint64_t left = memory - std::min(memory, weights);
+  int64_t tokens = kMostStepTokens;
+  while (tokens > kMixedStepTokens && Model::step_bytes(config, precision, tokens, world) > left / 8) tokens /= 2;
+  return tokens;
+}
+
+int64_t default_mixed_step_tokens(const device::Machine& machine, int64_t max_step_tokens, int64_t max_running) {
+  return machine.gpu ? std::min(max_step_tokens, std::max(kMixedStepTokens, 2 * max_running)) : max_step_tokens;
 }
 
 int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config) {
@@ -81,7 +96,7 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const Inexact inexact = options.allow_inexact ? Inexact::kRound : Inexact::kRefuse;
   WeightSource weights(checkpoint, config, drafts, options.shard, progress, inexact);
   check_config_covers(weights, config, directory);
-  const int64_t window_slots = config.sliding_window + options.max_step_tokens - 1;
+  const int64_t window_slots = ring_slots(config, options.max_step_tokens);
   const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
   const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens, options.shard.world);
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);

@@ -19,19 +19,10 @@
 
 namespace tessera::model {
 
-// What is best where nobody says otherwise. A processor's time grows with each token of a step; a GPU reads the weights
-// once for all of them, and takes a window of `max_step_tokens` more for each answer.
-struct StepDefaults {
-  int64_t max_step_tokens;  // of answers and pieces of prompts together
-  int64_t max_running;      // answers that are made at once
-};
-// `device`: "cpu" or "cuda:N".
-StepDefaults step_defaults(std::string_view device);
-
 struct LoadOptions {
   ops::Precision precision;
   int num_threads = 0;           // 0: one per processor
-  int64_t max_step_tokens = 64;  // as step_defaults("cpu")
+  int64_t max_step_tokens = 64;  // of answers and pieces of prompts together
   int64_t sequence_tokens = 0;   // counted into the memory that must fit, besides the weights
   int64_t extra_bytes = 0;       // that the caller will take besides; counted too
   std::vector<std::pair<std::string, std::string>> forced;  // ops::parse_forced
@@ -50,6 +41,18 @@ struct LoadedModel {
   std::vector<ops::PlanLine> plan;
   double load_seconds = 0;  // from the first weight read to the last one in its place
 };
+
+// What is best where nobody says otherwise. A processor's time grows with each token of a step. A GPU reads the weights
+// once for all of them, and prompts are fastest in the largest steps.
+
+// Answers that are made at once.
+int64_t default_running(const device::Machine& machine);
+// Tokens of a step, on each of `world` ranks of such machines: of a GPU as many, from 512 to 4,096, as an eighth of the
+// memory that the folder's weights leave has work space for.
+int64_t default_step_tokens(const std::string& directory, const Config& config, const ops::Precision& precision,
+                            const device::Machine& machine, int64_t world);
+// Tokens of a step in which answers wait for what prompts take: few, and enough for the answers themselves.
+int64_t default_mixed_step_tokens(const device::Machine& machine, int64_t max_step_tokens, int64_t max_running);
 
 // Classic draft blocks of a checkpoint, which this program runs: 0 or 1. DSpark's stages are kept aside.
 int64_t num_draft_layers(const checkpoint::Checkpoint& checkpoint, const Config& config);

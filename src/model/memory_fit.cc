@@ -14,6 +14,10 @@
 
 namespace tessera::model {
 
+int64_t ring_slots(const Config& config, int64_t step_tokens) {
+  return config.sliding_window + std::min(step_tokens, kRingRows) - 1;
+}
+
 uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots) {
   const int64_t kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
   const int64_t paid_tokens = round_up(tokens, kPageTokens);
@@ -29,14 +33,18 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
   return total;
 }
 
+uint64_t file_bytes(const std::string& directory) {
+  uint64_t sum = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() == ".safetensors") sum += entry.file_size();
+  }
+  return sum;
+}
+
 int64_t room_for_caches(const std::string& directory, const device::Machine& machine) {
   constexpr double kShare = 0.8;
-  double num_weight_bytes = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    if (entry.path().extension() == ".safetensors") num_weight_bytes += static_cast<double>(entry.file_size());
-  }
   const auto available = static_cast<double>(machine.free_bytes());
-  return static_cast<int64_t>(kShare * (available - num_weight_bytes));
+  return static_cast<int64_t>(kShare * (available - static_cast<double>(file_bytes(directory))));
 }
 
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {

@@ -10,8 +10,18 @@
 
 namespace tessera::model {
 
+// Rows of a step whose window entries lie in a ring at once: attention of a larger step takes them one after the other, so
+// that a sequence pays for these, whatever a step takes (docs/performance/prefill.md, "Rings of 512 rows").
+constexpr int64_t kRingRows = 512;
+
+// Slots of a sequence's ring in a model whose steps take up to `step_tokens`.
+int64_t ring_slots(const Config& config, int64_t step_tokens);
+
 // What a sequence of `tokens` keeps: an upper estimate in the widest layout.
 uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots);
+
+// Of the weights of the folder's shards, as the file system says.
+uint64_t file_bytes(const std::string& directory);
 
 // Bytes that caches may take of what is free beside the weights of the folder's shards: four fifths.
 int64_t room_for_caches(const std::string& directory, const device::Machine& machine);

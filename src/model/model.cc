@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/integer_math.h"
 #include "model/draw_check.h"
+#include "model/memory_fit.h"
 #include "model/placed_weights.h"
 #include "model/sequence_snapshot.h"
 
@@ -61,6 +62,8 @@ uint64_t plan_fingerprint(const ops::Planner& planner, const Bypass& bypass) {
   return XXH3_64bits(text.data(), text.size());
 }
 
+constexpr int64_t kHostLogitRows = 512;
+
 }  // namespace
 
 Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights, const ops::Precision& precision,
@@ -79,7 +82,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   device::MemorySpace& memory = executor_->memory();
   PlacedWeights placed(weights, memory, executor_->queue());
   LayerBuilder builder{
-      config_, planner, placed, precision, max_step_tokens, config.sliding_window + max_step_tokens - 1, memory};
+      config_, planner, placed, precision, max_step_tokens, ring_slots(config, max_step_tokens), memory};
   builder.comm = comm;
   CacheLayout layout;
   const DType activation = precision.activation();
@@ -121,7 +124,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   logits_ = device::Tensor(DType::kF32, {max_step_tokens, config.vocab_size}, memory);
   outcomes_ = device::Tensor(DType::kI32, {2 * max_step_tokens}, memory);
   if (!memory.is_host()) {
-    host_logits_ = device::Tensor(DType::kF32, logits_.view().shape, executor_->staging());
+    reserve_host_logits(std::min(max_step_tokens, kHostLogitRows));
     host_outcomes_ = device::Tensor(DType::kI32, outcomes_.view().shape, executor_->staging());
   }
   arena_ = device::Arena(arena_capacity(config, max_step_tokens, activation, projection_.num_parts()), memory);
@@ -212,6 +215,15 @@ void Model::reserve_scores(int64_t capacity) {
   score_stride_ = stride;
 }
 
+// Only who asks for the logits of whole prompts wants as many rows as a step takes: pinned memory for them comes then.
+void Model::reserve_host_logits(int64_t rows) {
+  const Shape shape{std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))), max_step_tokens_),
+                    config_.vocab_size};
+  if (host_logits_.view().data != nullptr && shape[0] <= host_logits_.view().shape[0]) return;
+  host_logits_ = device::Tensor();
+  host_logits_ = device::Tensor(DType::kF32, shape, executor_->staging());
+}
+
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
   slices_.rows.clear(), slices_.states.clear(), slices_.token_ids.clear(), slices_.logit_rows.clear();
   slices_.draws.clear(), slices_.drawn.clear(), slices_.masks.clear();
@@ -253,6 +265,7 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     if (!mask.empty() && same == slices_.masks.end()) slices_.masks.push_back(mask);
   }
   slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
+  if (!executor_->memory().is_host()) reserve_host_logits(std::max<int64_t>(1, slices_.num_wanted));
   size_t next = 0;  // draw
   for (size_t i = 0; i < slices.size(); ++i) {
     if (slices[i].draw == nullptr) continue;
@@ -522,8 +535,8 @@ TensorView Model::draft(std::span<const SequenceSlice> slices) {
 int32_t Model::sample(const SampleRequest& request) {
   // A row of the last step is still where the ops compute. Logits may be anybody's: pointers into different arrays have
   // an order by std::less only, and no difference.
-  const float* first = (host_logits_.view().data != nullptr ? host_logits_ : logits_).as<float>();
-  const float *row = request.logits.data(), *end = first + logits_.view().shape.num_elements();
+  const TensorView& ours = (host_logits_.view().data != nullptr ? host_logits_ : logits_).view();
+  const float *row = request.logits.data(), *first = ours.as<float>(), *end = first + ours.shape.num_elements();
   const bool is_ours = !std::less<>()(row, first) && std::less<>()(row, end);
   return sample_->run(request, is_ours ? logits_.as<float>() + (row - first) : nullptr, workspace_.data());
 }

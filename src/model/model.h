@@ -103,6 +103,7 @@ class Model final : public Runner {
   TensorView read_outcome();
   void check_capacity(int64_t capacity) const;
   void reserve_scores(int64_t capacity);
+  void reserve_host_logits(int64_t rows);
 
   const Config config_;
   const int64_t max_step_tokens_, fewest_tokens_to_cut_;

@@ -35,10 +35,6 @@ bool is_projection(const WeightRow& row, const std::string& kind) {
   return row.kind == WeightKind::kLinear && (kind == "maps of the input" || kind == "compressors and indexers");
 }
 
-int64_t window_slots(const Config& config, int64_t step_tokens) {
-  return config.sliding_window + step_tokens - 1;
-}
-
 }  // namespace
 
 uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice,
@@ -90,7 +86,7 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
 
 uint64_t rank_sequence_bytes(const Config& config, const ParallelPlan& plan, const ops::Precision& precision,
                              int64_t tokens, int64_t step_tokens) {
-  const int64_t slots = window_slots(config, step_tokens);
+  const int64_t slots = ring_slots(config, step_tokens);
   const uint64_t whole = sequence_bytes(config, precision, tokens, slots);
   if (!plan.cuts_entries) return whole;
   const uint64_t fixed = sequence_bytes(config, precision, 0, slots);

@@ -63,6 +63,26 @@ TEST(Scheduler, DecodesFirstAndSharesTheRestAmongPrompts) {
   EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 1, .max_running = 100}), 1);
 }
 
+TEST(Scheduler, StepsAreShorterWhileSomebodyDecodes) {
+  const TokenBudget budget(100000);
+  const Scheduler::Limits limits{.max_step_tokens = 256, .max_running = 100, .max_mixed_step_tokens = 32};
+  EXPECT_EQ(Scheduler::most_running(limits), 28);
+  Scheduler scheduler(limits, budget);
+  EXPECT_EQ(scheduler.max_running(), 28);
+  scheduler.add(job(1, 700));
+  scheduler.add(job(2, 20));
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 236}, {2, 20}})) << "prompts alone";
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{2, 1}, {1, 31}})) << "beside an answer";
+  scheduler.set_paused(2, true);
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 256}})) << "a paused one waits for nothing";
+  scheduler.set_paused(2, false);
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{2, 1}, {1, 31}}));
+  scheduler.remove(2);
+  EXPECT_EQ(slices(run(scheduler)), (Slices{{1, 146}}));
+  // A limit beyond the runner's says nothing.
+  EXPECT_EQ(Scheduler::most_running({.max_step_tokens = 32, .max_running = 100, .max_mixed_step_tokens = 512}), 28);
+}
+
 // Long prompts, however many, do not make a short one wait for their ends.
 TEST(Scheduler, ShortPromptsPassBesideLongOnes) {
   const TokenBudget budget(1 << 20);

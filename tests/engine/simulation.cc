@@ -188,6 +188,7 @@ class World {
                .max_tokens = 100 + static_cast<int64_t>(rng_.below(2000))}),
         loop_(runner_, *budget_, room_, clock_,
               {.max_running = 1 + static_cast<int64_t>(rng_.below(40)),
+               .max_mixed_step_tokens = static_cast<int64_t>(rng_.below(80)),
                .swap_bytes = rng_.below(3) == 0 ? 0 : static_cast<int64_t>(rng_.below(20000)),
                .slow_consumer_seconds = kSlowSeconds,
                .prefixes = has_prefixes_ ? &prefixes_ : nullptr}),

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "model/memory_fit.h"
 #include "model/model_helpers.h"
 #include "testing/compare.h"
 #include "testing/generated_model.h"
@@ -68,6 +69,53 @@ TEST_P(Bitwise, ChunkingDoesNotMatter) {
     const auto whole = runner.new_sequence(length), split = runner.new_sequence(length + 7);
     const std::vector<float> expected = testing::feed(runner, *whole, ids, LogitRows::kAll);
     EXPECT_TRUE(testing::same_bits(feed_random(runner, *split, ids, rng_), expected)) << length << " tokens";
+  }
+}
+
+// A step of more rows than a ring holds writes and attends them one after the other.
+TEST_P(Bitwise, StepsLargerThanARingDoNotMatter) {
+  SCOPED_TRACE(seed_text());
+  const int64_t most = 2 * model::kRingRows + 200;
+  const auto large = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, 2, most);
+  const auto small = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache);
+  const model::Config config = model::load_config(testing::tiny_model());
+  ASSERT_EQ(model::ring_slots(config, most), config.sliding_window + model::kRingRows - 1);
+  ASSERT_EQ(model::ring_slots(config, 64), config.sliding_window + 63);
+  // Three sequences, each a while on its way before the step that has them all.
+  const int64_t lengths[] = {model::kRingRows + static_cast<int64_t>(rng_.below(100)),
+                             1 + static_cast<int64_t>(rng_.below(100)), 0};
+  std::vector<std::vector<int32_t>> ids;
+  std::vector<std::unique_ptr<model::SequenceState>> states;
+  std::vector<std::vector<float>> expected;
+  std::vector<model::SequenceSlice> slices;
+  int64_t left = most;
+  for (const int64_t length : lengths) {
+    const int64_t before = 1 + static_cast<int64_t>(rng_.below(200)), rows = length > 0 ? length : left;
+    left -= rows;
+    ids.push_back(random_ids(rng_, before + rows + 1, large.runner->facts().vocab_size));
+    const auto alone = small.runner->new_sequence(before + rows + 1);
+    expected.push_back(testing::feed(*small.runner, *alone, ids.back(), LogitRows::kAll));
+    states.push_back(large.runner->new_sequence(before + rows + 1));
+    testing::feed(*large.runner, *states.back(), std::span(ids.back()).first(static_cast<size_t>(before)),
+                  LogitRows::kNone);
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const size_t before = static_cast<size_t>(states[i]->position());
+    slices.push_back({states[i].get(), std::span(ids[i]).subspan(before, ids[i].size() - before - 1), LogitRows::kAll});
+  }
+  const size_t vocab = static_cast<size_t>(large.runner->facts().vocab_size);
+  const TensorView together = large.runner->step(slices);
+  const float* logits = together.as<float>();
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const size_t rows = slices[i].ids.size(), before = ids[i].size() - rows - 1;
+    EXPECT_TRUE(testing::same_bits({logits, rows * vocab}, {expected[i].data() + before * vocab, rows * vocab})) << i;
+    logits += rows * vocab;
+  }
+  // And what such a step leaves in the rings serves the next token.
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::vector<float> next =
+        testing::feed(*large.runner, *states[i], std::span(ids[i]).last(1), LogitRows::kAll);
+    EXPECT_TRUE(testing::same_bits(next, {expected[i].data() + (ids[i].size() - 1) * vocab, vocab})) << i;
   }
 }
 

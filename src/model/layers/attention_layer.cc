@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/layers/attention_layer.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <span>
@@ -46,6 +47,7 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
                              .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
                              .layout = layout,
                              .activation = activation});
+  later_window_ = VectorGroup(builder, prefix + "later_window", {&window_steps_});
   if (ratio != 0) {
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
   }
@@ -110,16 +112,26 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, cons
   return mapped;
 }
 
+// A ring holds the windows of so many rows at once, whoever's they are.
+AttentionLayer::RowRange AttentionLayer::first_rows(const StepContext& context) const {
+  return {0, std::min(context.num_tokens(), window_slots_ - attention_.desc.window + 1)};
+}
+
+VectorSteps::Rows AttentionLayer::window_rows(const StepContext& context, size_t layer, const TensorView& kv,
+                                              const RowRange& range) const {
+  return {.x = rows_of(kv, range.begin, range.num_rows),
+          .positions = context.batch.positions() + range.begin,
+          .num_rows = range.num_rows,
+          .slots = context.batch.window_slots() + range.begin,
+          .cache = context.caches.states(StateId::kWindow, layer, context.batch.places() + range.begin)};
+}
+
 void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const {
   const int64_t n = context.num_tokens(), *positions = context.batch.positions();
+  const RowRange range = first_rows(context);
   std::array<VectorGroup::Call, ops::NormRope::kMostSets> calls{
       {{&query_steps_, {.x = mapped.q, .positions = positions, .num_rows = n}},
-       {&window_steps_,
-        {.x = mapped.kv,
-         .positions = positions,
-         .num_rows = n,
-         .slots = context.batch.window_slots(),
-         .cache = context.caches.states(StateId::kWindow, layer, context.batch.places())}}}};
+       {&window_steps_, window_rows(context, layer, mapped.kv, range)}}};
   size_t num_calls = 2;
   VectorSteps::Rows entries, keys;
   if (ratio_ != 0) {
@@ -132,21 +144,51 @@ void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, co
     calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = n}};
   }
   vectors_.run(context, frequencies_.as<float>(), std::span(calls).first(num_calls));
-  trace_window(context, layer);
+  trace_window(context, layer, range);
   if (entries.num_rows > 0) compressor_.trace_entries(context, layer, entries.x);
   if (keys.num_rows > 0) indexer_.compressor().trace_entries(context, layer, keys.x);
 }
 
-void AttentionLayer::trace_window(const StepContext& context, size_t layer) const {
+void AttentionLayer::write_window(const StepContext& context, size_t layer, const TensorView& kv,
+                                  const RowRange& range) const {
+  const VectorGroup::Call call{&window_steps_, window_rows(context, layer, kv, range)};
+  later_window_.run(context, frequencies_.as<float>(), std::span(&call, 1));
+  trace_window(context, layer, range);
+}
+
+void AttentionLayer::trace_window(const StepContext& context, size_t layer, const RowRange& range) const {
   if (context.tracer == nullptr) return;
   const int64_t entry_bytes = window_steps_.write->desc.layout.entry_bytes();
   for (const SliceRows& slice : context.batch.slices()) {
     uint8_t* ring = context.caches.state(StateId::kWindow, layer, slice.place);
-    for (int64_t i = 0; i < slice.num_rows; ++i) {
-      const int64_t slot = (slice.first_position + i) % window_slots_;
+    const int64_t end = std::min(slice.first_row + slice.num_rows, range.begin + range.num_rows);
+    for (int64_t row = std::max(slice.first_row, range.begin); row < end; ++row) {
+      const int64_t slot = (slice.first_position + row - slice.first_row) % window_slots_;
       context.trace(prefix_, "window_entry_bytes", {ring + slot * entry_bytes, DType::kU8, {1, entry_bytes}});
     }
   }
+}
+
+void AttentionLayer::attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
+                            const RowRange& range, const TensorView& out) const {
+  const int64_t begin = range.begin;
+  const int32_t* places = context.batch.places() + begin;
+  ops::PagedEntries<const uint8_t> entries;
+  if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, places);
+  const int64_t stride = selected == nullptr ? 0 : indexer_.top_k();
+  attention_.run({.q = rows_of(q, begin, range.num_rows),
+                  .positions = context.batch.positions() + begin,
+                  .window_cache = context.caches.states(StateId::kWindow, layer, places),
+                  .window_slots = window_slots_,
+                  .entry_cache = entries,
+                  .num_entries = ratio_ == 0 ? nullptr : context.batch.of_ratio(ratio_).attended + begin,
+                  .selected = selected == nullptr ? nullptr : selected + begin * stride,
+                  .selected_stride = stride,
+                  .sink = sink_.as<float>(),
+                  .out = rows_of(out, begin, range.num_rows),
+                  .num_tokens = range.num_rows,
+                  .workspace = context.workspace},
+                 context.queue);
 }
 
 void AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
@@ -154,29 +196,21 @@ void AttentionLayer::run(const StepContext& context, size_t layer, const TensorV
   const int64_t n = context.num_tokens();
   const ArenaScope scope(context.arena);
   const Mapped mapped = run_maps(context, x);
-  // A token attends itself, and the entry that it completes: caches are written before scores and attention.
+  // A token attends itself, and the entry that it completes: caches are written before scores and attention. Windows of
+  // many rows take turns in the rings, each as long as a ring has room, with attention after each.
   finish_vectors(context, layer, mapped);
-  const int32_t *counts = nullptr, *selected = nullptr;
-  if (ratio_ != 0) counts = context.batch.of_ratio(ratio_).attended;
+  const int32_t* selected = nullptr;
   if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
 
-  const TensorView& q = mapped.q;
-  const TensorView out = context.take(context.activation, q.shape);
-  ops::PagedEntries<const uint8_t> entries;
-  if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, context.batch.places());
-  attention_.run({.q = q,
-                  .positions = context.batch.positions(),
-                  .window_cache = context.caches.states(StateId::kWindow, layer, context.batch.places()),
-                  .window_slots = window_slots_,
-                  .entry_cache = entries,
-                  .num_entries = counts,
-                  .selected = selected,
-                  .selected_stride = selected == nullptr ? 0 : indexer_.top_k(),
-                  .sink = sink_.as<float>(),
-                  .out = out,
-                  .num_tokens = n,
-                  .workspace = context.workspace},
-                 context.queue);
+  const TensorView out = context.take(context.activation, mapped.q.shape);
+  RowRange range = first_rows(context);
+  attend(context, layer, mapped.q, selected, range, out);
+  while (range.begin + range.num_rows < n) {
+    range.begin += range.num_rows;
+    range.num_rows = std::min(range.num_rows, n - range.begin);
+    write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
+    attend(context, layer, mapped.q, selected, range, out);
+  }
   context.trace(prefix_, "attention", out);
   out_rope_.run(
       {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_.as<float>(), .num_tokens = n},

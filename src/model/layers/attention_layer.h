@@ -29,9 +29,18 @@ class AttentionLayer {
     TensorView index_queries, index_values, index_gates, index_weights;  // of the indexer
   };
   Mapped run_maps(const StepContext& context, const TensorView& x) const;
-  // Queries as attention wants them, and all that the tokens leave in caches.
+  // Rows of a step whose window entries lie in the rings together: consecutive ones.
+  struct RowRange {
+    int64_t begin, num_rows;
+  };
+  RowRange first_rows(const StepContext& context) const;
+  // Queries as attention wants them, and all that the tokens leave in caches, but for the windows behind first_rows().
   void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const;
-  void trace_window(const StepContext& context, size_t layer) const;
+  VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
+  void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
+  void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected, const RowRange& range,
+              const TensorView& out) const;
+  void trace_window(const StepContext& context, size_t layer, const RowRange& range) const;
 
   std::string prefix_;
   int64_t ratio_ = 0, window_slots_ = 0;
@@ -47,7 +56,7 @@ class AttentionLayer {
   CompressorLayer compressor_;
   IndexerLayer indexer_;
   LinearGroupLayer maps_of_x_, maps_of_qr_;
-  VectorGroup vectors_;
+  VectorGroup vectors_, later_window_;
 };
 
 }  // namespace tessera::model
