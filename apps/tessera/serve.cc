@@ -54,7 +54,8 @@ struct Flags {
   RankFlags ranks;
   server::http::HttpOptions http;
   std::string name, key_file;
-  int64_t max_running = 0, max_model_len = 0, max_step_tokens = 0, max_mixed_step_tokens = 0, max_waiting = 1024, max_waiting_tokens = 1 << 20;
+  int64_t max_running = 0, max_model_len = 0, max_step_tokens = 0, max_mixed_step_tokens = 0, max_waiting = 1024,
+          max_waiting_tokens = 1 << 20;
   int64_t port = 8000;
   double cache_gib = 0;
   std::optional<double> prefix_gib;

@@ -4,14 +4,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <charconv>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <optional>
@@ -50,44 +46,6 @@ struct stat checked_stat(int descriptor, const std::string& path) {
   struct stat info {};
   if (seam_fails() || ::fstat(descriptor, &info) != 0) fail(ErrorCode::kDataLoss, system_error(path, "stat"));
   return info;
-}
-
-// Linux follows the first part of a hint alone, as much as the disk reads ahead or takes at once, whichever is more
-// (mm/readahead.c, force_page_cache_ra). Such a part, since many small hints ask for many small transfers; between 128
-// KiB and 4 MiB. Of a disk that is not found, as behind an overlay, less than the 1,280 KiB which the system gives
-// most.
-uint64_t disk_hint_bytes(dev_t device) noexcept {
-  constexpr uint64_t kLeast = 128 << 10, kMost = 4 << 20, kUnknown = 1 << 20;
-  uint64_t found = 0;
-  // A partition's queue is that of its disk.
-  for (const char* queue : {"queue", "../queue"}) {
-    for (const char* name : {"read_ahead_kb", "max_sectors_kb"}) {
-      std::array<char, 96> path{};
-      std::snprintf(path.data(), path.size(), "/sys/dev/block/%u:%u/%s/%s", major(device), minor(device), queue, name);
-      const int descriptor = ::open(path.data(), O_RDONLY | O_CLOEXEC);
-      if (descriptor < 0) continue;
-      std::array<char, 32> text{};
-      const ssize_t got = ::read(descriptor, text.data(), text.size() - 1);
-      ::close(descriptor);
-      uint64_t kib = 0;
-      if (got > 0) std::from_chars(text.data(), text.data() + got, kib);
-      found = std::max(found, std::min(kib, kMost >> 10) << 10);
-    }
-  }
-  return found == 0 ? kUnknown : std::clamp(found, kLeast, kMost);
-}
-
-// Of the disk that this file is on; looked up once while a thread stays with one disk.
-uint64_t hint_bytes(int descriptor) noexcept {
-  struct Disk {
-    dev_t device = 0;
-    uint64_t bytes = 0;
-  };
-  static thread_local Disk last;
-  struct stat status {};
-  if (::fstat(descriptor, &status) != 0) return disk_hint_bytes(0);
-  if (last.bytes == 0 || last.device != status.st_dev) last = {status.st_dev, disk_hint_bytes(status.st_dev)};
-  return last.bytes;
 }
 
 }  // namespace
@@ -167,11 +125,13 @@ void File::read_at(uint64_t offset, void* out, size_t bytes) const {
 }
 
 void File::will_read(uint64_t offset, uint64_t bytes) const noexcept {
-  // What comes of it is of no interest: a file system that knows no hints has none to follow.
-  const uint64_t piece = hint_bytes(descriptor_);
-  for (uint64_t done = 0; done < bytes; done += piece) {
+  // Linux follows the first part of a hint alone, as much as the disk reads ahead or takes at once (mm/readahead.c,
+  // force_page_cache_ra), seldom less than this. What comes of it is of no interest: a file system that knows no hints
+  // has none to follow.
+  constexpr uint64_t kHintBytes = 128 << 10;
+  for (uint64_t done = 0; done < bytes; done += kHintBytes) {
     static_cast<void>(::posix_fadvise(descriptor_, static_cast<off_t>(offset + done),
-                                      static_cast<off_t>(std::min(piece, bytes - done)), POSIX_FADV_WILLNEED));
+                                      static_cast<off_t>(std::min(kHintBytes, bytes - done)), POSIX_FADV_WILLNEED));
   }
 }
 

@@ -47,7 +47,8 @@ int64_t Scheduler::most_running(const Limits& limits) {
 
 Scheduler::Scheduler(const Limits& limits, const CacheBudget& budget)
     : limits_{limits.max_step_tokens, most_running(limits), mixed_step_tokens(limits)},
-      budget_(budget), granted_bytes_(budget.total_bytes()) {
+      budget_(budget),
+      granted_bytes_(budget.total_bytes()) {
   TESSERA_CHECK(limits.max_step_tokens > 0, "a step takes tokens");
   running_.reserve(static_cast<size_t>(limits_.max_running));  // from then on it takes no memory
 }

@@ -18,7 +18,8 @@ StepLoop::StepLoop(model::Runner& runner, const CacheBudget& budget, WaitingRoom
       room_(room),
       clock_(clock),
       options_(options),
-      scheduler_({.max_step_tokens = runner.max_step_tokens(), .max_running = options.max_running,
+      scheduler_({.max_step_tokens = runner.max_step_tokens(),
+                  .max_running = options.max_running,
                   .max_mixed_step_tokens = options.max_mixed_step_tokens},
                  budget) {}
 

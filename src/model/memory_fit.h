@@ -10,8 +10,8 @@
 
 namespace tessera::model {
 
-// Rows of a step whose window entries lie in a ring at once: attention of a larger step takes them one after the other, so
-// that a sequence pays for these, whatever a step takes (docs/performance/prefill.md, "Rings of 512 rows").
+// Rows of a step whose window entries lie in a ring at once: attention of a larger step takes them one after the other,
+// so that a sequence pays for these, whatever a step takes (docs/performance/prefill.md, "Rings of 512 rows").
 constexpr int64_t kRingRows = 512;
 
 // Slots of a sequence's ring in a model whose steps take up to `step_tokens`.

@@ -81,8 +81,8 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   const device::InterleavedMemory interleaved = executor_->interleave();
   device::MemorySpace& memory = executor_->memory();
   PlacedWeights placed(weights, memory, executor_->queue());
-  LayerBuilder builder{
-      config_, planner, placed, precision, max_step_tokens, ring_slots(config, max_step_tokens), memory};
+  LayerBuilder builder{config_, planner, placed, precision, max_step_tokens, ring_slots(config, max_step_tokens),
+                       memory};
   builder.comm = comm;
   CacheLayout layout;
   const DType activation = precision.activation();

@@ -72,8 +72,10 @@ TEST_P(Bitwise, ChunkingDoesNotMatter) {
   }
 }
 
+class LargeSteps : public Bitwise {};
+
 // A step of more rows than a ring holds writes and attends them one after the other.
-TEST_P(Bitwise, StepsLargerThanARingDoNotMatter) {
+TEST_P(LargeSteps, StepsLargerThanARingDoNotMatter) {
   SCOPED_TRACE(seed_text());
   const int64_t most = 2 * model::kRingRows + 200;
   const auto large = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, 2, most);
@@ -233,6 +235,10 @@ TEST_P(Bitwise, SavedForkedAndRolledBackSequencesGoOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, Bitwise, ::testing::ValuesIn(kModes),
+                         [](const auto& mode) { return name_of(mode.param); });
+INSTANTIATE_TEST_SUITE_P(Modes, LargeSteps,
+                         ::testing::Values(Mode{ops::InputMode::kA16, ops::CacheMode::kExact},
+                                           Mode{ops::InputMode::kA16, ops::CacheMode::kFp8}),
                          [](const auto& mode) { return name_of(mode.param); });
 INSTANTIATE_TEST_SUITE_P(Modes, SlowBitwise, ::testing::ValuesIn(kModes),
                          [](const auto& mode) { return name_of(mode.param); });

@@ -36,10 +36,11 @@ class AttentionLayer {
   RowRange first_rows(const StepContext& context) const;
   // Queries as attention wants them, and all that the tokens leave in caches, but for the windows behind first_rows().
   void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const;
-  VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
+  VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
+                                const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
-  void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected, const RowRange& range,
-              const TensorView& out) const;
+  void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
+              const RowRange& range, const TensorView& out) const;
   void trace_window(const StepContext& context, size_t layer, const RowRange& range) const;
 
   std::string prefix_;
