@@ -120,7 +120,7 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
   };
   const std::string name(plan.gpus.target->name);
   const int64_t shorter = steps(model, plan.gpus.count);
-  if (shorter > 0) advice.push_back(fmt::format("try --step-tokens {}: smaller rings and work space", shorter));
+  if (shorter > 0) advice.push_back(fmt::format("try --step-tokens {}: smaller work space", shorter));
   const int64_t nvfp4_steps = smaller.formats != model.formats ? steps(smaller, plan.gpus.count) : 0;
   if (nvfp4_steps == plan.load.step_tokens) {
     advice.push_back("try --dense nvfp4: fits (tessera convert makes such a checkpoint)");

@@ -69,7 +69,9 @@ int64_t default_running(const device::Machine& machine) {
 int64_t default_step_tokens(const std::string& directory, const Config& config, const ops::Precision& precision,
                             const device::Machine& machine, int64_t world) {
   if (!machine.gpu) return LoadOptions{}.max_step_tokens;
-  const uint64_t weights = file_bytes(directory) / static_cast<uint64_t>(world), memory = machine.gpu->memory_bytes;
+  // Ranks have to choose alike, whatever else is on their GPUs.
+  const uint64_t memory = world == 1 ? machine.free_bytes() : machine.gpu->memory_bytes;
+  const uint64_t weights = file_bytes(directory) / static_cast<uint64_t>(world);
   const uint64_t left = memory - std::min(memory, weights);
   int64_t tokens = kMostStepTokens;
   while (tokens > kMixedStepTokens && Model::step_bytes(config, precision, tokens, world) > left / 8) tokens /= 2;
