@@ -77,22 +77,22 @@ class LargeSteps : public Bitwise {};
 // A step of more rows than a ring holds writes and attends them one after the other.
 TEST_P(LargeSteps, StepsLargerThanARingDoNotMatter) {
   SCOPED_TRACE(seed_text());
-  const int64_t most = 2 * model::kRingRows + 200;
+  const int64_t most = model::kRingRows + 200;
   const auto large = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache, 2, most);
   const auto small = testing::load(testing::tiny_model(), GetParam().input, GetParam().cache);
   const model::Config config = model::load_config(testing::tiny_model());
   ASSERT_EQ(model::ring_slots(config, most), config.sliding_window + model::kRingRows - 1);
   ASSERT_EQ(model::ring_slots(config, 64), config.sliding_window + 63);
   // Three sequences, each a while on its way before the step that has them all.
-  const int64_t lengths[] = {model::kRingRows + static_cast<int64_t>(rng_.below(100)),
-                             1 + static_cast<int64_t>(rng_.below(100)), 0};
+  const int64_t lengths[] = {model::kRingRows - 50 + static_cast<int64_t>(rng_.below(100)),
+                             1 + static_cast<int64_t>(rng_.below(50)), 0};
   std::vector<std::vector<int32_t>> ids;
   std::vector<std::unique_ptr<model::SequenceState>> states;
   std::vector<std::vector<float>> expected;
   std::vector<model::SequenceSlice> slices;
   int64_t left = most;
   for (const int64_t length : lengths) {
-    const int64_t before = 1 + static_cast<int64_t>(rng_.below(200)), rows = length > 0 ? length : left;
+    const int64_t before = 1 + static_cast<int64_t>(rng_.below(150)), rows = length > 0 ? length : left;
     left -= rows;
     ids.push_back(random_ids(rng_, before + rows + 1, large.runner->facts().vocab_size));
     const auto alone = small.runner->new_sequence(before + rows + 1);
@@ -236,9 +236,7 @@ TEST_P(Bitwise, SavedForkedAndRolledBackSequencesGoOn) {
 
 INSTANTIATE_TEST_SUITE_P(Modes, Bitwise, ::testing::ValuesIn(kModes),
                          [](const auto& mode) { return name_of(mode.param); });
-INSTANTIATE_TEST_SUITE_P(Modes, LargeSteps,
-                         ::testing::Values(Mode{ops::InputMode::kA16, ops::CacheMode::kExact},
-                                           Mode{ops::InputMode::kA16, ops::CacheMode::kFp8}),
+INSTANTIATE_TEST_SUITE_P(Modes, LargeSteps, ::testing::Values(Mode{ops::InputMode::kA16, ops::CacheMode::kFp8}),
                          [](const auto& mode) { return name_of(mode.param); });
 INSTANTIATE_TEST_SUITE_P(Modes, SlowBitwise, ::testing::ValuesIn(kModes),
                          [](const auto& mode) { return name_of(mode.param); });

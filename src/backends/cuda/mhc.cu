@@ -5,6 +5,8 @@
 // block mix a token's, which then has the row to normalise; of many tokens four, since a row's sum of squares is one
 // chain of additions to each of 16 lanes, and nothing else goes on in its block meanwhile. Where ranks add up what the
 // streams are written with, of few tokens the first kernel makes that sum too, and the second frees the slots.
+#include <type_traits>
+
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
 }
 
 // A token's mixed streams, packs of channels of every kNormBlock by a thread, into shared memory.
-template <int kWide>
+template <int kWide, bool kIsBf16>
 class Mixer {
  public:
   // Loads what can be before the coefficients are known.
@@ -162,36 +164,54 @@ class Mixer {
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) store(n, ahead_[n], s_pre, s_y);
     for (int n = kAhead; first(n) < job_.hidden; ++n) {
-      Pack<kWide> streams[kS];
+      Words streams[kS];
       load(n, streams);
       store(n, streams, s_pre, s_y);
     }
   }
 
  private:
-  static constexpr int kAhead = 2;
+  // BF16 waits as it lies, in half the registers, so that all of 8,192 channels may.
+  using Words = std::conditional_t<kIsBf16, uint2, Pack<kWide>>;
+  static constexpr int kAhead = kIsBf16 ? 4 : 2;
   __device__ static int64_t first(int n) {
     return (n * kNormBlock + static_cast<int64_t>(threadIdx.x)) * kWide;
   }
-  __device__ void load(int n, Pack<kWide> (&streams)[kS]) const {
+  __device__ void load(int n, Words (&streams)[kS]) const {
     if (first(n) >= job_.hidden) return;
 #pragma unroll
-    for (int j = 0; j < kS; ++j) streams[j] = load_pack<kWide>(job_.x, base_ + j * job_.hidden + first(n));
-  }
-  __device__ void store(int n, const Pack<kWide> (&streams)[kS], const float* s_pre, float* s_y) const {
-    if (first(n) >= job_.hidden) return;
-#pragma unroll
-    for (int i = 0; i < kWide; ++i) {
-      float y = 0;
-#pragma unroll
-      for (int j = 0; j < kS; ++j) y += s_pre[j] * streams[j].v[i];
-      s_y[first(n) + i] = round_to(job_.y.is_bf16, y);
+    for (int j = 0; j < kS; ++j) {
+      const int64_t at = base_ + j * job_.hidden + first(n);
+      if constexpr (kIsBf16) {
+        streams[j] = load_bf16_words(job_.x, at);
+      } else {
+        streams[j] = load_pack<kWide>(job_.x, at);
+      }
     }
+  }
+  __device__ static Pack<kWide> values_of(const Words& words) {
+    if constexpr (kIsBf16) {
+      return pack_of(words);
+    } else {
+      return words;
+    }
+  }
+  __device__ void store(int n, const Words (&streams)[kS], const float* s_pre, float* s_y) const {
+    if (first(n) >= job_.hidden) return;
+    Pack<kWide> y;
+#pragma unroll
+    for (int j = 0; j < kS; ++j) {
+      const Pack<kWide> values = values_of(streams[j]);
+#pragma unroll
+      for (int i = 0; i < kWide; ++i) y.v[i] += s_pre[j] * values.v[i];
+    }
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) s_y[first(n) + i] = round_to(job_.y.is_bf16, y.v[i]);
   }
 
   const MhcJob& job_;
   const int64_t base_;
-  Pack<kWide> ahead_[kAhead][kS];
+  Words ahead_[kAhead][kS];
 };
 
 // A token's in a warp, where there is the token. s_m: the warp's.
@@ -209,27 +229,31 @@ TESSERA_HOST_DEVICE int64_t mixing_blocks(int64_t num_tokens) {
   return num_tokens + ceil_div<int64_t>(num_tokens, kNormWarps);
 }
 
-template <int kWide>
+template <int kWide, bool kIsBf16>
 __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   constexpr int kCoefficients = ops::kHcCoefficients;
   __shared__ float s_sums[kNormWarps][kCoefficients + 1], s_pre[kS], s_factor;
   float *s_y = dynamic_shared<float>(), *s_m = s_sums[0];
   const int64_t t = blockIdx.x, hidden = job.hidden;
   constexpr int64_t kBatch = int64_t{kPerThread} * kNormBlock;
-  float weights[kPerThread];
-  const auto load_weights = [&](int64_t begin) {
+  constexpr int kBatchesAhead = 2;
+  float ahead[kBatchesAhead][kPerThread];
+  const auto load_weights = [&](int64_t begin, float(&weights)[kPerThread]) {
     for_columns(begin, hidden,
                 [&](int i, int64_t c) { weights[i] = job.weight.data != nullptr ? job.weight[c] : 1.0f; });
   };
   const Bases bases = load_bases(job);
-  if (t < num_tokens) load_weights(0);
+  if (t < num_tokens) {
+#pragma unroll
+    for (int n = 0; n < kBatchesAhead; ++n) load_weights(n * kBatch, ahead[n]);
+  }
   wait_for_previous();
   if (t >= num_tokens) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     store_coefficients_of((t - num_tokens) * kNormWarps + warp, num_tokens, job, s_sums[warp], bases);
     return;
   }
-  const Mixer<kWide> mixer(job, t);
+  const Mixer<kWide, kIsBf16> mixer(job, t);
   take_sums<kCoefficients>(job, t, static_cast<int>(threadIdx.x), s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
@@ -245,16 +269,21 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   }
   __syncthreads();
   const float factor = s_factor;
-  for (int64_t begin = 0; begin < hidden; begin += kBatch) {
-    if (begin > 0) load_weights(begin);
+  const auto store = [&](int64_t begin, const float(&weights)[kPerThread]) {
     for_columns(begin, hidden, [&](int i, int64_t c) { job.y.store(t * hidden + c, s_y[c] * factor * weights[i]); });
+  };
+#pragma unroll
+  for (int n = 0; n < kBatchesAhead; ++n) store(n * kBatch, ahead[n]);
+  for (int64_t begin = kBatchesAhead * kBatch; begin < hidden; begin += kBatch) {
+    load_weights(begin, ahead[0]);
+    store(begin, ahead[0]);
   }
 }
 
 // Grid: mixing_blocks.
-template <int kWide>
+template <int kWide, bool kIsBf16>
 __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant__ MhcJob job, int64_t num_tokens) {
-  mix_and_norm_token<kWide>(job, num_tokens);
+  mix_and_norm_token<kWide, kIsBf16>(job, num_tokens);
 }
 
 // The same behind sum_products_of_ranks; further blocks free what its blocks have read, a slot or a few a thread.
@@ -263,7 +292,7 @@ __global__ void __launch_bounds__(kNormBlock)
     mix_and_norm_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
                           int64_t num_tokens) {
   const auto first = static_cast<unsigned>(mixing_blocks(num_tokens));
-  if (blockIdx.x < first) return mix_and_norm_token<kPeerValues>(job, num_tokens);
+  if (blockIdx.x < first) return mix_and_norm_token<kPeerValues, true>(job, num_tokens);
   wait_for_previous();
   free_slots<true>(peers, num_tokens * job.hidden, first);
 }
@@ -337,9 +366,11 @@ void launch_mix_and_norm(const MhcJob& job, int64_t num_tokens, device::Queue& q
            kNormBlock, kManyTokens * static_cast<size_t>(job.hidden) * sizeof(uint16_t), job, num_tokens);
     return;
   }
-  launch("mhc_post_pre", queue, has_packs(job.hidden) ? mix_and_norm<4> : mix_and_norm<1>,
-         grid_for(mixing_blocks(num_tokens), 1), kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job,
-         num_tokens);
+  const auto kernel = !has_packs(job.hidden) ? mix_and_norm<1, false>
+                      : job.x.is_bf16        ? mix_and_norm<4, true>
+                                             : mix_and_norm<4, false>;
+  launch("mhc_post_pre", queue, kernel, grid_for(mixing_blocks(num_tokens), 1), kNormBlock,
+         static_cast<size_t>(job.hidden) * sizeof(float), job, num_tokens);
 }
 
 void launch_mix_and_norm_of_ranks(const MhcJob& job, const device::PeerView& peers, int64_t num_tokens,

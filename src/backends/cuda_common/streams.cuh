@@ -18,6 +18,15 @@ TESSERA_HOST_DEVICE constexpr bool has_packs(int64_t width) {
   return width % 4 == 0;
 }
 
+// A pack of BF16 as it lies, and its values.
+__device__ inline uint2 load_bf16_words(const Values& x, int64_t i) {
+  return *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + i);
+}
+__device__ inline Pack<4> pack_of(const uint2& words) {
+  return {{__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xFFFF0000), __uint_as_float(words.y << 16),
+           __uint_as_float(words.y & 0xFFFF0000)}};
+}
+
 template <int kWide>
 __device__ Pack<kWide> load_pack(const Values& x, int64_t i) {
   Pack<kWide> pack;
@@ -25,9 +34,7 @@ __device__ Pack<kWide> load_pack(const Values& x, int64_t i) {
     pack.v[0] = x[i];
   } else if (x.is_bf16) {
     static_assert(kWide == 4);
-    const uint2 words = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(x.data) + i);
-    pack.v[0] = __uint_as_float(words.x << 16), pack.v[1] = __uint_as_float(words.x & 0xFFFF0000);
-    pack.v[2] = __uint_as_float(words.y << 16), pack.v[3] = __uint_as_float(words.y & 0xFFFF0000);
+    pack = pack_of(load_bf16_words(x, i));
   } else {
     const float4 values = *reinterpret_cast<const float4*>(static_cast<const float*>(x.data) + i);
     pack.v[0] = values.x, pack.v[1] = values.y, pack.v[2] = values.z, pack.v[3] = values.w;
