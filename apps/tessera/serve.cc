@@ -20,6 +20,7 @@
 #include "engine/prefix_cache.h"
 #include "loading_server.h"
 #include "model/memory_fit.h"
+#include "model/model.h"
 #include "model_flags.h"
 #include "ranks.h"
 #include "server/http/api_keys.h"
@@ -384,6 +385,7 @@ int Serve::follow(Ranks& ranks) {
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
   ranks.join("serve", folder, flags_.model, load, flags_.max_running);
+  load.extra_bytes = 0;  // what ranks have room for is known once all have loaded
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
   const CacheMemory memory = agreed_memory(folder, load, ranks);
@@ -403,8 +405,10 @@ ModelFolder Serve::open(model::LoadOptions& load) {
   }
   if (flags_.max_model_len == 0) flags_.max_model_len = std::min(longest, kDefaultModelLen);
   if (flags_.max_step_tokens > 0) load.max_step_tokens = flags_.max_step_tokens;
-  if (flags_.max_running == 0) flags_.max_running = model::default_running(device::machine_of(flags_.model.device));
+  if (flags_.max_running == 0) flags_.max_running = model::default_running(flags_.model.device);
   load.sequence_tokens = 0;
+  // Steps take what is asked for caches into account.
+  load.extra_bytes = static_cast<int64_t>((flags_.cache_gib + flags_.prefix_gib.value_or(0)) * kGiB);
   return folder;
 }
 
@@ -418,6 +422,7 @@ int Serve::answer(Ranks& ranks) {
   const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
   text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
   ranks.join("serve", folder, flags_.model, load, flags_.max_running);
+  load.extra_bytes = 0;  // what ranks have room for is known once all have loaded
   server::Figures figures;
   ServeLog log(flags_.logs_requests);
   ServeEvents events(flags_.is_quiet);
@@ -427,7 +432,8 @@ int Serve::answer(Ranks& ranks) {
   CacheMemory memory;
   if (ranks.is_alone()) {
     const device::Machine machine = device::machine_of(flags_.model.device);
-    memory = cache_memory(folder, load, model::room_for_caches(folder.directory, machine));
+    const uint64_t step = model::Model::step_bytes(folder.config, load.precision, load.max_step_tokens);
+    memory = cache_memory(folder, load, model::room_for_caches(folder.directory, machine, step));
     check_room(memory, machine);
     load.extra_bytes = memory.running + memory.prefixes;
   }

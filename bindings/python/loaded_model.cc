@@ -14,6 +14,7 @@
 #include "base/strings.h"
 #include "device/device_choice.h"
 #include "model/memory_fit.h"
+#include "model/model.h"
 #include "text/chat/prompt.h"
 
 namespace tessera::python {
@@ -55,7 +56,7 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
     : directory_(directory) {
   model::LoadOptions load = load_options(options);
   const device::Machine machine = device::machine_of(options.device);
-  const int64_t max_running = options.max_running.value_or(model::default_running(machine));
+  const int64_t max_running = options.max_running.value_or(model::default_running(options.device));
   if (!std::filesystem::is_directory(directory)) {
     fail(ErrorCode::kNotFound,
          fmt::format("{}: no such folder; a model is a folder with config.json, tokenizer.json and *.safetensors",
@@ -63,7 +64,7 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   }
   const model::Config config = model::load_config(directory);
   load.max_step_tokens = options.max_step_tokens.value_or(
-      model::default_step_tokens(directory, config, load.precision, machine, load.shard.world));
+      model::default_step_tokens(directory, config, load, machine, load.shard.world));
   const std::string path = (std::filesystem::path(directory) / "tokenizer.json").string();
   if (file_exists(path)) tokenizer_.emplace(text::Tokenizer::load(path));
   if (tokenizer_ && tokenizer_->vocab_size() > config.vocab_size) {
@@ -75,7 +76,8 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : std::min(config.max_positions, kDefaultModelLen);
   const auto one = static_cast<int64_t>(
       model::sequence_bytes(config, load.precision, max_model_len_, model::ring_slots(config, load.max_step_tokens)));
-  const int64_t room = model::room_for_caches(directory, machine);
+  const int64_t room = model::room_for_caches(
+      directory, machine, model::Model::step_bytes(config, load.precision, load.max_step_tokens));
   load.extra_bytes = std::max(one, std::min(one * max_running, room));
   loaded_ = model::load_model(directory, load, backends::all_backends(), machine, nullptr, progress);
   facts_ = loaded_.runner->facts();
@@ -85,7 +87,7 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   engine::EngineOptions engine_options;
   engine_options.steps.max_running = max_running;
   engine_options.steps.max_mixed_step_tokens =
-      model::default_mixed_step_tokens(machine, load.max_step_tokens, max_running);
+      options.max_step_tokens.value_or(model::default_mixed_step_tokens(machine, load.max_step_tokens, max_running));
   engine_ = std::make_unique<engine::Engine>(*loaded_.runner, *budget_, engine_options);
 }
 

@@ -292,7 +292,7 @@ void Scheduler::admit() {
 bool Scheduler::plan_alone() {
   for (const Entry* entry : running_) {
     if (entry->is_paused || entry->num_done >= entry->alone_until) continue;
-    plan_.slices.push_back({entry->job.key, std::min(pending(*entry), limits_.max_step_tokens)});
+    plan_.slices.push_back({entry->job.key, std::min(pending(*entry), limits_.max_mixed_step_tokens)});
     return true;
   }
   return false;

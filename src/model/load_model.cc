@@ -62,19 +62,26 @@ constexpr int64_t kMostStepTokens = 4096, kMixedStepTokens = 512;
 
 }  // namespace
 
-int64_t default_running(const device::Machine& machine) {
-  return machine.gpu ? 256 : 16;
+int64_t default_running(std::string_view device) {
+  return device == "cpu" ? 16 : 256;
 }
 
-int64_t default_step_tokens(const std::string& directory, const Config& config, const ops::Precision& precision,
+int64_t default_step_tokens(const std::string& directory, const Config& config, const LoadOptions& options,
                             const device::Machine& machine, int64_t world) {
   if (!machine.gpu) return LoadOptions{}.max_step_tokens;
   // Ranks have to choose alike, whatever else is on their GPUs.
   const uint64_t memory = world == 1 ? machine.free_bytes() : machine.gpu->memory_bytes;
   const uint64_t weights = file_bytes(directory) / static_cast<uint64_t>(world);
   const uint64_t left = memory - std::min(memory, weights);
+  const uint64_t others = static_cast<uint64_t>(options.extra_bytes) +
+                          sequence_bytes(config, options.precision, options.sequence_tokens,
+                                         ring_slots(config, kMostStepTokens));
+  const auto fits = [&](int64_t tokens) {
+    const uint64_t step = Model::step_bytes(config, options.precision, tokens, world);
+    return step <= left / 8 && step + others <= left;
+  };
   int64_t tokens = kMostStepTokens;
-  while (tokens > kMixedStepTokens && Model::step_bytes(config, precision, tokens, world) > left / 8) tokens /= 2;
+  while (tokens > kMixedStepTokens && !fits(tokens)) tokens /= 2;
   return tokens;
 }
 

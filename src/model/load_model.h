@@ -46,10 +46,11 @@ struct LoadedModel {
 // once for all of them, and prompts are fastest in the largest steps.
 
 // Answers that are made at once.
-int64_t default_running(const device::Machine& machine);
+// `device`: "cpu" or "cuda:N".
+int64_t default_running(std::string_view device);
 // Tokens of a step, on each of `world` ranks of such machines: of a GPU as many, from 512 to 4,096, as an eighth of the
-// memory that the folder's weights leave has work space for.
-int64_t default_step_tokens(const std::string& directory, const Config& config, const ops::Precision& precision,
+// memory that the folder's weights leave has work space for, and what is left beside sequence_tokens and extra_bytes.
+int64_t default_step_tokens(const std::string& directory, const Config& config, const LoadOptions& options,
                             const device::Machine& machine, int64_t world);
 // Tokens of a step in which answers wait for what prompts take: few, and enough for the answers themselves.
 int64_t default_mixed_step_tokens(const device::Machine& machine, int64_t max_step_tokens, int64_t max_running);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/integer_math.h"
@@ -36,15 +37,17 @@ uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, i
 uint64_t file_bytes(const std::string& directory) {
   uint64_t sum = 0;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    if (entry.path().extension() == ".safetensors") sum += entry.file_size();
+    std::error_code error;  // who loads says what is wrong with a file
+    const uint64_t bytes = entry.path().extension() == ".safetensors" ? entry.file_size(error) : 0;
+    if (!error) sum += bytes;
   }
   return sum;
 }
 
-int64_t room_for_caches(const std::string& directory, const device::Machine& machine) {
+int64_t room_for_caches(const std::string& directory, const device::Machine& machine, uint64_t step) {
   constexpr double kShare = 0.8;
   const auto available = static_cast<double>(machine.free_bytes());
-  return static_cast<int64_t>(kShare * (available - static_cast<double>(file_bytes(directory))));
+  return static_cast<int64_t>(kShare * (available - static_cast<double>(file_bytes(directory) + step)));
 }
 
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {

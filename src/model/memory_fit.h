@@ -20,11 +20,11 @@ int64_t ring_slots(const Config& config, int64_t step_tokens);
 // What a sequence of `tokens` keeps: an upper estimate in the widest layout.
 uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots);
 
-// Of the weights of the folder's shards, as the file system says.
+// Of the folder's shards, as far as the file system tells.
 uint64_t file_bytes(const std::string& directory);
 
-// Bytes that caches may take of what is free beside the weights of the folder's shards: four fifths.
-int64_t room_for_caches(const std::string& directory, const device::Machine& machine);
+// Bytes that caches may take of what is free beside the folder's shards and `step` bytes of work space: four fifths.
+int64_t room_for_caches(const std::string& directory, const device::Machine& machine, uint64_t step);
 
 // Throws kResourceExhausted with every figure where the sum exceeds machine.memory_available_bytes.
 void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine);

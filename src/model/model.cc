@@ -8,9 +8,11 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <new>
 
 #include "base/error.h"
 #include "base/integer_math.h"
+#include "base/strings.h"
 #include "model/draw_check.h"
 #include "model/memory_fit.h"
 #include "model/placed_weights.h"
@@ -216,12 +218,19 @@ void Model::reserve_scores(int64_t capacity) {
 }
 
 // Only who asks for the logits of whole prompts wants as many rows as a step takes: pinned memory for them comes then.
+// Where this throws, the old one serves on.
 void Model::reserve_host_logits(int64_t rows) {
+  const int64_t have = host_logits_.view().data == nullptr ? 0 : host_logits_.view().shape[0];
+  if (rows <= have) return;
   const Shape shape{std::min(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows))), max_step_tokens_),
                     config_.vocab_size};
-  if (host_logits_.view().data != nullptr && shape[0] <= host_logits_.view().shape[0]) return;
-  host_logits_ = device::Tensor();
-  host_logits_ = device::Tensor(DType::kF32, shape, executor_->staging());
+  try {
+    host_logits_ = device::Tensor(DType::kF32, shape, executor_->staging());
+  } catch (const std::bad_alloc&) {
+    fail(ErrorCode::kResourceExhausted,
+         fmt::format("no pinned memory for {} of logits, of {} tokens of a step",
+                     format_bytes(static_cast<uint64_t>(4 * shape.num_elements())), rows));
+  }
 }
 
 void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
@@ -265,7 +274,7 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
     if (!mask.empty() && same == slices_.masks.end()) slices_.masks.push_back(mask);
   }
   slices_.num_wanted = static_cast<int64_t>(slices_.logit_rows.size());
-  if (!executor_->memory().is_host()) reserve_host_logits(std::max<int64_t>(1, slices_.num_wanted));
+  if (!executor_->memory().is_host()) reserve_host_logits(slices_.num_wanted);
   size_t next = 0;  // draw
   for (size_t i = 0; i < slices.size(); ++i) {
     if (slices[i].draw == nullptr) continue;

@@ -186,9 +186,10 @@ class World {
         has_prefixes_(rng_.below(4) != 0 || has_tier_),
         room_({.max_requests = 4 + static_cast<int64_t>(rng_.below(60)),
                .max_tokens = 100 + static_cast<int64_t>(rng_.below(2000))}),
+        max_mixed_(static_cast<int64_t>(rng_.below(80))),
         loop_(runner_, *budget_, room_, clock_,
               {.max_running = 1 + static_cast<int64_t>(rng_.below(40)),
-               .max_mixed_step_tokens = static_cast<int64_t>(rng_.below(80)),
+               .max_mixed_step_tokens = max_mixed_,
                .swap_bytes = rng_.below(3) == 0 ? 0 : static_cast<int64_t>(rng_.below(20000)),
                .slow_consumer_seconds = kSlowSeconds,
                .prefixes = has_prefixes_ ? &prefixes_ : nullptr}),
@@ -350,6 +351,9 @@ class World {
     const int64_t memory = runner_.num_pages() * page_tokens_ * HashRunner::kTokenBytes + own;
     TESSERA_CHECK(memory <= loop_.scheduler().used_bytes() + prefixes_.stats().bytes, "all memory is in a budget");
     TESSERA_CHECK(stats.num_prefill_tokens + stats.num_decode_tokens <= runner_.max_step_tokens(), "tokens of a step");
+    TESSERA_CHECK(stats.num_decode_tokens == 0 || max_mixed_ == 0 ||
+                      stats.num_prefill_tokens + stats.num_decode_tokens <= max_mixed_,
+                  "tokens of a step in which somebody decodes");
     compare(failed_before != loop_.totals().num_failed_steps + runner_.failed().restore);
     int64_t num_waiting = 0, waiting_tokens = 0;
     for (const auto& [key, entry] : loop_.scheduler().entries()) {
@@ -465,6 +469,7 @@ class World {
   PrefixCache prefixes_;
   const bool has_prefixes_;
   WaitingRoom room_;
+  const int64_t max_mixed_;
   StepLoop loop_;
   uint64_t burst_, cancel_one_in_, slow_one_in_;
   bool is_busy_time_ = true;

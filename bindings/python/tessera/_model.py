@@ -154,7 +154,8 @@ class Model:
     threads        of the CPU; 0: one per processor. Results do not depend on it
     max_model_len  most tokens of prompt and answer together; None: the model's, at most 131072
     max_running    most answers that are made at once; more wait; None: 16, on a GPU 256
-    max_step_tokens  most tokens of one step, of answers and pieces of prompts; None: 64, on a GPU 512 to 4096, as memory allows
+    max_step_tokens  most tokens of one step, of answers and pieces of prompts; None: 64; on a GPU 512 to 4096, as
+                   memory allows, and 512 while answers are made
     allow_inexact  round MXFP4 blocks that NVFP4 can't hold exactly, instead of refusing the model
 
     Raises NotFound, DataLoss, Unsupported for what is wrong with the folder, OutOfMemory where it does not fit."""
