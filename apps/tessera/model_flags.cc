@@ -108,8 +108,8 @@ ModelFolder open_folder(const ModelFlags& flags, TokenizerNeed need) {
 void choose_step_tokens(const ModelFolder& folder, const ModelFlags& flags, int64_t world,
                         model::LoadOptions& options) {
   if (options.max_step_tokens > 0) return;
-  options.max_step_tokens = model::default_step_tokens(folder.directory, folder.config, options,
-                                                       device::machine_of(flags.device), world);
+  options.max_step_tokens =
+      model::default_step_tokens(folder.directory, folder.config, options, device::machine_of(flags.device), world);
 }
 
 model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& flags, model::LoadOptions options,

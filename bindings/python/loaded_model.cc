@@ -63,8 +63,8 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
                      printable(directory)));
   }
   const model::Config config = model::load_config(directory);
-  load.max_step_tokens = options.max_step_tokens.value_or(
-      model::default_step_tokens(directory, config, load, machine, load.shard.world));
+  load.max_step_tokens =
+      options.max_step_tokens.value_or(model::default_step_tokens(directory, config, load, machine, load.shard.world));
   const std::string path = (std::filesystem::path(directory) / "tokenizer.json").string();
   if (file_exists(path)) tokenizer_.emplace(text::Tokenizer::load(path));
   if (tokenizer_ && tokenizer_->vocab_size() > config.vocab_size) {
@@ -76,8 +76,8 @@ LoadedModel::LoadedModel(const std::string& directory, const ModelOptions& optio
   max_model_len_ = options.max_model_len > 0 ? options.max_model_len : std::min(config.max_positions, kDefaultModelLen);
   const auto one = static_cast<int64_t>(
       model::sequence_bytes(config, load.precision, max_model_len_, model::ring_slots(config, load.max_step_tokens)));
-  const int64_t room = model::room_for_caches(
-      directory, machine, model::Model::step_bytes(config, load.precision, load.max_step_tokens));
+  const int64_t room = model::room_for_caches(directory, machine,
+                                              model::Model::step_bytes(config, load.precision, load.max_step_tokens));
   load.extra_bytes = std::max(one, std::min(one * max_running, room));
   loaded_ = model::load_model(directory, load, backends::all_backends(), machine, nullptr, progress);
   facts_ = loaded_.runner->facts();

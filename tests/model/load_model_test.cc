@@ -45,8 +45,8 @@ TEST(DefaultSteps, TakeAnEighthOfWhatWeightsLeaveOnAGpu) {
   EXPECT_EQ(steps(8 * step(2048) - 8), 1024);
   EXPECT_EQ(steps(0), 512) << "the least, which the fit check refuses then";
   // What else has to fit.
-  options.extra_bytes = static_cast<int64_t>(8 * step(4096) - step(2048) - sequence_bytes(config, options.precision, 0,
-                                                                                           ring_slots(config, 4096)));
+  options.extra_bytes = static_cast<int64_t>(8 * step(4096) - step(2048) -
+                                             sequence_bytes(config, options.precision, 0, ring_slots(config, 4096)));
   EXPECT_EQ(steps(8 * step(4096)), 2048);
   options.extra_bytes = 0;
   // Weights of the folder, of which each rank has its part; ranks do not look at what is free.
