@@ -10,7 +10,6 @@
 
 #include "base/atomic_file.h"
 #include "base/strings.h"
-#include "bench/shapes/published.h"
 #include "console.h"
 #include "device/device_choice.h"
 #include "record_head.h"
@@ -133,8 +132,8 @@ int measure(BenchSteps& bench, Ranks& ranks) {
                   options.shape, options.num_layers, ops::to_string(options.dense), options.seed,
                   fmt::join(options.contexts, " "), fmt::join(options.batches, " "), options.steps, options.repeats);
   const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
-  ranks.join_made("model", model::published_model(bench::published_config(options.shape), options.dense), made,
-                  bench.model, bench.options.load, most);
+  ranks.join_made("model", model::published_model(bench::config_of(options), options.dense), made, bench.model,
+                  bench.options.load, most);
   bench.options.device = bench.model.device;
   if (!ranks.is_follower()) warn_of_backends(device::machine_of(bench.model.device));
   bench.options.load.num_threads = bench.model.threads;

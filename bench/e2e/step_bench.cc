@@ -63,6 +63,11 @@ int64_t filled_tokens(const StepOptions& options, int64_t context) {
   return context <= options.most_computed ? 0 : round_up<int64_t>(context - options.load.max_step_tokens, 128);
 }
 
+model::Config config_of(const StepOptions& options) {
+  const model::Config all = published_config(options.shape);
+  return with_layers(all, options.num_layers > 0 ? options.num_layers : all.num_layers);
+}
+
 namespace {
 
 class StepBench {
@@ -70,8 +75,7 @@ class StepBench {
   StepBench(const StepOptions& options, const StepObserver& observer)
       : options_(options),
         observer_(observer),
-        config_(with_layers(published_config(options.shape),
-                            options.num_layers > 0 ? options.num_layers : published_config(options.shape).num_layers)),
+        config_(config_of(options)),
         machine_(device::machine_of(options.device)),
         planner_(backends::all_backends(), machine_, options.load.forced),
         rng_(options.seed) {

@@ -27,6 +27,10 @@ struct StepOptions {
   model::LoadOptions load;
 };
 
+// What is made: the shape with as many of its layers. Throws kInvalidArgument for a shape that is not known, or more
+// layers than it has.
+model::Config config_of(const StepOptions& options);
+
 struct StepRow {
   int64_t context = 0;    // tokens of each sequence before a decode step, or of the prompt
   int64_t sequences = 1;  // of a decode step
