@@ -69,13 +69,14 @@ int64_t default_running(std::string_view device) {
 int64_t default_step_tokens(const std::string& directory, const Config& config, const LoadOptions& options,
                             const device::Machine& machine, int64_t world) {
   if (!machine.gpu) return LoadOptions{}.max_step_tokens;
-  // Ranks have to choose alike, whatever else is on their GPUs.
+  // Ranks have to choose alike, whatever else is on their GPUs; a prompt is known to one of them.
   const uint64_t memory = world == 1 ? machine.free_bytes() : machine.gpu->memory_bytes;
   const uint64_t weights = file_bytes(directory) / static_cast<uint64_t>(world);
   const uint64_t left = memory - std::min(memory, weights);
-  const uint64_t others =
-      static_cast<uint64_t>(options.extra_bytes) +
-      sequence_bytes(config, options.precision, options.sequence_tokens, ring_slots(config, kMostStepTokens));
+  const uint64_t others = world > 1 ? 0
+                                    : static_cast<uint64_t>(options.extra_bytes) +
+                                          sequence_bytes(config, options.precision, options.sequence_tokens,
+                                                         ring_slots(config, kMostStepTokens));
   const auto fits = [&](int64_t tokens) {
     const uint64_t step = Model::step_bytes(config, options.precision, tokens, world);
     return step <= left / 8 && step + others <= left;

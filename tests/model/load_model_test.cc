@@ -60,6 +60,9 @@ TEST(DefaultSteps, TakeAnEighthOfWhatWeightsLeaveOnAGpu) {
   const auto machine = [&](uint64_t memory) { return gpu_of(memory, 0); };
   EXPECT_EQ(default_step_tokens(folder.path(), config, options, machine(8 * of_two + (1 << 19)), 2), 4096);
   EXPECT_EQ(default_step_tokens(folder.path(), config, options, machine(8 * of_two + (1 << 19) - 8), 2), 2048);
+  options.extra_bytes = static_cast<int64_t>(kGiB);
+  EXPECT_EQ(default_step_tokens(folder.path(), config, options, machine(8 * of_two + (1 << 19)), 2), 4096)
+      << "the first rank alone knows of it";
 }
 
 TEST(DefaultSteps, AreShorterBesideAnswers) {
