@@ -49,8 +49,8 @@ struct LoadedModel {
 // `device`: "cpu" or "cuda:N".
 int64_t default_running(std::string_view device);
 // Tokens of a step, on each of `world` ranks of such machines: of a GPU as many, from 512 to 4,096, as an eighth of the
-// memory that the folder's weights leave has work space for, and, of one
-// rank, what is left beside sequence_tokens and extra_bytes.
+// memory that the folder's weights leave has work space for, and, of one rank, what is left beside sequence_tokens and
+// extra_bytes.
 int64_t default_step_tokens(const std::string& directory, const Config& config, const LoadOptions& options,
                             const device::Machine& machine, int64_t world);
 // Tokens of a step in which answers wait for what prompts take: few, and enough for the answers themselves.
