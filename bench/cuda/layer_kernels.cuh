@@ -164,9 +164,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp)
 // Random codes and scales, a thread eight bytes.
 __global__ void fill_units(char* units, int64_t count, uint64_t seed) {
   using Kind = ops::RandomFill::Kind;
-  constexpr int64_t kWords = PackedNvfp4::kBytes / 8, kCodeWords = PackedNvfp4::kPieces * PackedNvfp4::kLanes * 2;
+  constexpr int64_t kWords = PackedNvfp4::kBytes / 8, kScaleWords = PackedNvfp4::kScaleBytes / 8;
   for (int64_t i = item_index(); i < count * kWords; i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const Kind kind = i % kWords < kCodeWords ? Kind::kCodes : Kind::kScales;
+    const Kind kind = i % kWords < kScaleWords ? Kind::kScales : Kind::kCodes;
     reinterpret_cast<uint64_t*>(units)[i] = ops::random_bytes(kind, seed, i);
   }
 }

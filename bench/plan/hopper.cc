@@ -88,7 +88,8 @@ Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   const int64_t down = entries * ceil_div<int64_t>(e.hidden, FewPlan::kTileRows);
   Kernel k;
   k.name = "few_experts";
-  k.tiles = (gated * e.hidden + down * padded_inner(e)) / PackedNvfp4::kColumns;  // chunks
+  // Chunks; of a short one its blocks of 128 columns.
+  k.tiles = (gated * e.hidden + down * round_up<int64_t>(e.inner, WidePlan::kInputColumns)) / PackedNvfp4::kColumns;
   k.tiles_at_once = FewPlan::kTeams;
   const double ends = static_cast<double>(gated) * kFewGatedEnd + static_cast<double>(down) * kFewDownEnd;
   k.issue_cycles = kFewCycles + ends / static_cast<double>(std::max<int64_t>(k.tiles, 1));
@@ -174,7 +175,9 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
   const ops::MoeExperts::Desc& e = shape.experts;
   const double touched = expert_load(shape, tokens, 1).touched;
   const double gate_up = 2.0 * static_cast<double>(e.hidden * e.inner);
-  const auto down = static_cast<double>(e.hidden * padded_inner(e));
+  // A row's last unit has the columns that are there, and scales for all of its own.
+  const auto down_bytes = static_cast<double>(ceil_div<int64_t>(e.hidden, PackedNvfp4::kRows)) *
+                          static_cast<double>(PackedNvfp4::row_bytes(e.inner)) * touched;
   const double slot_bytes = 2.0 * static_cast<double>(tokens * e.top_k * e.hidden);
   std::vector<Kernel> kernels;
   switch (expert_kernels(e, tokens, target.multiprocessors)) {
@@ -185,7 +188,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
       kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target), few_kernel(e, load)};
       kernels[0].latencies = kGroupLoads;
-      kernels[1].memory_bytes = nvfp4_bytes((gate_up + down) * touched);
+      kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched) + down_bytes;
       kernels[1].flops = shape_flops(shape, tokens);
       return kernels;
     }
@@ -206,7 +209,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       break;
     }
   }
-  kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = nvfp4_bytes(down * touched);
+  kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched), kernels[2].memory_bytes = down_bytes;
   const double flops = shape_flops(shape, tokens);
   kernels[1].flops = flops * 2 / 3, kernels[2].flops = flops / 3;
   return kernels;

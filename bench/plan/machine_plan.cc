@@ -46,11 +46,11 @@ void check_load(const model::Config& config, const ServingLoad& load) {
 model::PackedUnitShape packed_unit(Family family) {
   switch (family) {
     case Family::kHopper:
-      return {cuda_common::PackedNvfp4::kRows, cuda_common::PackedNvfp4::kColumns};
+      return {cuda_common::PackedNvfp4::kRows, 128, cuda_common::PackedNvfp4::kColumns};
     case Family::kTensorMemory:
-      return {sm100::PackedTile::kRows, sm100::PackedTile::kColumns};
+      return {sm100::PackedTile::kRows, sm100::PackedTile::kColumns, sm100::PackedTile::kColumns};
     case Family::kWarpProducts:
-      return {sm120::WeightUnit::kRows, sm120::kUnitColumns};
+      return {sm120::WeightUnit::kRows, sm120::kUnitColumns, sm120::kUnitColumns};
   }
   return {};
 }

@@ -39,13 +39,16 @@ bool is_projection(const WeightRow& row, const std::string& kind) {
 
 uint64_t slice_bytes(const WeightRow& row, ops::WeightFormat format, const WeightSlice& slice,
                      const PackedUnitShape& unit) {
-  int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
+  const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
   if (row.kind == WeightKind::kVector || row.kind == WeightKind::kTable) {
     return static_cast<uint64_t>(4 * rows * (row.shape.num_elements() / row.shape[0]));
   }
-  if (format == ops::WeightFormat::kNvfp4) rows = round_up(rows, unit.rows), cols = round_up(cols, unit.cols);
-  const ops::WeightView view{format, rows, cols};
-  return static_cast<uint64_t>(view.data_bytes() + view.scale_bytes());
+  ops::WeightView codes{format, rows, cols}, scales = codes;
+  if (format == ops::WeightFormat::kNvfp4) {
+    codes.rows = scales.rows = round_up(rows, unit.rows);
+    codes.cols = round_up(cols, unit.cols), scales.cols = round_up(cols, unit.scale_cols);
+  }
+  return static_cast<uint64_t>(codes.data_bytes() + scales.scale_bytes());
 }
 
 uint64_t RankMemory::weight_bytes() const {

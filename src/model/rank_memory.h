@@ -11,9 +11,10 @@
 
 namespace tessera::model {
 
-// A backend keeps NVFP4 matrices in whole units of so many rows and columns, the rest of which is padding.
+// A backend keeps NVFP4 matrices in whole units of so many rows and columns, the rest of which is padding; scales lie
+// in units of their own width.
 struct PackedUnitShape {
-  int64_t rows = 1, cols = 1;
+  int64_t rows = 1, cols = 1, scale_cols = 1;
 };
 
 // Of a row's slice: [row_end - row_begin, col_end - col_begin] with its scales.

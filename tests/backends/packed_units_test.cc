@@ -54,6 +54,21 @@ TEST_F(PackedUnitsTest, RealShapesArePackedIntoTheSameBytes) {
   }
 }
 
+// Widths of ranks: NVFP4's last unit has the scales of 512 columns, and the codes of those that are there by 128.
+TEST_F(PackedUnitsTest, ARowEndsWithItsColumns) {
+  const auto bytes = [](int64_t cols) {
+    const ops::WeightView view{.format = WeightFormat::kNvfp4, .rows = 16, .cols = cols};
+    return backends::cuda_common::packed_units(WeightFormat::kNvfp4)->data_bytes(view);
+  };
+  EXPECT_EQ(bytes(128), 512 + 1024);
+  EXPECT_EQ(bytes(144), 512 + 2048);
+  EXPECT_EQ(bytes(256), 512 + 2048);
+  EXPECT_EQ(bytes(384), 512 + 3072);
+  EXPECT_EQ(bytes(400), 4608);
+  EXPECT_EQ(bytes(512), 4608);
+  EXPECT_EQ(bytes(768), 4608 + 512 + 2048);
+}
+
 TEST_F(PackedUnitsTest, AGpuPacksAsTheHostDoes) {
   std::string why_not;
   if (!testing::find_test_gpu(why_not).has_value()) GTEST_SKIP() << why_not;

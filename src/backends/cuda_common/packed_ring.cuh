@@ -73,7 +73,7 @@ class PackedRing {
     const uint4* pieces = reinterpret_cast<const uint4*>(stage);
     read_ = after(read_);
     uint4 codes = {};
-    if constexpr (Layout::kIsNvfp4) codes = pieces[Layout::kPieces * Layout::kLanes];
+    if constexpr (Layout::kIsNvfp4) codes = pieces[0];
 #pragma unroll
     for (int first = 0; first < Layout::kBlocks; first += kAtOnce) {
       if (first > 0 && first >= num_blocks) break;
@@ -83,7 +83,7 @@ class PackedRing {
         const int block = first + n;
 #pragma unroll
         for (int i = 0; i < Layout::kBlockPieces; ++i) {
-          shares[n].pieces[i] = pieces[(block * Layout::kBlockPieces + i) * Layout::kLanes];
+          shares[n].pieces[i] = pieces[Layout::kScalePieces + (block * Layout::kBlockPieces + i) * Layout::kLanes];
         }
         if constexpr (!kIsUsedAtOnce) load_inputs(n, block);
         if constexpr (Layout::kIsNvfp4) {
@@ -125,6 +125,8 @@ class PackedRing {
       constexpr int kBetween = Layout::kLanes * Layout::kPieceBytes;
 #pragma unroll
       for (int i = 0; i < Layout::kBytes / kBetween; ++i) {
+        // Of a short unit what is there; what else lies in the stage is not multiplied.
+        if (Layout::kIsNvfp4 && next_.column() + (i - 1) / Layout::kBlockPieces * kShareBlock >= width_) break;
         ptx::copy_async<Layout::kPieceBytes>(stage + i * kBetween, unit + i * kBetween);
       }
       if constexpr (kIsFp8) {

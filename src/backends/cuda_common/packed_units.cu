@@ -43,7 +43,7 @@ struct Packing {
   // An item of a packed matrix is half a piece, of one row.
   struct Place {
     int64_t row, column;   // of its first code
-    int64_t words, scale;  // where it and an NVFP4 block's scale lie among the packed bytes
+    int64_t words, scale;  // where it and an NVFP4 block's scale lie among the packed bytes; words -1: nowhere
   };
   TESSERA_HOST_DEVICE static Place place_of(const Job& job, int64_t index) {
     constexpr int kRowPieces = Unit::kBlockPieces / 2;  // of a lane's 32 columns
@@ -54,13 +54,17 @@ struct Packing {
     place.row = unit / units * Unit::kRows + row;
     place.column = unit % units * Unit::kColumns + piece / Unit::kBlockPieces * 128 + lane % 4 * 32 +
                    (piece % kRowPieces * 2 + i) * kItemCodes;
-    place.words = unit * Unit::kBytes + at * 8;
-    place.scale = unit * Unit::kBytes + (Unit::kPieces * Unit::kLanes + lane) * Unit::kPieceBytes + piece * 2 + i;
+    const int64_t begin = unit / units * Unit::row_bytes(job.cols) + unit % units * Unit::kBytes;
+    const bool is_there = unit % units + 1 < units || piece / Unit::kBlockPieces < Unit::last_unit_blocks(job.cols);
+    place.words = is_there ? begin + Unit::kScaleBytes + at * 8 : -1;
+    place.scale = begin + lane * Unit::kPieceBytes + piece * 2 + i;
     return place;
   }
 
   // Indices from the items on are FP8's scales in their packed order.
-  static int64_t num_items(const ops::WeightView& weight) { return data_bytes(weight) / Unit::kBytes * kUnitItems; }
+  static int64_t num_items(const ops::WeightView& weight) {
+    return ceil_div<int64_t>(weight.rows, Unit::kRows) * Unit::units_of_row(weight.cols) * kUnitItems;
+  }
   static int64_t num_indices(const ops::WeightView& weight) { return num_items(weight) + scale_bytes(weight) / 4; }
 
   // Where the checkpoint has the packed scale number `at`; -1: padding.
@@ -87,7 +91,9 @@ struct Packing {
     if (index >= num_items) return pack_scale(job, index - num_items);
     const Place place = place_of(job, index);
     const bool is_there = place.row < job.rows && place.column < job.cols;
-    *reinterpret_cast<uint64_t*>(job.packed + place.words) = is_there ? packed_item(*codes_of(job, place)) : 0;
+    if (place.words >= 0) {
+      *reinterpret_cast<uint64_t*>(job.packed + place.words) = is_there ? packed_item(*codes_of(job, place)) : 0;
+    }
     if constexpr (Unit::kIsNvfp4) {
       job.packed[place.scale] =
           is_there ? job.scales[(place.row * job.cols + place.column) / numeric::kNvfp4Block] : uint8_t{0};
@@ -104,7 +110,7 @@ struct Packing {
   }
 
   static int64_t data_bytes(const ops::WeightView& weight) {
-    return ceil_div<int64_t>(weight.rows, Unit::kRows) * Unit::units_of_row(weight.cols) * Unit::kBytes;
+    return ceil_div<int64_t>(weight.rows, Unit::kRows) * Unit::row_bytes(weight.cols);
   }
   static int64_t scale_bytes(const ops::WeightView& weight) {
     if (!kIsFp8) return 0;  // none, or among the data

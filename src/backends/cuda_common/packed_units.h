@@ -4,11 +4,13 @@
 // BF16, 4 KiB of codes, as mma.sync m16n8k16's A operand takes them: lane (g, t) has columns [32 t, 32 t + 32) of rows
 // g and g + 8 of each 128, and finds what it needs as eight pieces of 16 bytes, each at its own place of 32 neighbours.
 // So a warp reads whole lines, no lane needs another's bytes, and a unit is one range of memory.
-//   unit    [8][32] pieces: of each 128 columns those of row g, then of row g + 8, in ascending columns. The bits of
+//   unit    NVFP4: [32] pieces of scales: of each 128 columns rows g and g + 8, two blocks of 16 each
+//           [8][32] pieces: of each 128 columns those of row g, then of row g + 8, in ascending columns. The bits of
 //           each 8 bytes are permuted so that few instructions make BF16 of them: packed_nvfp4.h, packed_fp8.h; BF16's
 //           are in place
-//           NVFP4: then [32] pieces of scales: of each 128 columns rows g and g + 8, two blocks of 16 each
-//   matrix  [ceil(rows / 16)][ceil(cols / columns of a unit)] units; rows and columns that aren't there are zero
+//   matrix  [ceil(rows / 16)][ceil(cols / columns of a unit)] units; rows and columns that aren't there are zero. Of
+//           NVFP4 a row's last unit ends with the last 128 columns that are there: who multiplies whole units takes any
+//           codes for the others, since their scales are zero
 //   scales  FP8: as in the checkpoint, one FP32 per 128 x 128 block, but rows of them padded with zeros to a multiple
 //           of 4, so that those of a unit or a chunk of 512 columns are one aligned load
 #include <cstdint>
@@ -28,12 +30,23 @@ struct PackedUnit {
   static constexpr int kRows = 16, kLanes = 32, kPieces = 8, kPieceBytes = 16;
   static constexpr int kColumns = kPieces * kLanes * kPieceBytes * 8 / kCodeBits / kRows;
   static constexpr int kBlocks = kColumns / 128, kBlockPieces = kPieces / kBlocks;  // blocks of 128 columns
-  static constexpr int kBytes = (kPieces + (kIsNvfp4 ? 1 : 0)) * kLanes * kPieceBytes;
+  static constexpr int kScalePieces = kIsNvfp4 ? kLanes : 0;                        // before those of codes
+  static constexpr int kScaleBytes = kScalePieces * kPieceBytes, kBlockBytes = kBlockPieces * kLanes * kPieceBytes;
+  TESSERA_HOST_DEVICE static constexpr int bytes_of(int blocks) { return kScaleBytes + blocks * kBlockBytes; }
+  static constexpr int kBytes = kScaleBytes + kBlocks * kBlockBytes;
 
   TESSERA_HOST_DEVICE static constexpr int64_t units_of_row(int64_t cols) { return ceil_div<int64_t>(cols, kColumns); }
+  TESSERA_HOST_DEVICE static constexpr int last_unit_blocks(int64_t cols) {
+    const int rest = static_cast<int>(cols % kColumns);
+    return !kIsNvfp4 || rest == 0 ? kBlocks : ceil_div(rest, 128);
+  }
+  // Of 16 rows.
+  TESSERA_HOST_DEVICE static constexpr int64_t row_bytes(int64_t cols) {
+    return (units_of_row(cols) - 1) * kBytes + bytes_of(last_unit_blocks(cols));
+  }
   // Where the unit with this row and column begins.
   TESSERA_HOST_DEVICE static constexpr int64_t offset(int64_t row, int64_t column, int64_t cols) {
-    return (row / kRows * units_of_row(cols) + column / kColumns) * kBytes;
+    return row / kRows * row_bytes(cols) + column / kColumns * kBytes;
   }
 };
 

@@ -7,6 +7,7 @@
 //   block  four teams, and for each a warp that fills its ring by bulk copies
 // Tiles is a class as wide_sums.cuh describes it, of kSlots slots.
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
@@ -24,6 +25,7 @@ struct Few : FewPlan {
   using Inputs = LaneInputs;
 
   using Weights = UnitStage<kSlots>;
+  static constexpr int kUnitBlocks = Weights::Layout::kBlocks;
 
   // 512 columns.
   struct Stage {
@@ -60,23 +62,24 @@ struct FewCopier {
     const int num_chunks = tiles.width() / cuda_common::kChunk;
     const int stride = is_inputs ? Few::Inputs::kBytes : cuda_common::PackedNvfp4::kBytes;  // between chunks
     // Inputs of no more tokens than there are: the others' sums are anything.
-    const int bytes = is_inputs ? tiles.tokens(place) * Few::Inputs::kRowBytes : stride;
+    const int input_bytes = tiles.tokens(place) * Few::Inputs::kRowBytes;
     const char* from = is_inputs ? tiles.inputs(place) : lane < Few::kSlots ? tiles.unit(place, lane) : nullptr;
-    const auto all_bytes =
-        static_cast<int>(__reduce_add_sync(~0u, from == nullptr ? 0u : static_cast<unsigned>(bytes)));
+    const int num_units = __popc(__ballot_sync(~0u, from != nullptr && !is_inputs));
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+      const int unit_bytes =
+          cuda_common::PackedNvfp4::bytes_of(chunk + 1 < num_chunks ? Few::kUnitBlocks : tiles.last_unit_blocks());
       Few::Stage& stage = s.stages[team][at.stage];
       auto& full = s.full[team][at.stage];
       s.free[team][at.stage].wait(at.parity ^ 1);
-      if (lane == 0) full.arrive_and_expect(all_bytes);
+      if (lane == 0) full.arrive_and_expect(num_units * unit_bytes + input_bytes);
       __syncwarp();
       if (from != nullptr && !is_inputs) {
-        cuda_common::ptx::copy_bulk(stage.weights.units[lane], from + chunk * stride, bytes, full);
+        cuda_common::ptx::copy_bulk(stage.weights.units[lane], from + chunk * stride, unit_bytes, full);
       }
       __syncwarp();  // weights are on their way while inputs are waited for
       if (!is_inputs) continue;
       if (chunk == 0) wait_for_inputs();
-      cuda_common::ptx::copy_bulk(stage.inputs, from + chunk * stride, bytes, full);
+      cuda_common::ptx::copy_bulk(stage.inputs, from + chunk * stride, input_bytes, full);
     }
   }
 };
@@ -92,25 +95,35 @@ struct FewConsumer {
   template <class Tiles>
   __device__ void sum(const Tiles& tiles, const typename Tiles::Place& place, Few::Shared& s) {
     using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
-    constexpr int kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
     const int num_chunks = tiles.width() / cuda_common::kChunk;
     float sums[1][4] = {};
     uint32_t carries[2] = {};
     for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
       s.full[team][at.stage].wait(at.parity);
       const Few::Stage& stage = s.stages[team][at.stage];
-      Share shares[kBlocks];
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) shares[b] = tiles.share(stage.weights, b, 0, warp, lane);
       cuda_common::Chains chains = {};
+      // Neighbouring blocks, whose weights are loaded before the first is multiplied.
+      const auto add_blocks = [&](auto count, int first) {
+        constexpr int kCount = decltype(count)::value;
+        Share shares[kCount];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        uint4 inputs[cuda_common::kShareColumns / 8];
+        for (int n = 0; n < kCount; ++n) shares[n] = tiles.share(stage.weights, first + n, 0, warp, lane);
 #pragma unroll
-        for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(b, i, lane);
-        shares[b].prepare(shares[b].scales[0]);
-        carries[0] |= shares[b].carries[0], carries[1] |= shares[b].carries[1];
-        cuda_common::add_block(shares[b], inputs, chains);
+        for (int n = 0; n < kCount; ++n) {
+          uint4 inputs[cuda_common::kShareColumns / 8];
+#pragma unroll
+          for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(first + n, i, lane);
+          shares[n].prepare(shares[n].scales[0]);
+          carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
+          cuda_common::add_block(shares[n], inputs, chains);
+        }
+      };
+      const int num_blocks = chunk + 1 < num_chunks ? Few::kUnitBlocks : tiles.last_unit_blocks();
+      if (num_blocks == Few::kUnitBlocks) {
+        add_blocks(std::integral_constant<int, Few::kUnitBlocks>(), 0);
+      } else {
+#pragma unroll 1
+        for (int block = 0; block < num_blocks; ++block) add_blocks(std::integral_constant<int, 1>(), block);
       }
       s.free[team][at.stage].arrive();
 #pragma unroll

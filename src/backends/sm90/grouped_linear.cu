@@ -91,6 +91,7 @@ class GroupedTiles : public GroupedTraits {
         count_(uniform(job.groups.totals[1]) * row_tiles_) {}
 
   __device__ int width() const { return static_cast<int>(job_.in); }
+  __device__ int last_unit_blocks() const { return Layout::kBlocks; }
   __device__ int count() const { return count_; }
   __device__ Place place(int tile) const {
     const int entry = tile / row_tiles_;

@@ -50,6 +50,7 @@ class LinearTiles : public cuda_common::MapTiles {
   __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
 
   __device__ int width() const { return static_cast<int>(job_.in); }
+  __device__ int last_unit_blocks() const { return Layout::kBlocks; }
   __device__ Place place(int tile) const {
     constexpr int kBand = 8;
     const int group = tile / (row_tiles_ * token_tiles_), in_group = tile - group * row_tiles_ * token_tiles_;

@@ -56,6 +56,7 @@ class ChunkTiles {
   __device__ explicit ChunkTiles(const ChunkJob& job) : job_(job) {}
 
   __device__ int width() const { return kChunk; }
+  __device__ int last_unit_blocks() const { return Layout::kBlocks; }
   __device__ int count() const { return job_.num_tiles; }
   __device__ Place place(int tile) const {
     int map = 0, begin = 0;

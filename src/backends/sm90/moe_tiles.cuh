@@ -47,6 +47,7 @@ class WorkTiles {
   using Layout = cuda_common::PackedNvfp4;
   using Share = cuda_common::PackedShare<kFormat>;
 
+  __device__ int64_t columns() const { return matrix_ == 2 ? job_.inner : job_.hidden; }
   __device__ int rows() const { return static_cast<int>(matrix_ == 2 ? job_.hidden : job_.inner); }
   // Of the sums of a position's token.
   __device__ float x_factor(int32_t position) const {
@@ -56,7 +57,7 @@ class WorkTiles {
   }
   __device__ const char* unit_of(const Place& place, int matrix, int row) const {
     if (row >= rows()) return nullptr;
-    return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, width());
+    return static_cast<const char*>(place.work->data[matrix]) + Layout::offset(row, 0, columns());
   }
 
   const MoeJob& job_;
@@ -74,6 +75,7 @@ class GateAndUpTiles final : public WorkTiles {
   static constexpr int kUnits = Shape::kSlots / 2, kRows = kUnits * Layout::kRows;  // of a matrix
 
   __device__ explicit GateAndUpTiles(const MoeJob& job) : WorkTiles(job, 0, kRows) {}
+  __device__ int last_unit_blocks() const { return Layout::kBlocks; }
 
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, slot / kUnits, place.first_row + slot % kUnits * Layout::kRows);
@@ -131,6 +133,7 @@ class DownTilesOf : public WorkTiles {
   static constexpr int kRows = Shape::kSlots * Layout::kRows;
 
   __device__ explicit DownTilesOf(const Job& job) : WorkTiles(job, 2, kRows) {}
+  __device__ int last_unit_blocks() const { return Layout::last_unit_blocks(job_.inner); }
 
   __device__ const char* unit(const Place& place, int slot) const {
     return unit_of(place, 2, place.first_row + slot * Layout::kRows);

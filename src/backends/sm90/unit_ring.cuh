@@ -37,11 +37,12 @@ struct UnitRing : RingPlan<kTokens> {
 };
 
 struct RingShape {
-  int width, round_tiles;
+  int row_bytes, round_tiles;  // of a tile's rows
   cuda_common::FastDivisor tile_units;
 
   RingShape(int64_t columns, int passes, int round_units)
-      : width(static_cast<int>(columns)), tile_units(static_cast<uint32_t>(columns / cuda_common::kChunk * passes)) {
+      : row_bytes(static_cast<int>(cuda_common::PackedNvfp4::row_bytes(columns))),
+        tile_units(static_cast<uint32_t>(columns / cuda_common::kChunk * passes)) {
     round_tiles = round_units / static_cast<int>(tile_units.divisor());
   }
 };
@@ -95,14 +96,14 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   for (int unit = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; unit < end; unit += kCopiers) {
     const RingUnit at(shape, range, unit);
     const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-    const int64_t column = int64_t{at.part / Tiles::kPasses} * cuda_common::kChunk;
     const int stage = unit % kStages;
     s.free[stage].wait(unit / kStages % 2 ^ 1);
     s.full[stage].arrive_and_expect(Layout::kBytes);
-    cuda_common::ptx::copy_bulk(
-        s.stages[stage].units[0],
-        static_cast<const char*>(weights.data) + Layout::offset(weights.first_row, column, shape.width), Layout::kBytes,
-        s.full[stage]);
+    cuda_common::ptx::copy_bulk(s.stages[stage].units[0],
+                                static_cast<const char*>(weights.data) +
+                                    int64_t{weights.first_row / Layout::kRows} * shape.row_bytes +
+                                    at.part / Tiles::kPasses * Layout::kBytes,
+                                Layout::kBytes, s.full[stage]);
   }
 }
 

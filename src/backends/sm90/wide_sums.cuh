@@ -13,6 +13,8 @@
 //   kKnowsWeights        whether place() and unit() read nothing that kernels make: then weights' copies do not wait
 //                        for the kernel before
 //   width(), count()     columns, a multiple of 512; tiles
+//   last_unit_blocks()   of 128 columns, of a row's last unit: where the weights have fewer than width() the inputs
+//                        are zero
 //   place(tile)          what all else about a tile is worked out from
 //   unit(place, slot)    column 0 of the packed unit for slot 0 to 7 of a stage; null: none, anything may lie there
 //   block_scales(place, slot)   FP8: the scales of its rows, of column 0 on
@@ -90,14 +92,15 @@ __device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kForm
   RingPlace<Wide::kWeightStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const char* from = lane < kUnits ? tiles.unit(tiles.place(tile), slot) : nullptr;
-    const int bytes = __popc(__ballot_sync(~0u, from != nullptr)) * kBytes;
+    const int num_rows = __popc(__ballot_sync(~0u, from != nullptr));
     for (int unit = 0; unit < num_units; ++unit, at.advance()) {
+      const int bytes = Wide::Unit::bytes_of(unit + 1 < num_units ? Wide::Unit::kBlocks : tiles.last_unit_blocks());
       ptx::SharedBarrier& full = s.weights_full[at.stage];
       s.weights_free[at.stage].wait(at.parity ^ 1);
-      if (lane == 0) full.arrive_and_expect(bytes);
+      if (lane == 0) full.arrive_and_expect(num_rows * bytes);
       __syncwarp();
       if (from == nullptr) continue;
-      ptx::copy_bulk(s.weights[at.stage].units[slot], from + unit * kBytes, kBytes, full);
+      ptx::copy_bulk(s.weights[at.stage].units[slot], from + unit * kBytes, bytes, full);
     }
   }
 }
