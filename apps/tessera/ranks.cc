@@ -320,6 +320,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     comm::NcclOptions nccl;
     nccl.limit_seconds = step_seconds();
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
+    comm_->begin_to_connect(*executor_);
     if (const std::optional<comm::PeerOptions> peer = peer_options()) {
       std::string why_not;
       comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, *peer);

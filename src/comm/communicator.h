@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "device/executor.h"
 #include "device/peer_view.h"
 #include "device/queue.h"
 #include "tensor/tensor_view.h"
@@ -59,6 +60,10 @@ class Communicator {
   virtual const device::PeerView* peer_view(DType /*in*/, int64_t /*count*/, int /*num_launches*/) const {
     return nullptr;
   }
+
+  // Begins to make the connections that the first collectives would otherwise wait for, on a thread of its own, which
+  // has the executor until the next collective or step waits for it: for while a model is loaded. All ranks call it.
+  virtual void begin_to_connect(device::Executor& /*executor*/) {}
 
   // Ends the group: ranks that wait, and all later calls on any rank, throw with `why`. From any thread.
   virtual void abort(const std::string& why) noexcept = 0;

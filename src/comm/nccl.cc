@@ -67,6 +67,7 @@ class Nccl final : public Communicator {
     changed_.notify_all();
     watchdog_.join();
     end("");
+    await_connections();
     // Another thread may be aborting it.
     std::unique_lock lock(lock_);
     changed_.wait(lock, [this] { return !is_aborting_; });
@@ -80,7 +81,22 @@ class Nccl final : public Communicator {
     refuse_if_ended();
   }
 
+  void begin_to_connect(device::Executor& executor) override {
+    await_connections();
+    connecting_ = std::thread([this, &executor] {
+      try {
+        executor.make_current();
+        connect(executor.queue());
+        executor.synchronize();
+        check();
+      } catch (const Error& error) {
+        end(error.what());  // what the next call will say
+      }
+    });
+  }
+
   void begin_step(bool is_limited) override {
+    await_connections();
     const std::lock_guard lock(lock_);
     refuse_if_ended();
     pending_.begin_step(is_limited);
@@ -90,6 +106,7 @@ class Nccl final : public Communicator {
  protected:
   // One call of NCCL for few bytes; for many, shares.
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    await_connections();
     const int64_t count = in.shape.num_elements();
     int64_t done = 0;
     if (in.num_bytes() >= kNcclShareBytes) {
@@ -113,16 +130,19 @@ class Nccl final : public Communicator {
   }
 
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    await_connections();
     call("all_gather", queue, [&](void* comm, void* stream) {
       return library_.all_gather(in.data, out.data, static_cast<size_t>(in.num_bytes()), kNcclBytes, comm, stream);
     });
   }
 
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    await_connections();
     sum_shares(in, out, queue);
   }
 
   void do_all_to_all(const Runs& send, const Runs& receive, device::Queue& queue) override {
+    await_connections();
     call_group("all_to_all", queue, [&](void* comm, void* stream, auto&& note) {
       char *from = static_cast<char*>(send.data), *to = static_cast<char*>(receive.data);
       for (size_t r = 0; r < send.bytes.size(); ++r) {
@@ -135,6 +155,7 @@ class Nccl final : public Communicator {
   }
 
   void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
+    await_connections();
     call("broadcast", queue, [&](void* comm, void* stream) {
       return library_.broadcast(data.data, data.data, static_cast<size_t>(data.num_bytes()), kNcclBytes, root, comm,
                                 stream);
@@ -142,6 +163,7 @@ class Nccl final : public Communicator {
   }
 
   void do_barrier(device::Queue& queue) override {
+    await_connections();
     call("barrier", queue, [&](void* comm, void* stream) {
       return library_.all_gather(scratch_.as<char>(), scratch_.as<char>() + kBarrierBytes, 1, kNcclBytes, comm, stream);
     });
@@ -153,6 +175,23 @@ class Nccl final : public Communicator {
   // Elements of every rank that the scratch holds, a multiple of 16 bytes.
   int64_t most_elements(DType dtype) const {
     return static_cast<int64_t>(scratch_.size()) / world() / 16 * 16 / width_of(dtype);
+  }
+
+  void await_connections() {
+    if (connecting_.joinable()) connecting_.join();
+  }
+
+  // NCCL connects for a kind of call, and of sends to a rank, when it first comes.
+  void connect(device::Queue& queue) {
+    call("connecting", queue, [&](void* comm, void* stream) {
+      return library_.all_gather(scratch_.as<char>(), scratch_.as<char>() + kBarrierBytes, 1, kNcclBytes, comm, stream);
+    });
+    call_group("connecting", queue, [&](void* comm, void* stream, auto&& note) {
+      for (int r = 0; r < world(); ++r) {
+        note(library_.send(scratch_.as<char>(), 1, kNcclBytes, r, comm, stream));
+        note(library_.receive(scratch_.as<char>() + (1 + r) * kBarrierBytes, 1, kNcclBytes, r, comm, stream));
+      }
+    });
   }
 
   // in [world, share] of every rank -> out [share], the sum of this rank's place.
@@ -291,7 +330,7 @@ class Nccl final : public Communicator {
   std::string why_ended_;
   int num_inside_ = 0;  // calls that have the handle
   bool is_ending_ = false, is_aborting_ = false;
-  std::thread watchdog_;
+  std::thread watchdog_, connecting_;
 };
 
 }  // namespace

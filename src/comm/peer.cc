@@ -51,6 +51,7 @@ class Peer final : public Communicator {
     note([](PendingCall& pending) { pending.clear(); });
     other_->check();
   }
+  void begin_to_connect(device::Executor& executor) override { other_->begin_to_connect(executor); }
   const device::PeerView* peer_view(DType in, int64_t count, int num_launches) const override {
     return options_.is_fused(world(), in, count, num_launches) ? &memory_->view() : nullptr;
   }

@@ -13,6 +13,7 @@
 #include "comm/loopback.h"
 #include "comm/ranks.h"
 #include "comm/tcp.h"
+#include "device/executor.h"
 #include "device/memory_space.h"
 
 namespace tessera::comm {
@@ -88,6 +89,30 @@ TEST_P(NcclTest, GivesTheBitsOfLoopback) {
   EXPECT_EQ(fake_.open_comms(), 0);
 }
 
+// Connections are made on threads of their own, for which the first calls wait.
+TEST_P(NcclTest, SumsAfterItHasBegunToConnect) {
+  std::vector<std::vector<float>> results[2];
+  for (const bool connects : {false, true}) {
+    std::vector<std::unique_ptr<device::Executor>> executors;
+    auto ranks = make(GetParam());
+    for (const auto& rank : ranks) {
+      executors.push_back(device::make_executor({}, 1));
+      if (connects) rank->begin_to_connect(*executors.back());
+    }
+    results[connects].resize(ranks.size());
+    EXPECT_THAT(run_ranks(ranks,
+                          [&](Communicator& comm, device::Queue& queue) {
+                            comm.begin_step(true);
+                            results[connects][static_cast<size_t>(comm.rank())] = run_all(comm, queue, 37);
+                            comm.end_step();
+                          }),
+                Each(""));
+    ranks.clear();
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(fake_.open_comms(), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, NcclTest, ::testing::Values(1, 2, 3, 8));
 
 using NcclFaults = NcclTest;
@@ -104,6 +129,24 @@ TEST_F(NcclFaults, AMissingLibraryIsNamed) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("NCCL, which several GPUs need, can't be opened: libnccl-of-nobody.so.2"));
   }
+}
+
+TEST_F(NcclFaults, ARankThatDoesNotConnectIsMissedByTheNextCall) {
+  NcclOptions options;
+  options.limit_seconds = 0.3;
+  auto ranks = make(2, options);
+  const auto executor = device::make_executor({}, 1);
+  ranks[0]->begin_to_connect(*executor);
+  device::Queue queue(1);
+  try {
+    ranks[0]->barrier(queue);
+    ADD_FAILURE() << "connections without the other";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 0 of 2: connecting did not end within 0.3 s"));
+  }
+  ranks[1]->begin_to_connect(*executor);
+  ranks.clear();  // while it waits for the one that gave up
+  EXPECT_EQ(fake_.open_comms(), 0);
 }
 
 // A rank that never comes: whoever waits in NCCL is freed by the watchdog.
