@@ -95,39 +95,46 @@ struct FewConsumer {
   template <class Tiles>
   __device__ void sum(const Tiles& tiles, const typename Tiles::Place& place, Few::Shared& s) {
     using Share = cuda_common::PackedShare<ops::WeightFormat::kNvfp4>;
-    const int num_chunks = tiles.width() / cuda_common::kChunk;
+    const int num_chunks = tiles.width() / cuda_common::kChunk, last_blocks = tiles.last_unit_blocks();
+    const int num_whole = last_blocks == Few::kUnitBlocks ? num_chunks : num_chunks - 1;
     float sums[1][4] = {};
     uint32_t carries[2] = {};
-    for (int chunk = 0; chunk < num_chunks; ++chunk, at.advance()) {
+    // The next chunk, whose products add_products(stage, chains) adds.
+    const auto add_chunk = [&](const auto& add_products) {
       s.full[team][at.stage].wait(at.parity);
-      const Few::Stage& stage = s.stages[team][at.stage];
       cuda_common::Chains chains = {};
-      // Neighbouring blocks, whose weights are loaded before the first is multiplied.
-      const auto add_blocks = [&](auto count, int first) {
-        constexpr int kCount = decltype(count)::value;
-        Share shares[kCount];
-#pragma unroll
-        for (int n = 0; n < kCount; ++n) shares[n] = tiles.share(stage.weights, first + n, 0, warp, lane);
-#pragma unroll
-        for (int n = 0; n < kCount; ++n) {
-          uint4 inputs[cuda_common::kShareColumns / 8];
-#pragma unroll
-          for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(first + n, i, lane);
-          shares[n].prepare(shares[n].scales[0]);
-          carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
-          cuda_common::add_block(shares[n], inputs, chains);
-        }
-      };
-      const int num_blocks = chunk + 1 < num_chunks ? Few::kUnitBlocks : tiles.last_unit_blocks();
-      if (num_blocks == Few::kUnitBlocks) {
-        add_blocks(std::integral_constant<int, Few::kUnitBlocks>(), 0);
-      } else {
-#pragma unroll 1
-        for (int block = 0; block < num_blocks; ++block) add_blocks(std::integral_constant<int, 1>(), block);
-      }
+      add_products(s.stages[team][at.stage], chains);
       s.free[team][at.stage].arrive();
+      at.advance();
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[0][i] += chains[0][i] + chains[1][i];
+    };
+    // Neighbouring blocks of it, whose weights are loaded before the first is multiplied.
+    const auto add_blocks = [&](auto count, int first, const Few::Stage& stage, cuda_common::Chains& chains) {
+      constexpr int kCount = decltype(count)::value;
+      Share shares[kCount];
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) shares[n] = tiles.share(stage.weights, first + n, 0, warp, lane);
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        uint4 inputs[cuda_common::kShareColumns / 8];
+#pragma unroll
+        for (int i = 0; i < cuda_common::kShareColumns / 8; ++i) inputs[i] = stage.inputs_of(first + n, i, lane);
+        shares[n].prepare(shares[n].scales[0]);
+        carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
+        cuda_common::add_block(shares[n], inputs, chains);
+      }
+    };
+    for (int chunk = 0; chunk < num_whole; ++chunk) {
+      add_chunk([&](const Few::Stage& stage, cuda_common::Chains& chains) {
+        add_blocks(std::integral_constant<int, Few::kUnitBlocks>(), 0, stage, chains);
+      });
+    }
+    if (num_whole < num_chunks) {  // blocks that are not there cost nothing
+      add_chunk([&](const Few::Stage& stage, cuda_common::Chains& chains) {
+#pragma unroll 1
+        for (int b = 0; b < last_blocks; ++b) add_blocks(std::integral_constant<int, 1>(), b, stage, chains);
+      });
     }
     // What is NaN stays so: once for a tile is enough.
     cuda_common::add_nans<Share>(carries, sums);
