@@ -57,8 +57,13 @@ TEST_F(PackedUnitsTest, RealShapesArePackedIntoTheSameBytes) {
 // Widths of ranks: NVFP4's last unit has the scales of 512 columns, and the codes of those that are there by 128.
 TEST_F(PackedUnitsTest, ARowEndsWithItsColumns) {
   const auto bytes = [](int64_t cols) {
-    const ops::WeightView view{.format = WeightFormat::kNvfp4, .rows = 16, .cols = cols};
-    return backends::cuda_common::packed_units(WeightFormat::kNvfp4)->data_bytes(view);
+    const auto of_rows = [&](int64_t rows) {
+      const ops::WeightView view{.format = WeightFormat::kNvfp4, .rows = rows, .cols = cols};
+      return backends::cuda_common::packed_units(WeightFormat::kNvfp4)->data_bytes(view);
+    };
+    // Behind the last row there is room for a whole unit.
+    EXPECT_EQ(of_rows(16) % 4608, 0);
+    return of_rows(160) - of_rows(144);
   };
   EXPECT_EQ(bytes(128), 512 + 1024);
   EXPECT_EQ(bytes(144), 512 + 2048);

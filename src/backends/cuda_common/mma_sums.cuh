@@ -82,11 +82,8 @@ struct PackedRows {
     const uint4* pieces = reinterpret_cast<const uint4*>(units + Layout::offset(0, column, width)) + threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < Layout::kPieces; ++i) {
-      const int block = i / Layout::kBlockPieces;
-      // A short unit's other blocks have scales of zero.
-      const bool is_there = !Layout::kIsNvfp4 || column + block * kShareBlock < width;
-      unit.blocks[block].pieces[i % Layout::kBlockPieces] =
-          is_there ? __ldcs(pieces + Layout::kScalePieces + i * Layout::kLanes) : uint4{0, 0, 0, 0};
+      unit.blocks[i / Layout::kBlockPieces].pieces[i % Layout::kBlockPieces] =
+          __ldcs(pieces + Layout::kScalePieces + i * Layout::kLanes);
     }
     if constexpr (Layout::kIsNvfp4) unit.scale_codes = __ldcs(pieces);
     if constexpr (kIsFp8) unit.scales = __ldg(reinterpret_cast<const float2*>(block_scales + column / kShareBlock));

@@ -110,7 +110,8 @@ struct Packing {
   }
 
   static int64_t data_bytes(const ops::WeightView& weight) {
-    return ceil_div<int64_t>(weight.rows, Unit::kRows) * Unit::row_bytes(weight.cols);
+    return ceil_div<int64_t>(weight.rows, Unit::kRows) * Unit::row_bytes(weight.cols) +
+           (Unit::kBlocks - Unit::last_unit_blocks(weight.cols)) * Unit::kBlockBytes;
   }
   static int64_t scale_bytes(const ops::WeightView& weight) {
     if (!kIsFp8) return 0;  // none, or among the data
