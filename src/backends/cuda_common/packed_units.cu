@@ -55,8 +55,9 @@ struct Packing {
     place.column = unit % units * Unit::kColumns + piece / Unit::kBlockPieces * 128 + lane % 4 * 32 +
                    (piece % kRowPieces * 2 + i) * kItemCodes;
     const int64_t begin = unit / units * Unit::row_bytes(job.cols) + unit % units * Unit::kBytes;
-    const bool is_there = unit % units + 1 < units || piece / Unit::kBlockPieces < Unit::last_unit_blocks(job.cols);
-    place.words = is_there ? begin + Unit::kScaleBytes + at * 8 : -1;
+    const bool is_whole = unit % units + 1 < units || (unit / units + 1) * Unit::kRows >= job.rows;
+    const bool has_room = is_whole || piece / Unit::kBlockPieces < Unit::last_unit_blocks(job.cols);
+    place.words = has_room ? begin + Unit::kScaleBytes + at * 8 : -1;
     place.scale = begin + lane * Unit::kPieceBytes + piece * 2 + i;
     return place;
   }

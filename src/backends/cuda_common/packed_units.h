@@ -9,8 +9,8 @@
 //           each 8 bytes are permuted so that few instructions make BF16 of them: packed_nvfp4.h, packed_fp8.h; BF16's
 //           are in place
 //   matrix  [ceil(rows / 16)][ceil(cols / columns of a unit)] units; rows and columns that aren't there are zero. Of
-//           NVFP4 a row's last unit ends with the last 128 columns that are there: who reads it as a whole one has the
-//           next one's bytes for the other codes, and behind the matrix's last any bytes, and their scales are zero
+//           NVFP4 a row's last unit ends with the last 128 columns that are there, but the matrix's last is whole: who
+//           reads another as a whole one has the next one's bytes for codes, of which the scales are zero
 //   scales  FP8: as in the checkpoint, one FP32 per 128 x 128 block, but rows of them padded with zeros to a multiple
 //           of 4, so that those of a unit or a chunk of 512 columns are one aligned load
 #include <cstdint>

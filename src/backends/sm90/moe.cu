@@ -55,7 +55,7 @@ MoeJob group(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& arg
 
 template <class Shape>
 void compute_h(const ops::MoeExperts::Desc& desc, const MoeJob& job, device::Queue& queue) {
-  launch_map<Shape, GateAndUpTiles>("gate_and_up", desc, desc.inner, job, queue);
+  launch_map<Shape, GateAndUpTiles<Shape>>("gate_and_up", desc, desc.inner, job, queue);
   if (cuda_common::needs_input_rows(desc.input)) round_h<typename Shape::Inputs>(desc, job, queue);
 }
 

@@ -169,9 +169,17 @@ class DownTilesOf : public WorkTiles {
   }
 };
 template <class Shape>
-class DownTiles final : public DownTilesOf<Shape, MoeJob> {
+class DownTiles : public DownTilesOf<Shape, MoeJob> {
  public:
   using DownTilesOf<Shape, MoeJob>::DownTilesOf;
+};
+
+// Down where w2's columns are whole units: of few tokens, asking for each chunk costs up to 1 % of a step.
+template <class Down>
+class OfWholeUnits final : public Down {
+ public:
+  using Down::Down;
+  __device__ static constexpr int last_unit_blocks() { return cuda_common::PackedNvfp4::kBlocks; }
 };
 
 }  // namespace tessera::backends::sm90

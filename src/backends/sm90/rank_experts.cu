@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMostChoices = 32;  // a warp takes in a token's
 
 template <class Shape>
-class RankDownTiles final : public DownTilesOf<Shape, RankMoeJob> {
+class RankDownTiles : public DownTilesOf<Shape, RankMoeJob> {
  public:
   using DownTilesOf<Shape, RankMoeJob>::DownTilesOf;
 };
