@@ -125,6 +125,8 @@ class PackedRing {
       constexpr int kBetween = Layout::kLanes * Layout::kPieceBytes;
 #pragma unroll
       for (int i = 0; i < Layout::kBytes / kBetween; ++i) {
+        // Of a short unit what is there; what else lies in the stage is not multiplied.
+        if (Layout::kIsNvfp4 && next_.column() + (i - 1) / Layout::kBlockPieces * kShareBlock >= width_) break;
         ptx::copy_async<Layout::kPieceBytes>(stage + i * kBetween, unit + i * kBetween);
       }
       if constexpr (kIsFp8) {
