@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -89,7 +90,7 @@ class Nccl final : public Communicator {
         connect(executor.queue());
         executor.synchronize();
         check();
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         end(error.what());  // what the next call will say
       }
     });

@@ -174,7 +174,7 @@ class DownTiles : public DownTilesOf<Shape, MoeJob> {
   using DownTilesOf<Shape, MoeJob>::DownTilesOf;
 };
 
-// Down where w2's columns are whole units: of few tokens, asking for each chunk costs up to 1 % of a step.
+// Down where w2's columns are whole units: of few tokens, asking at run time costs up to 1 % of a step.
 template <class Down>
 class OfWholeUnits final : public Down {
  public:

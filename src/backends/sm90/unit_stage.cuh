@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Packed weights in shared memory: a unit's columns of some rows, as they lie in the matrix
-// (cuda_common/packed_units.h). Behind a short unit lie the codes of another, with scales of zero.
+// (cuda_common/packed_units.h). Behind a short unit lie any codes, with scales of zero.
 #include <cstdint>
 
 #include "backends/cuda_common/packed_shares.cuh"
