@@ -124,55 +124,85 @@ __device__ inline float last_factor(float2& total, float sink) {
 
 constexpr int kMergeThreads = static_cast<int>(ops::kMaxHeadDim) / 4;  // each has four channels
 
-// Grid: tokens by heads. kSlots: at least the job's.
+// The factors of merge_factors, of all parts at once, by a warp: what it goes through part by part is the maximum so
+// far, which a scan finds. factors[part] and sums[part], a part's own sum, are of `num_parts` parts; returns the
+// maximum.
+template <class StateOf>
+__device__ float all_merge_factors(const StateOf& state_of, int num_parts, float2* factors, float* sums) {
+  constexpr unsigned kAll = ~0u;
+  constexpr int kLanes = 32;
+  constexpr float kNone = -__builtin_huge_valf();
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const auto later_max = [](float so_far, float next) { return next != next || next > so_far ? next : so_far; };
+  float before = kNone;
+  for (int first = 0; first < num_parts; first += kLanes) {
+    const int part = first + lane;
+    const float2 state = part < num_parts ? state_of(part) : float2{kNone, 0};
+    float max = state.x;
+    for (int step = 1; step < kLanes; step *= 2) {
+      const float lower = __shfl_up_sync(kAll, max, step);
+      if (lane >= step) max = later_max(lower, max);
+    }
+    max = later_max(before, max);
+    const float lower = __shfl_up_sync(kAll, max, 1), last = lane == 0 ? before : lower;
+    if (part < num_parts) {
+      factors[part] = max == kNone ? float2{-1, -1} : float2{expf(last - max), expf(state.x - max)};
+      sums[part] = state.y;
+    }
+    before = __shfl_sync(kAll, max, kLanes - 1);
+  }
+  return before;
+}
+
+// Grid: tokens by heads. kSlots: at least the job's. Bound by the latency of loads: a thread has kAtOnce on their way.
 template <int kSlots>
 __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(AttentionJob job) {
+  constexpr int kAtOnce = 16;
   __shared__ float2 s_factors[kSlots];
-  __shared__ float s_last;
+  __shared__ float s_sums[kSlots], s_max;
   wait_for_previous();
   const int64_t t = blockIdx.x, head = blockIdx.y;
   const int num_parts = AttentionKeys::of_token(job, t).num_parts, channel = static_cast<int>(threadIdx.x) * 4;
   if (num_parts > job.slots) return;  // a block that has had all of them is done with it
-  const auto output_of = [&](int part) {
-    const int64_t slot = (t * job.slots + part) * job.heads + head;
-    return *reinterpret_cast<const float4*>(job.outputs + slot * job.width + channel);
+  const auto slot_of = [&](int part) { return (t * job.slots + part) * job.heads + head; };
+  float4 outputs[kAtOnce];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= num_parts || channel >= job.width) break;
+      outputs[n] = *reinterpret_cast<const float4*>(job.outputs + slot_of(first + n) * job.width + channel);
+    }
   };
   // On their way while factors are worked out.
-  constexpr int kEarly = 8;
-  float4 early[kEarly];
-#pragma unroll
-  for (int part = 0; part < kEarly; ++part) {
-    if (part < num_parts && channel < job.width) early[part] = output_of(part);
-  }
-  for (int part = static_cast<int>(threadIdx.x); part < num_parts; part += kMergeThreads) {
-    s_factors[part] = job.states[(t * job.slots + part) * job.heads + head];
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    float2 total = {-__builtin_huge_valf(), 0};
-    for (int part = 0; part < num_parts; ++part) s_factors[part] = merge_factors(total, s_factors[part]);
-    s_last = last_factor(total, job.sink[head]);
+  const float sink = job.sink[head];
+  load(0);
+  if (threadIdx.x < 32) {
+    const float max =
+        all_merge_factors([&](int part) { return job.states[slot_of(part)]; }, num_parts, s_factors, s_sums);
+    if (threadIdx.x == 0) s_max = max;
   }
   __syncthreads();
   if (channel >= job.width) return;
+  float2 total = {s_max, 0};
   float values[4] = {};
-  const auto add = [&](int part, const float4& output) {
-    const float2 factors = s_factors[part];
-    if (factors.x < 0) return;
-    values[0] = values[0] * factors.x + output.x * factors.y;
-    values[1] = values[1] * factors.x + output.y * factors.y;
-    values[2] = values[2] * factors.x + output.z * factors.y;
-    values[3] = values[3] * factors.x + output.w * factors.y;
-  };
+  for (int first = 0; first < num_parts; first += kAtOnce) {
+    if (first > 0) load(first);
 #pragma unroll
-  for (int part = 0; part < kEarly; ++part) {
-    if (part < num_parts) add(part, early[part]);
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n >= num_parts) break;
+      const float2 factors = s_factors[first + n];
+      if (factors.x < 0) continue;
+      total.y = total.y * factors.x + s_sums[first + n] * factors.y;
+      values[0] = values[0] * factors.x + outputs[n].x * factors.y;
+      values[1] = values[1] * factors.x + outputs[n].y * factors.y;
+      values[2] = values[2] * factors.x + outputs[n].z * factors.y;
+      values[3] = values[3] * factors.x + outputs[n].w * factors.y;
+    }
   }
-#pragma unroll 4
-  for (int part = kEarly; part < num_parts; ++part) add(part, output_of(part));
+  const float factor = last_factor(total, sink);
   uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * s_last);
+  for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * factor);
 }
 
 template <int kSlots>
