@@ -183,6 +183,9 @@ TEST_F(HopperAttentionTest, FewTokens) {
   check(batch(EntryFormat::kKvFp8Bf16, 16, 128, 2, 2200, false));  // more parts than clusters share
   check(batch(EntryFormat::kKvFp8Bf16, 37, 130, 6, 140, false));
   check(batch(EntryFormat::kBf16, 128, 128, 3, 129, true));
+  if (testing::kGpuIsEmulated) return;
+  check(batch(EntryFormat::kKvFp8Bf16, 16, 128, 2, 9000, false));   // more parts than there are clusters at once
+  check(batch(EntryFormat::kKvFp8Bf16, 16, 128, 2, 40000, false));  // as many as the workspace holds, almost
 }
 
 // A part to a token, whose channels are spread; and two.

@@ -377,7 +377,10 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   const int64_t few_blocks = args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts;
   if (few_blocks <= kFewClusters) {
     const bool knows_parts = !args.entry_cache.exists() || args.selected != nullptr;
-    return attention_few(desc, args, knows_parts ? std::min(parts, kMostSplits) : kMostSplits, queue);
+    if (knows_parts) return attention_few(desc, args, std::min(parts, kMostSplits), queue);
+    // As many clusters of four as a multiprocessor has room for eight blocks; those without a part end at once.
+    const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, 16);
+    return attention_few(desc, args, std::max(kMostSplits, 2 * cuda_common::multiprocessors() / items), queue);
   }
   if (parts > 1 && args.num_tokens <= kFewTokens && few_blocks <= kFewBlocks) {
     return cuda::attention_mma(desc, args, queue);
