@@ -511,6 +511,48 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
   }
 }
 
+// Rows that are taken in parts or stay in no registers, of many tokens too; with a largest score far above the others,
+// most of them zeros, few that differ, and all of one sign.
+TEST_F(RowsTest, TopKOfLongRows) {
+  enum Kind { kNormal, kPositive, kNegative, kOutlier, kMostlyZero, kClose, kNan, kKinds };
+  for (const auto& [stride, tokens] : {std::pair<int64_t, int64_t>{30001, 7}, {20000, 7}, {5000, 140}}) {
+    std::vector<float> scores = floats(tokens * stride, 1);
+    std::vector<int32_t> counts;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto kind = static_cast<Kind>(t % kKinds);
+      counts.push_back(static_cast<int32_t>(stride - (t % 3 == 1 ? rng_.below(1000) : 0)));
+      for (int64_t j = 0; j < stride; ++j) {
+        float& score = scores[static_cast<size_t>(t * stride + j)];
+        if (kind == kPositive || kind == kOutlier) score = std::abs(score);
+        if (kind == kOutlier && j == 77) score = 1e30f;
+        if (kind == kNegative) score = -std::abs(score);
+        if (kind == kMostlyZero && rng_.below(200) != 0) score = 0;
+        if (kind == kClose) score = 1 + static_cast<float>(rng_.below(3000)) * 0x1p-23f;
+        if (kind == kNan && rng_.below(2) == 0) score = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    for (const int64_t k : {512, 1024, 1025}) {
+      std::vector<int32_t> expected(static_cast<size_t>(tokens * k));
+      device::Queue one(1);
+      ops::TopK::Args args{.scores = scores.data(),
+                           .stride = stride,
+                           .counts = counts.data(),
+                           .selected = expected.data(),
+                           .num_tokens = tokens};
+      ops::top_k_reference({.k = k}, args, one);
+      testing::for_each_variant<ops::TopK>({.k = k}, [&](const ops::Variant<ops::TopK>& variant, bool) {
+        std::vector<int32_t> selected(expected.size(), 77);
+        args.selected = selected.data();
+        const device::Buffer workspace = testing::workspace_for(variant, {.k = k}, tokens);
+        args.workspace = workspace.data();
+        device::Queue queue(3);
+        variant.run({.k = k}, args, queue);
+        EXPECT_EQ(selected, expected) << k << " of " << stride;
+      });
+    }
+  }
+}
+
 // A cache that has no entries yet.
 TEST_F(RowsTest, TopKOfNoScores) {
   const int32_t counts[3] = {0, 0, 0};

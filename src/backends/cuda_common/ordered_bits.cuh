@@ -12,4 +12,9 @@ __device__ inline uint32_t ordered_bits(float score) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
+// A score with those bits.
+__device__ inline float score_of_bits(uint32_t bits) {
+  return __uint_as_float(bits >> 31 != 0 ? bits & 0x7FFFFFFFu : ~bits);
+}
+
 }  // namespace tessera::backends::cuda_common

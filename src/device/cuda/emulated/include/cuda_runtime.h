@@ -228,6 +228,15 @@ inline unsigned __ballot_sync(
 inline int __popc(unsigned word) {
   return __builtin_popcount(word);
 }
+inline int __popcll(unsigned long long word) {
+  return __builtin_popcountll(word);
+}
+inline int __ffsll(long long word) {
+  return __builtin_ffsll(word);
+}
+inline int __clz(int word) {
+  return word == 0 ? 32 : __builtin_clz(static_cast<unsigned>(word));
+}
 inline int __any_sync(unsigned mask, int predicate,
                       const tessera::device::emulated::Site& site = tessera::device::emulated::Site::current()) {
   return __ballot_sync(mask, predicate != 0, site) != 0 ? 1 : 0;
