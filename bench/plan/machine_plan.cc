@@ -45,8 +45,10 @@ void check_load(const model::Config& config, const ServingLoad& load) {
 // In which the GPU's kernels keep NVFP4 weights.
 model::PackedUnitShape packed_unit(Family family) {
   switch (family) {
-    case Family::kHopper:
-      return {cuda_common::PackedNvfp4::kRows, 128, cuda_common::PackedNvfp4::kColumns};
+    case Family::kHopper: {
+      using Unit = cuda_common::PackedNvfp4;
+      return {Unit::kRows, Unit::kColumns / Unit::kBlocks, Unit::kColumns};
+    }
     case Family::kTensorMemory:
       return {sm100::PackedTile::kRows, sm100::PackedTile::kColumns, sm100::PackedTile::kColumns};
     case Family::kWarpProducts:

@@ -118,7 +118,7 @@ void HopperIndexScoresTest::check(const Batch& b, bool has_finite_keys) {
 TEST_F(HopperIndexScoresTest, FewTokens) {
   check(batch(1, 700));
   check(batch(3, 300));
-  if (!testing::kGpuIsEmulated) check(batch(1, 200000));  // more tiles to a warp than are copied ahead
+  if (!testing::kGpuIsEmulated) check(batch(1, 200000));  // several tiles to a warpgroup
 }
 
 // So many that four are taken together, on the emulated GPU too.

@@ -511,11 +511,20 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
   }
 }
 
-// Rows that are taken in parts or stay in no registers, of many tokens too; with a largest score far above the others,
-// most of them zeros, few that differ, and all of one sign.
+// Rows that are taken in parts, or by turns of a thread block; with a largest score far above the others, most of them
+// zeros, few that differ, and all of one sign.
 TEST_F(RowsTest, TopKOfLongRows) {
   enum Kind { kNormal, kPositive, kNegative, kOutlier, kMostlyZero, kClose, kNan, kKinds };
-  for (const auto& [stride, tokens] : {std::pair<int64_t, int64_t>{30001, 7}, {20000, 7}, {5000, 140}}) {
+  struct Rows {
+    int64_t stride, tokens;
+    std::vector<int64_t> k;
+  };
+  std::vector<Rows> all = {{30001, 7, {512, 1024, 1025}},  // parts
+                           {21000, 7, {1024}},             // too few of them: a block takes two turns
+                           {17000, 2, {8000}},             // more than three of a thread's
+                           {5000, 140, {512, 1025}}};
+  if (!testing::kIsSanitized) all.push_back({140000, 100, {1024}});  // parts that take two turns
+  for (const auto& [stride, tokens, ks] : all) {
     std::vector<float> scores = floats(tokens * stride, 1);
     std::vector<int32_t> counts;
     for (int64_t t = 0; t < tokens; ++t) {
@@ -531,7 +540,7 @@ TEST_F(RowsTest, TopKOfLongRows) {
         if (kind == kNan && rng_.below(2) == 0) score = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    for (const int64_t k : {512, 1024, 1025}) {
+    for (const int64_t k : ks) {
       std::vector<int32_t> expected(static_cast<size_t>(tokens * k));
       device::Queue one(1);
       ops::TopK::Args args{.scores = scores.data(),

@@ -4,9 +4,9 @@
 // scores lie and go on with the piece that holds the k-th. The first range is from a bound that its threads' own
 // largest give to the largest: scores of one magnitude spread over all pieces there, where pieces of all there is would
 // be counted in a few places, one behind the other. Of long contexts a few tokens' scores are taken in parts, a block
-// each, and a second kernel chooses from what the parts have listed. What bounds it: the latency of rounds, and of code
-// that runs once; so loops are kept short, and scores in shared memory, where a loop may index them. A thread has an
-// odd number of neighbouring ones, so that lanes meet different banks, and all it lists takes one scan.
+// each, and then from what the parts have listed. Scores are in shared memory from round to round. A thread has an odd
+// number of neighbouring ones, so that lanes meet different banks, and all it lists takes one scan.
+// What bounds it: the latency of a round, of many scores by going over them.
 #include <algorithm>
 #include <cmath>
 
@@ -36,9 +36,9 @@ struct Job {
 };
 
 // A token's scores in parts of `part`, all but the last longer than k: the largest k of part p of token t, by index,
-// are at lists + (t * parts + p) * k, and their bits in the same place of `bits`. Whoever is among the token's largest
-// is among its part's, ties included. A token's lists have no gap; they ascend from part to part, so ties among the
-// listed go by index too.
+// are at lists + (t * parts + p) * k, and the scores in the same place of `scores`. Whoever is among the token's
+// largest is among its part's, ties included. A token's lists have no gap; they ascend from part to part, so ties among
+// the listed go by index too.
 struct Parts {
   int32_t* lists;
   float* scores;
@@ -61,7 +61,7 @@ class Scores {
         held_(dynamic_shared<uint32_t>()),
         count_(count),
         each_(min(kMostEach, ceil_div(count, kBlock) | 1)) {
-    load(0);
+    if (count <= kMostHeld) load(0);
   }
   // Threads that have as many scores as any.
   __device__ int32_t full_threads() const { return min(kBlock, count_ / each_); }
@@ -197,8 +197,7 @@ __device__ void list_chosen(const Scores& scores, const Range& range, const Put&
   });
 }
 
-// What a block chooses among: all scores of a token, those of a part, or what parts have listed. One kernel for all,
-// since its code is there when it has just run.
+// What a block chooses among: all scores of a token, those of a part, or what parts have listed.
 enum class From { kScores, kPart, kLists };
 
 // Grid: tokens by parts (From::kPart).
@@ -259,7 +258,7 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
   const int64_t even = static_cast<int64_t>(std::sqrt(static_cast<double>(args.stride * desc.k)));
   const int64_t most_parts = kMostLists / std::max<int64_t>(args.num_tokens, 1);
   const int64_t least = std::max(even, most_parts == 0 ? args.stride : ceil_div(args.stride, most_parts));
-  const int64_t part = std::max<int64_t>(ceil_div<int64_t>(least, kBlock) | 1, 1) * kBlock;
+  const int64_t part = (ceil_div<int64_t>(least, kBlock) | 1) * kBlock;
   const int64_t num_parts = ceil_div(args.stride, part);
   int32_t* lists = static_cast<int32_t*>(args.workspace);
   const Parts parts{lists, reinterpret_cast<float*>(lists + kMostLists * desc.k), part, num_parts};

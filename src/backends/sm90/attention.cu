@@ -378,7 +378,7 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   if (few_blocks <= kFewClusters) {
     const bool knows_parts = !args.entry_cache.exists() || args.selected != nullptr;
     if (knows_parts) return attention_few(desc, args, std::min(parts, kMostSplits), queue);
-    // As many clusters of four as a multiprocessor has room for eight blocks; those without a part end at once.
+    // Clusters of four for eight blocks to a multiprocessor; those without a part end at once.
     const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, 16);
     return attention_few(desc, args, std::max(kMostSplits, 2 * cuda_common::multiprocessors() / items), queue);
   }
