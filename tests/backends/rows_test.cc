@@ -470,6 +470,28 @@ TEST_F(RowsTest, IndexScores) {
   }
 }
 
+// Every variant chooses the reference's k of each row of `stride` scores, of which counts[t] are seen.
+void expect_chosen(const std::vector<float>& scores, int64_t stride, const std::vector<int32_t>& counts, int64_t k) {
+  const auto tokens = static_cast<int64_t>(counts.size());
+  std::vector<int32_t> expected(static_cast<size_t>(tokens * k));
+  ops::TopK::Args args{.scores = scores.data(),
+                       .stride = stride,
+                       .counts = counts.data(),
+                       .selected = expected.data(),
+                       .num_tokens = tokens};
+  device::Queue one(1);
+  ops::top_k_reference({.k = k}, args, one);
+  testing::for_each_variant<ops::TopK>({.k = k}, [&](const ops::Variant<ops::TopK>& variant, bool) {
+    std::vector<int32_t> selected(expected.size(), 77);
+    args.selected = selected.data();
+    const device::Buffer workspace = testing::workspace_for(variant, {.k = k}, tokens);
+    args.workspace = workspace.data();
+    device::Queue queue(3);
+    variant.run({.k = k}, args, queue);
+    EXPECT_EQ(selected, expected) << k << " of " << stride;
+  });
+}
+
 TEST_F(RowsTest, TopKWithTiesAndNan) {
   constexpr int64_t kStride = 9000, kTokens = 15;
   std::vector<float> scores = floats(kTokens * kStride, 1);
@@ -489,26 +511,8 @@ TEST_F(RowsTest, TopKWithTiesAndNan) {
     for (int64_t j = 0; j < kStride; ++j)
       scores[static_cast<size_t>(row * kStride + j)] = -1 - static_cast<float>(rng_.below(values)) * 0x1p-23f;
   }
-  const int32_t counts[kTokens] = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2100, 9000, 9000, 9000, 8999};
-  for (const int64_t k : {1, 16, 400, 512, 5000}) {
-    std::vector<int32_t> expected(static_cast<size_t>(kTokens * k));
-    device::Queue one(1);
-    ops::TopK::Args args{.scores = scores.data(),
-                         .stride = kStride,
-                         .counts = counts,
-                         .selected = expected.data(),
-                         .num_tokens = kTokens};
-    ops::top_k_reference({.k = k}, args, one);
-    testing::for_each_variant<ops::TopK>({.k = k}, [&](const ops::Variant<ops::TopK>& variant, bool) {
-      std::vector<int32_t> selected(expected.size(), 77);
-      args.selected = selected.data();
-      const device::Buffer workspace = testing::workspace_for(variant, {.k = k}, kTokens);
-      args.workspace = workspace.data();
-      device::Queue queue(3);
-      variant.run({.k = k}, args, queue);
-      EXPECT_EQ(selected, expected) << k;
-    });
-  }
+  const std::vector<int32_t> counts = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2100, 9000, 9000, 9000, 8999};
+  for (const int64_t k : {1, 16, 400, 512, 5000}) expect_chosen(scores, kStride, counts, k);
 }
 
 // Rows that are taken in parts, or by turns of a thread block; with a largest score far above the others, most of them
@@ -540,25 +544,7 @@ TEST_F(RowsTest, TopKOfLongRows) {
         if (kind == kNan && rng_.below(2) == 0) score = std::numeric_limits<float>::quiet_NaN();
       }
     }
-    for (const int64_t k : ks) {
-      std::vector<int32_t> expected(static_cast<size_t>(tokens * k));
-      device::Queue one(1);
-      ops::TopK::Args args{.scores = scores.data(),
-                           .stride = stride,
-                           .counts = counts.data(),
-                           .selected = expected.data(),
-                           .num_tokens = tokens};
-      ops::top_k_reference({.k = k}, args, one);
-      testing::for_each_variant<ops::TopK>({.k = k}, [&](const ops::Variant<ops::TopK>& variant, bool) {
-        std::vector<int32_t> selected(expected.size(), 77);
-        args.selected = selected.data();
-        const device::Buffer workspace = testing::workspace_for(variant, {.k = k}, tokens);
-        args.workspace = workspace.data();
-        device::Queue queue(3);
-        variant.run({.k = k}, args, queue);
-        EXPECT_EQ(selected, expected) << k << " of " << stride;
-      });
-    }
+    for (const int64_t k : ks) expect_chosen(scores, stride, counts, k);
   }
 }
 
