@@ -31,13 +31,14 @@ class HopperIndexScoresTest : public testing::RandomTest {
   int64_t some(int64_t from, int64_t below) {
     return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
   }
-  Batch batch(int64_t tokens, int64_t most);
+  // Pages of 2^shift entries; -1: of 8 to 128.
+  Batch batch(int64_t tokens, int64_t most, int shift = -1);
   void check(const Batch& batch, bool has_finite_keys = true);
 };
 
-Batch HopperIndexScoresTest::batch(int64_t tokens, int64_t most) {
+Batch HopperIndexScoresTest::batch(int64_t tokens, int64_t most, int shift) {
   Batch b;
-  b.most = most, b.shift = static_cast<int>(some(3, 5)), b.pages_each = (most >> b.shift) + 1;
+  b.most = most, b.shift = shift >= 0 ? shift : static_cast<int>(some(3, 5)), b.pages_each = (most >> b.shift) + 1;
   const int64_t entries = int64_t{1} << b.shift;
   for (int64_t page = 0; page < kSequences * b.pages_each; ++page) {
     const std::vector<float> values = testing::adversarial(rng_, entries, kWidth);
@@ -119,6 +120,20 @@ TEST_F(HopperIndexScoresTest, FewTokens) {
   check(batch(1, 700));
   check(batch(3, 300));
   if (!testing::kGpuIsEmulated) check(batch(1, 200000));  // several tiles to a warpgroup
+}
+
+// Pages that hold whole tiles, of which a warpgroup takes many: they are copied ahead, in more turns than there are
+// stages (on the emulated GPU also than a warp has lanes), to the last key of a tile and beyond it.
+TEST_F(HopperIndexScoresTest, FewTokensBehindALongContext) {
+  const int64_t of_one = testing::kGpuIsEmulated ? 4000 : 150000, of_two = testing::kGpuIsEmulated ? 8500 : 80000;
+  Batch one = batch(1, of_one, 6);
+  for (const int64_t count : {of_one / 64 * 64, of_one / 64 * 64 + 1}) {
+    one.counts[0] = static_cast<int32_t>(count);
+    check(one);
+  }
+  Batch two = batch(2, of_two, 7);
+  two.counts = {static_cast<int32_t>(of_two), static_cast<int32_t>(some(0, of_two))};
+  check(two);
 }
 
 // So many that four are taken together, on the emulated GPU too.

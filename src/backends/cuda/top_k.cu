@@ -15,6 +15,7 @@
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/ordered_bits.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
+#include "backends/cuda_common/spread.cuh"
 
 namespace tessera::backends::cuda {
 
@@ -264,7 +265,7 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
   const Parts parts{lists, reinterpret_cast<float*>(lists + kMostLists * desc.k), part, num_parts};
   const auto start = [&](From from, int64_t blocks, int64_t count) {
     launch("top_k", queue, choose_largest, dim3(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(blocks)),
-           kBlock, held_bytes(count), job, parts, from);
+           kBlock, spread_bytes(held_bytes(count), blocks * args.num_tokens), job, parts, from);
   };
   if (args.stride > kLeastToPart && num_parts >= kLeastParts && part > desc.k) {
     start(From::kPart, num_parts, part);

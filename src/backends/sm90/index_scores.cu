@@ -3,56 +3,25 @@
 // queries, 64 columns of B, token after token. A thread block keeps the queries of its tokens and goes over keys; those
 // that all its tokens share (a prompt's) are decoded once, and while a token's sums are weighed the next one's products
 // run.
-//   order  as in cuda.mma, whose bits these are: heads g and g + 8 of each 16 in turn, then over g by halves; a step of
-//          16 channels is of 4 of each lane's 16 in a group of 64, pairs of FP4 codes (j, j + 4) of each eight
 // What bounds it: many tokens by the products of BF16 (256 cycles for 64 keys of a token, of which a warp's scheduler
-// issues some 170 times to weigh the sums); few by finding and decoding keys, some 310; what bounds one
-// token is not known (docs/performance/hopper.md).
+// issues some 170 times to weigh the sums); few by finding and decoding keys, some 310 (docs/performance/hopper.md).
 #include <algorithm>
 #include <cmath>
 
 #include "backends/cuda/kernels.h"
-#include "backends/cuda_common/e2m1_pairs.cuh"
-#include "backends/cuda_common/launch.cuh"
-#include "backends/cuda_common/ptx/conversions.cuh"
-#include "backends/cuda_common/ptx/mma.cuh"
-#include "backends/cuda_common/ptx/wgmma.cuh"
+#include "backends/sm90/index_products.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/uniform.cuh"
-#include "numeric/bf16.h"
 
 namespace tessera::backends::sm90 {
 
 namespace {
 
-using namespace cuda_common;
-
-constexpr int kWarpgroup = 128, kLog2Keys = 6, kKeys = 1 << kLog2Keys, kHeads = 64, kWidth = 128;
-constexpr int kGroup = 64, kGroups = kWidth / kGroup;  // channels of a row of 128 bytes in shared memory
-constexpr int kPanelBytes = kHeads * kGroup * 2, kQueryBytes = kGroups * kPanelBytes;
-constexpr int kCodeBytes = kWidth / 2;
+using namespace index;
 
 // Tokens and warpgroups of a thread block, which has a multiprocessor for itself: three have registers for two tiles of
 // sums, four get a token's first keys sooner.
-constexpr int kManyTokens = 8, kManyWarpgroups = 3, kFewWarpgroups = 4;
-
-struct Job {
-  const uint16_t *queries, *weights;
-  ops::PagedEntries<const uint8_t> keys;
-  const int32_t* counts;
-  float* scores;
-  int64_t stride;
-  int entry_bytes, num_tokens;
-  float scale;
-};
-
-// What a lane loads of rows g and g + 8 of its warp's keys: 16 channels from 64 n + 16 t on and the row's scales.
-struct Codes {
-  uint32_t words[2][kGroups][2], scales[2];
-};
-
-// A: [step of 16 channels][as wgmma_bf16 takes it].
-using Operand = uint32_t[kWidth / 16][4];
+constexpr int kManyTokens = 8, kManyWarpgroups = 3;
 
 template <int kTokens>
 struct Shared {
@@ -61,90 +30,6 @@ struct Shared {
   // How many keys this token and those behind it that have the same keys see; 0: the token before has the same keys.
   int limits[kTokens];
 };
-
-// What E2M1's pairs, times 2^-126, are multiplied by: 2^126 times the scale 2^(e - 127), as two factors of which the
-// second is 1 up to a scale of 2.
-__device__ inline uint2 factors_of(uint32_t e) {
-  constexpr uint32_t kNan = 0x7FC0, kOne = 0x3F80, kMost = 128;
-  const uint32_t first = e == 255 ? kNan : (min(e, kMost) + 126) << 7;
-  const uint32_t second = kOne + ((max(e, kMost) - kMost) << 7);
-  return {first | first << 16, second | second << 16};
-}
-
-__device__ inline void decode(const Codes& codes, int lane_of_row, Operand& a) {
-#pragma unroll
-  for (int n = 0; n < kGroups; ++n) {
-    uint2 factors[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) factors[r] = factors_of(codes.scales[r] >> (16 * n + lane_of_row / 2 * 8) & 0xFF);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = e2m1_pair_small(codes.words[i % 2][n][step / 2], step % 2 * 2 + i / 2);
-        a[4 * n + step][i] = ptx::multiply_bf16x2(pair, factors[i % 2].x);
-      }
-    }
-    constexpr uint32_t kOnes = 0x3F803F80;
-    if (__any_sync(~0u, factors[0].y != kOnes || factors[1].y != kOnes)) {
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[4 * n + step][i] = ptx::multiply_bf16x2(a[4 * n + step][i], factors[i % 2].y);
-      }
-    }
-  }
-}
-
-// The tokens' queries as B, piece by piece: panel n of a token has channels [64 n, 64 n + 64) of a head in a row, of
-// which a piece has eight of each lane's 16.
-class QueryPiece {
- public:
-  static constexpr int kOfToken = kHeads * kGroups * 2;
-
-  __device__ QueryPiece(const uint16_t* queries, int item) : row_(item / kEach), n_(item / 2 % kGroups), i_(item % 2) {
-    const uint16_t* from = queries + static_cast<int64_t>(row_) * kWidth + n_ * kGroup;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) values_[t] = __ldg(reinterpret_cast<const uint4*>(from) + 2 * t + i_);
-  }
-  __device__ void store(char* s_queries) const {
-    uint4 v[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) v[t] = split_pairs(values_[t]);
-    const int head = row_ % kHeads;
-    uint4* to = reinterpret_cast<uint4*>(s_queries + row_ / kHeads * kQueryBytes + n_ * kPanelBytes) + head * 8;
-    const auto place = [&](int c) -> uint4& { return to[(4 * i_ + c) ^ (head % 8)]; };
-    place(0) = {v[0].x, v[1].x, v[2].x, v[3].x};
-    place(1) = {v[0].y, v[1].y, v[2].y, v[3].y};
-    place(2) = {v[0].z, v[1].z, v[2].z, v[3].z};
-    place(3) = {v[0].w, v[1].w, v[2].w, v[3].w};
-  }
-
- private:
-  static constexpr int kEach = 2 * kGroups;
-  int row_, n_, i_;
-  uint4 values_[4];
-};
-
-// The score of this lane's row g (lanes 0 of a row) or g + 8 (lanes 1). A NaN passes through.
-__device__ inline float weigh(const float (&sums)[32], const float* s_weights, int lane_of_row) {
-  float scores[2][2] = {};
-#pragma unroll
-  for (int j = 0; j < kHeads / 8; ++j) {
-    const float2 weights = *reinterpret_cast<const float2*>(s_weights + 8 * j + 2 * lane_of_row);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scores[i / 2][i % 2] += (i % 2 == 0 ? weights.x : weights.y) * ptx::positive_part(sums[4 * j + i]);
-    }
-  }
-#pragma unroll
-  for (int step = 2; step >= 1; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scores[i / 2][i % 2] += __shfl_xor_sync(~0u, scores[i / 2][i % 2], step);
-  }
-  const float low = scores[0][0] + scores[0][1], high = scores[1][0] + scores[1][1];
-  return lane_of_row == 0 ? low : high;
-}
 
 // A warpgroup's walk over its keys, every step-th 64, for the block's tokens.
 template <int kTokens>
@@ -163,18 +48,18 @@ class Walk {
     for (; first_ < most_; first_ += step_) {
       Operand a;
       float sums[2][kHeads / 2];
-      decode(codes_, lane_of_row(), a);
+      decode(codes_, a);
       if (first_ + step_ < most_) load(0, first_ + step_);
-      multiply(a, 0, sums[0]);
+      multiply(a, queries_of(0), sums[0]);
 #pragma unroll
       for (int token = 0; token < kTokens; ++token) {
         if (token + 1 < kTokens) {
-          multiply(a, token + 1, sums[(token + 1) % 2]);
+          multiply(a, queries_of(token + 1), sums[(token + 1) % 2]);
           ptx::wait_for_products<1>();
         } else {
           ptx::wait_for_products<0>();
         }
-        finish(token, s_.counts[token], sums[token % 2]);
+        finish_token(token, s_.counts[token], sums[token % 2]);
       }
     }
   }
@@ -184,42 +69,30 @@ class Walk {
     for (; first_ < most_; first_ += step_) {
       for (int token = 0; token < kTokens; ++token) {
         if (uniform(s_.limits[token]) > first_) {
-          decode(codes_, lane_of_row(), a);
+          decode(codes_, a);
           load_next(token + 1, first_);
         }
         const int count = uniform(s_.counts[token]);
         if (count <= first_) continue;
         float sums[kHeads / 2];
-        multiply(a, token, sums);
+        multiply(a, queries_of(token), sums);
         ptx::wait_for_products<0>();
-        finish(token, count, sums);
+        finish_token(token, count, sums);
       }
     }
   }
 
  private:
-  __device__ static int lane_of_row() {
-    return static_cast<int>(threadIdx.x) % 4;
-  }
-  // The first of a lane's two; the other is 8 further.
-  __device__ static int row() {
+  // Row g (0) or g + 8 (1) of this lane's 16 of the warpgroup's 64: keys as they lie.
+  __device__ static int key_of(int r) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
-    return thread / 32 * 16 + thread % 32 / 4;
+    return thread / 32 * 16 + thread % 32 / 4 + 8 * r;
   }
-
-  __device__ void multiply(const Operand& a, int token, float (&sums)[kHeads / 2]) const {
-    const ptx::SharedOperand b = ptx::SharedOperand::of(s_queries_ + token * kQueryBytes, 1024);
-    ptx::begin_products();
-#pragma unroll
-    for (int k = 0; k < kWidth / 16; ++k) {
-      ptx::wgmma_bf16<kHeads>(sums, a[k], b + (k / 4 * kPanelBytes + k % 4 * 32), k > 0);
-    }
-    ptx::commit_products();
+  __device__ const char* queries_of(int token) const {
+    return s_queries_ + token * kQueryBytes;
   }
-  __device__ void finish(int token, int count, const float (&sums)[kHeads / 2]) const {
-    const float score = weigh(sums, s_.weights[token], lane_of_row());
-    const int key = first_ + row() + 8 * lane_of_row();
-    if (lane_of_row() < 2 && key < count) job_.scores[(first_token_ + token) * job_.stride + key] = score;
+  __device__ void finish_token(int token, int count, const float (&sums)[kHeads / 2]) const {
+    finish(job_, first_token_ + token, first_ + key_of(lane_of_row()), count, s_.weights[token], sums);
   }
 
   // Of the token's keys from first_key on; of the last one where there are no more.
@@ -228,12 +101,11 @@ class Walk {
     const int last = s_.limits[token] - 1 - first_key;
     // In a row, where they are: then a warp's lanes need one address.
     const bool are_in_row = keys.pages == nullptr || keys.shift >= kLog2Keys;
-    const uint8_t* tile = are_in_row ? keys.at(first_key, job_.entry_bytes) : nullptr;
+    const uint8_t* tile = are_in_row ? keys.at(first_key, kEntryBytes) : nullptr;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int in_tile = min(row() + 8 * r, last);
-      const uint8_t* entry =
-          are_in_row ? tile + in_tile * job_.entry_bytes : keys.at(first_key + in_tile, job_.entry_bytes);
+      const int in_tile = min(key_of(r), last);
+      const uint8_t* entry = are_in_row ? tile + in_tile * kEntryBytes : keys.at(first_key + in_tile, kEntryBytes);
       // Entries begin at 4 bytes.
       const uint32_t* words = reinterpret_cast<const uint32_t*>(entry) + 2 * lane_of_row();
 #pragma unroll
@@ -263,9 +135,9 @@ class Walk {
 // Grid: groups of kTokens tokens by groups of keys; a block takes every gridDim.y-th.
 template <int kTokens, int kWarpgroups>
 __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1) score_keys(const __grid_constant__ Job job) {
-  char* s_queries = swizzled_shared<char>();
+  char* s_queries = cuda_common::swizzled_shared<char>();
   __shared__ Shared<kTokens> s;
-  wait_for_previous();
+  cuda_common::wait_for_previous();
   const int first_token = static_cast<int>(blockIdx.x) * kTokens;
   const int num_tokens = min(kTokens, job.num_tokens - first_token);
   const int thread = static_cast<int>(threadIdx.x), threads = kWarpgroups * kWarpgroup;
@@ -297,10 +169,7 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1) score_keys(const _
   walk.begin();
   if (thread < num_pieces) piece.store(s_queries);
   for (int item = thread + threads; item < num_pieces; item += threads) QueryPiece(queries, item).store(s_queries);
-  for (int i = thread; i < num_tokens * kHeads; i += threads) {
-    const float weight = numeric::bf16_to_float(job.weights[static_cast<int64_t>(first_token) * kHeads + i]);
-    s.weights[i / kHeads][i % kHeads] = numeric::bf16_round(weight * job.scale);
-  }
+  load_weights(job, first_token, num_tokens, s.weights[0]);
   ptx::show_to_products();
   __syncthreads();
   if constexpr (kTokens > 1) {
@@ -313,14 +182,14 @@ __global__ void __launch_bounds__(kWarpgroups* kWarpgroup, 1) score_keys(const _
 
 bool index_scores_supports(const ops::IndexScores::Desc& desc, std::string& why_not) {
   if (desc.activation == DType::kBF16 && desc.keys.format == ops::EntryFormat::kIndexFp4 && desc.heads == kHeads &&
-      desc.width == kWidth && desc.keys.entry_bytes() % 4 == 0) {
+      desc.width == kWidth && desc.keys.entry_bytes() == kEntryBytes) {
     return true;
   }
   why_not = "needs 64 heads of 128 channels, queries in BF16 and keys in FP4";
   return false;
 }
 
-void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Args& args, device::Queue& queue) {
+void index_scores(const ops::IndexScores::Desc& /*desc*/, const ops::IndexScores::Args& args, device::Queue& queue) {
   const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(kWidth) * static_cast<double>(kHeads)));
   const Job job{static_cast<const uint16_t*>(args.queries.data),
                 static_cast<const uint16_t*>(args.weights.data),
@@ -328,10 +197,9 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
                 args.counts,
                 args.scores,
                 args.stride,
-                static_cast<int>(desc.keys.entry_bytes()),
                 static_cast<int>(args.num_tokens),
                 scale};
-  const int64_t tiles = ceil_div<int64_t>(args.stride, kKeys), gpu = multiprocessors();
+  const int64_t tiles = ceil_div<int64_t>(args.stride, kKeys), gpu = cuda_common::multiprocessors();
   // Tokens are taken together where many are of one sequence, and each multiprocessor has this many tiles at least.
   constexpr int64_t kEnoughTiles = 32, kRounds = 4;
   const bool is_many =
@@ -344,10 +212,13 @@ void index_scores(const ops::IndexScores::Desc& desc, const ops::IndexScores::Ar
   const dim3 grid(static_cast<unsigned>(groups),
                   static_cast<unsigned>(std::clamp(blocks / groups, std::min<int64_t>(1, most), most)));
   const auto start = [&](auto kernel) {
-    launch("index_scores", queue, kernel, grid, static_cast<unsigned>(warpgroups * kWarpgroup),
-           static_cast<size_t>(tokens * kQueryBytes), job);
+    cuda_common::launch("index_scores", queue, kernel, grid, static_cast<unsigned>(warpgroups * kWarpgroup),
+                        static_cast<size_t>(tokens * kQueryBytes), job);
   };
-  is_many ? start(score_keys<kManyTokens, kManyWarpgroups>) : start(score_keys<1, kFewWarpgroups>);
+  if (is_many) return start(score_keys<kManyTokens, kManyWarpgroups>);
+  const bool has_whole_tiles = args.keys.pages != nullptr && args.keys.shift >= kLog2Keys && args.keys.offset % 16 == 0;
+  if (has_whole_tiles && grid.y < most) return score_long(job, grid, queue);
+  start(score_keys<1, kFewWarpgroups>);
 }
 
 }  // namespace tessera::backends::sm90
