@@ -263,15 +263,15 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
   const int64_t num_parts = ceil_div(args.stride, part);
   int32_t* lists = static_cast<int32_t*>(args.workspace);
   const Parts parts{lists, reinterpret_cast<float*>(lists + kMostLists * desc.k), part, num_parts};
-  const auto start = [&](From from, int64_t blocks, int64_t count) {
+  const auto start = [&](From from, int64_t blocks, size_t bytes) {
     launch("top_k", queue, choose_largest, dim3(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(blocks)),
-           kBlock, spread_bytes(held_bytes(count), blocks * args.num_tokens), job, parts, from);
+           kBlock, bytes, job, parts, from);
   };
   if (args.stride > kLeastToPart && num_parts >= kLeastParts && part > desc.k) {
-    start(From::kPart, num_parts, part);
-    start(From::kLists, 1, num_parts * desc.k);
+    start(From::kPart, num_parts, spread_bytes(held_bytes(part), num_parts * args.num_tokens));
+    start(From::kLists, 1, held_bytes(num_parts * desc.k));
   } else {
-    start(From::kScores, 1, args.stride);
+    start(From::kScores, 1, held_bytes(args.stride));
   }
 }
 
