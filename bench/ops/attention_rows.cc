@@ -30,10 +30,14 @@ struct AttentionOperands {
   Placed<float> sink;
 };
 
+constexpr int kLog2PageKeys = 6;
+constexpr int64_t kPageKeys = int64_t{1} << kLog2PageKeys;
+
 struct ScoreOperands {
   device::Tensor queries, weights;
   device::Buffer keys;
-  Placed<int32_t> counts, selected;
+  Placed<const uint8_t*> pages;
+  Placed<int32_t> places, counts, selected;
   Placed<float> scores;
 };
 
@@ -183,7 +187,15 @@ void index_score_rows(OpBench& bench, const std::string& name, const model::Conf
       name + " " + std::to_string(entries) + " keys", desc, footprint, token_counts,
       [&](const auto& op, int64_t tokens, void*) -> OpBench::Case {
         const auto o = std::make_shared<ScoreOperands>();
-        o->keys = bench.place(random_cache(bench.rng(), layout, entries));
+        // In pages, as a model's caches have them.
+        const int64_t num_pages = ceil_div(entries, kPageKeys);
+        o->keys = bench.place(random_cache(bench.rng(), layout, num_pages * kPageKeys));
+        std::vector<const uint8_t*> pages;
+        for (int64_t n = 0; n < num_pages; ++n) {
+          pages.push_back(o->keys.template as<const uint8_t>() + n * kPageKeys * layout.entry_bytes());
+        }
+        o->pages = bench.place(std::move(pages));
+        o->places = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens)));
         o->queries = bench.activations(tokens, heads * width);
         o->weights = bench.activations(tokens, heads);
         o->counts = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens), static_cast<int32_t>(entries)));
@@ -193,7 +205,7 @@ void index_score_rows(OpBench& bench, const std::string& name, const model::Conf
             [=, &bench](int64_t) {
               op.run({.queries = o->queries,
                       .weights = o->weights,
-                      .keys = o->keys.template as<const uint8_t>(),
+                      .keys = {o->pages.data(), num_pages, o->places.data(), 0, kLog2PageKeys},
                       .counts = o->counts.data(),
                       .stride = entries,
                       .scores = o->scores.data(),

@@ -366,10 +366,12 @@ inline bool have_room_to_wait(int num_rows, int64_t num_tokens) {
 
 inline void launch_products_of_ranks(const char* name, const MhcJob& job, const device::PeerView& peers, int num_rows,
                                      int64_t num_tokens, device::Queue& queue) {
-  const dim3 grid = products_grid(num_rows, num_tokens);  // of few tokens, each block on a multiprocessor of its own
+  // Of few tokens, each block on a multiprocessor of its own: as many are in place at once as the GPU has of those, if
+  // nobody else has kernels there.
+  const dim3 grid = products_grid(num_rows, num_tokens);
   const auto shared_bytes = static_cast<size_t>(MhcProducts::slice_values(job.hidden)) * sizeof(float);
   cuda_common::launch(name, queue, sum_products_of_ranks, grid, products_block(num_rows, job.hidden),
-                      cuda_common::spread_bytes(shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_rows,
+                      cuda_common::spread_bytes(queue, shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_rows,
                       products_rows(num_rows));
 }
 

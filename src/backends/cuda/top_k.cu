@@ -268,7 +268,7 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
            kBlock, bytes, job, parts, from);
   };
   if (args.stride > kLeastToPart && num_parts >= kLeastParts && part > desc.k) {
-    start(From::kPart, num_parts, spread_bytes(held_bytes(part), num_parts * args.num_tokens));
+    start(From::kPart, num_parts, spread_bytes(queue, held_bytes(part), num_parts * args.num_tokens));
     start(From::kLists, 1, held_bytes(num_parts * desc.k));
   } else {
     start(From::kScores, 1, held_bytes(args.stride));

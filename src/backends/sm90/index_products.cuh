@@ -26,7 +26,8 @@ constexpr int kGroup = 64, kGroups = kWidth / kGroup;  // channels of a row of 1
 constexpr int kPanelBytes = kHeads * kGroup * 2, kQueryBytes = kGroups * kPanelBytes;
 constexpr int kCodeBytes = kWidth / 2, kEntryBytes = kCodeBytes + kWidth / static_cast<int>(ops::kIndexGroup);
 
-// Warpgroups of a thread block for one token.
+// Warpgroups of a thread block for one token: as many as have registers for one tile of sums, to get its first keys
+// soon.
 constexpr int kFewWarpgroups = 4;
 
 struct Job {
@@ -174,8 +175,8 @@ __device__ inline void load_weights(const Job& job, int first_token, int num_tok
   }
 }
 
-// index_scores of one token to a thread block where pages hold whole tiles of 64 keys and a warpgroup takes several
-// (index_scores_long.cu).
-void score_long(const Job& job, dim3 grid, const device::Queue& queue);
+// index_scores of one token to a row of the grid, whose keys lie in pages that hold whole tiles of 64 keys, are aligned
+// to 16 bytes as keys in them are, and may be read to their end, whatever a token sees (index_scores_paged.cu).
+void score_paged(const Job& job, dim3 grid, const device::Queue& queue);
 
 }  // namespace tessera::backends::sm90::index

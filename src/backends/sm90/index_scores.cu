@@ -4,7 +4,8 @@
 // that all its tokens share (a prompt's) are decoded once, and while a token's sums are weighed the next one's products
 // run.
 // What bounds it: many tokens by the products of BF16 (256 cycles for 64 keys of a token, of which a warp's scheduler
-// issues some 170 times to weigh the sums); few by finding and decoding keys, some 310 (docs/performance/hopper.md).
+// issues some 170 times to weigh the sums) and what runs beside them (docs/performance/hopper.md). Few tokens come here
+// only where their keys lie in arrays or in small pages; else see index_scores_paged.cu.
 #include <algorithm>
 #include <cmath>
 
@@ -20,7 +21,7 @@ namespace {
 using namespace index;
 
 // Tokens and warpgroups of a thread block, which has a multiprocessor for itself: three have registers for two tiles of
-// sums, four get a token's first keys sooner.
+// sums.
 constexpr int kManyTokens = 8, kManyWarpgroups = 3;
 
 template <int kTokens>
@@ -216,8 +217,9 @@ void index_scores(const ops::IndexScores::Desc& /*desc*/, const ops::IndexScores
                         static_cast<size_t>(tokens * kQueryBytes), job);
   };
   if (is_many) return start(score_keys<kManyTokens, kManyWarpgroups>);
+  // Else tiles are parted, or bulk copies can't begin where they do.
   const bool has_whole_tiles = args.keys.pages != nullptr && args.keys.shift >= kLog2Keys && args.keys.offset % 16 == 0;
-  if (has_whole_tiles && grid.y < most) return score_long(job, grid, queue);
+  if (has_whole_tiles) return score_paged(job, grid, queue);
   start(score_keys<1, kFewWarpgroups>);
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// index_scores of decode steps behind a long context: a thread block has one token, and each of its warpgroups takes
-// tile after tile of 64 keys, which one of its threads has copied some tiles ahead, each by one bulk copy: a tile lies
-// in a row within a page. Loads of four bytes by every lane, 68 bytes apart, took longer than all else about a tile.
-// What bounds it: decoding (docs/performance/hopper.md, "Index keys by bulk copies").
+// index_scores of few tokens whose keys lie in pages of whole tiles: a thread block has one token, and each of its
+// warpgroups takes tile after tile of 64 keys, which one of its threads has copied some tiles ahead, each by one bulk
+// copy: a tile lies in a row within a page. The next tile is decoded while products of the one before run.
+// What bounds it is open: less than what it issues, multiplies and reads, as if these followed each other in part
+// (docs/performance/hopper.md, "Index keys by bulk copies").
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ring_place.cuh"
 #include "backends/sm90/index_products.cuh"
@@ -15,7 +16,7 @@ namespace {
 constexpr int kWarp = 32, kStages = 3, kTileBytes = kKeys * kEntryBytes;
 static_assert(kTileBytes % 16 == 0);
 
-struct KeyRing {
+struct alignas(16) KeyRing {
   char tiles[kStages][kTileBytes];
   ptx::SharedBarrier full[kStages], free[kStages];
 };
@@ -27,10 +28,10 @@ struct Shared {
 };
 
 // A warpgroup's walk over every step-th tile of a token's keys, `first` the first of its keys.
-class LongWalk {
+class PageWalk {
  public:
   // Makes the barriers, by the thread that will copy.
-  __device__ LongWalk(KeyRing& ring, int first, int step) : ring_(ring), first_(first), step_(step) {
+  __device__ PageWalk(KeyRing& ring, int first, int step) : ring_(ring), first_(first), step_(step) {
     if (thread() != 0) return;
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) ring_.full[stage].init(1), ring_.free[stage].init(kWarpgroup);
@@ -40,19 +41,18 @@ class LongWalk {
   __device__ void begin(const Job& job, int token, int count) {
     keys_ = job.keys.of_row(token);
     count_ = count;
-    for (int stage = 0; stage < kStages; ++stage) copy_next(stage);
+    for (int stage = 0; stage < kStages; ++stage) copy_next();
   }
 
-  // The next tile is decoded while products of the one before run.
   __device__ void run(const Job& job, int token, const Shared& s) {
     Operand a[2];
-    if (first_ < count_) take_next(first_, a[0]);
+    if (first_ < count_) take_next(a[0]);
     while (first_ < count_) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float sums[kHeads / 2];
         multiply(a[i], s.queries, sums);
-        if (first_ + step_ < count_) take_next(first_ + step_, a[1 - i]);
+        if (first_ + step_ < count_) take_next(a[1 - i]);
         ptx::wait_for_products<0>();
         finish(job, token, first_ + key_of(lane_of_row()), count_, s.weights, sums);
         first_ += step_;
@@ -73,20 +73,19 @@ class LongWalk {
     return g % 4 * 8 + g / 4 + thread() / kWarp * 2 + 32 * r;
   }
 
-  // The tile in `stage`, decoded; then the stage is filled again.
-  __device__ void take_next(int first, Operand& a) {
-    ring_.full[at_.stage].wait(at_.parity);
-    const Codes codes = load(ring_.tiles[at_.stage]);
-    ring_.free[at_.stage].arrive();
+  // The next tile, decoded; then its stage is filled again.
+  __device__ void take_next(Operand& a) {
+    ring_.full[from_.stage].wait(from_.parity);
+    const Codes codes = load(ring_.tiles[from_.stage]);
+    ring_.free[from_.stage].arrive();
+    from_.advance();
     decode(codes, a);
-    if (thread() < kWarp && first + kStages * step_ < count_) ring_.free[at_.stage].wait(at_.parity);
-    copy_next(at_.stage);
+    copy_next();
     __syncwarp();  // products are a whole warp's
-    at_.advance();
   }
 
   // By the first warp. A tile that the token sees in part is there as a whole: pages are.
-  __device__ void copy_next(int stage) {
+  __device__ void copy_next() {
     if (thread() >= kWarp) return;
     const int tile = num_copied_++, first = first_of_all_ + tile * step_;
     if (first >= count_) return;
@@ -94,9 +93,13 @@ class LongWalk {
     const int own = first + thread() * step_;
     if (tile % kWarp == 0) tile_ = own < count_ ? keys_.at(own, kEntryBytes) : nullptr;
     const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(tile_), tile % kWarp);
-    if (thread() != 0) return;
-    ring_.full[stage].arrive_and_expect(kTileBytes);
-    ptx::copy_bulk(ring_.tiles[stage], reinterpret_cast<const void*>(address), kTileBytes, ring_.full[stage]);
+    ptx::SharedBarrier& full = ring_.full[to_.stage];
+    ring_.free[to_.stage].wait(to_.parity ^ 1);
+    if (thread() == 0) {
+      full.arrive_and_expect(kTileBytes);
+      ptx::copy_bulk(ring_.tiles[to_.stage], reinterpret_cast<const void*>(address), kTileBytes, full);
+    }
+    to_.advance();
   }
   __device__ static Codes load(const char* tile) {
     Codes codes;
@@ -119,15 +122,15 @@ class LongWalk {
   int count_ = 0, num_copied_ = 0;
   ops::SequenceEntries<const uint8_t> keys_;
   const uint8_t* tile_ = nullptr;  // a lane's of the 32 that are copied
-  cuda_common::RingPlace<kStages> at_;
+  cuda_common::RingPlace<kStages> from_, to_;
 };
 
 // Grid: tokens by groups of tiles; a block takes every gridDim.y-th.
-__global__ void __launch_bounds__(kFewWarpgroups* kWarpgroup, 1) score_long_keys(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kFewWarpgroups* kWarpgroup, 1) score_paged_keys(const __grid_constant__ Job job) {
   Shared& s = *cuda_common::swizzled_shared<Shared>();
   const int thread = static_cast<int>(threadIdx.x), token = static_cast<int>(blockIdx.x);
   const int warpgroup = uniform(thread / kWarpgroup);
-  LongWalk walk(s.rings[warpgroup], (static_cast<int>(blockIdx.y) * kFewWarpgroups + warpgroup) * kKeys,
+  PageWalk walk(s.rings[warpgroup], (static_cast<int>(blockIdx.y) * kFewWarpgroups + warpgroup) * kKeys,
                 static_cast<int>(gridDim.y) * kFewWarpgroups * kKeys);
   cuda_common::wait_for_previous();
   const int count = uniform(job.counts[token]);
@@ -144,8 +147,8 @@ __global__ void __launch_bounds__(kFewWarpgroups* kWarpgroup, 1) score_long_keys
 
 }  // namespace
 
-void score_long(const Job& job, dim3 grid, const device::Queue& queue) {
-  cuda_common::launch("index_scores", queue, score_long_keys, grid, kFewWarpgroups * kWarpgroup, sizeof(Shared), job);
+void score_paged(const Job& job, dim3 grid, const device::Queue& queue) {
+  cuda_common::launch("index_scores", queue, score_paged_keys, grid, kFewWarpgroups * kWarpgroup, sizeof(Shared), job);
 }
 
 }  // namespace tessera::backends::sm90::index
