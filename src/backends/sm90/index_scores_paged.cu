@@ -93,9 +93,9 @@ class PageWalk {
     const int own = first + thread() * step_;
     if (tile % kWarp == 0) tile_ = own < count_ ? keys_.at(own, kEntryBytes) : nullptr;
     const uint64_t address = __shfl_sync(~0u, reinterpret_cast<uint64_t>(tile_), tile % kWarp);
-    ptx::SharedBarrier& full = ring_.full[to_.stage];
-    ring_.free[to_.stage].wait(to_.parity ^ 1);
     if (thread() == 0) {
+      ptx::SharedBarrier& full = ring_.full[to_.stage];
+      ring_.free[to_.stage].wait(to_.parity ^ 1);
       full.arrive_and_expect(kTileBytes);
       ptx::copy_bulk(ring_.tiles[to_.stage], reinterpret_cast<const void*>(address), kTileBytes, full);
     }
