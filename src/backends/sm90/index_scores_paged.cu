@@ -2,7 +2,7 @@
 // index_scores of few tokens whose keys lie in pages of whole tiles: a thread block has one token, and each of its
 // warpgroups takes tile after tile of 64 keys, which one of its threads has copied some tiles ahead, each by one bulk
 // copy: a tile lies in a row within a page. The next tile is decoded while products of the one before run.
-// What bounds it is open: less than what it issues, multiplies and reads, as if these followed each other in part
+// What bounds it is open: decoding, products, weighing and copies hide one another only in part
 // (docs/performance/hopper.md, "Index keys by bulk copies").
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/ring_place.cuh"
