@@ -194,7 +194,7 @@ void index_score_rows(OpBench& bench, const std::string& name, const model::Conf
         for (int64_t n = 0; n < num_pages; ++n) {
           pages.push_back(o->keys.template as<const uint8_t>() + n * kPageKeys * layout.entry_bytes());
         }
-        o->pages = bench.place(std::move(pages));
+        o->pages = bench.place(pages);
         o->places = bench.place(std::vector<int32_t>(static_cast<size_t>(tokens)));
         o->queries = bench.activations(tokens, heads * width);
         o->weights = bench.activations(tokens, heads);

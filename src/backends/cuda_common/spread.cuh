@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where the blocks of a small grid go. Where a kernel's blocks take their places while the one before ends, the first
-// multiprocessor that is free gets as many as it has room for, and others stay idle. Whose blocks gain from a
+// multiprocessor that is free can get as many as it has room for, while others stay idle. Whose blocks gain from a
 // multiprocessor of their own asks for so much shared memory that two have no room (docs/performance/hopper.md, "Where
 // the blocks of a small grid go").
 #include <algorithm>
