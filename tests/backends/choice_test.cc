@@ -81,7 +81,7 @@ class RouterTest : public testing::RandomTest {
       const auto first = static_cast<int64_t>(rng_.below(static_cast<uint64_t>(desc.num_experts)));
       for (int64_t j = 0; j < desc.top_k; ++j) table.push_back(static_cast<int32_t>((first + j) % desc.num_experts));
     }
-    for (int64_t t = 0; t < kTokens; ++t) tokens.push_back(static_cast<int32_t>(rng_.below(kVocab)));
+    for (int64_t t = 0; t < kTokens; ++t) tokens.push_back(static_cast<int32_t>(rng_.below(kVocab + 1)) - 1);
     const auto run = [&](auto&& call) {
       Choice out;
       out.first.assign(static_cast<size_t>(kTokens * desc.top_k), -7);

@@ -205,7 +205,7 @@ TEST_F(RowsTest, Activations) {
             queue);
       });
   std::vector<int32_t> ids;
-  for (int64_t t = 0; t < kMost; ++t) ids.push_back(static_cast<int32_t>(rng_.below(kMost)));
+  for (int64_t t = 0; t < kMost; ++t) ids.push_back(static_cast<int32_t>(rng_.below(kMost + 1)) - 1);
   const ops::Embedding::Desc embedding{.vocab = kMost, .hidden = hidden};
   check<ops::Embedding>(
       embedding, 4 * hidden, 0,

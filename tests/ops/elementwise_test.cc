@@ -225,7 +225,7 @@ TEST_F(ElementwiseTest, Hadamard) {
 TEST_F(ElementwiseTest, EmbeddingAndStreamAdd) {
   std::vector<float> table, z, e;
   const device::Tensor weight = rows(table, DType::kBF16, 7, 300);
-  const int32_t ids[3] = {6, 0, 6};
+  const int32_t ids[3] = {6, -1, 5}, rows_of_ids[3] = {6, 0, 5};
   const ops::Embedding::Desc desc{.vocab = 7, .hidden = 300, .weight = DType::kBF16, .activation = DType::kF32};
   testing::for_each_variant<ops::Embedding>(desc, [&](const ops::Variant<ops::Embedding>& variant, bool) {
     testing::PoisonedTensor out(DType::kF32, {3, 4, 300});
@@ -233,7 +233,7 @@ TEST_F(ElementwiseTest, EmbeddingAndStreamAdd) {
     const std::vector<float> found = out.floats();
     for (size_t i = 0; i < 12; ++i)
       EXPECT_TRUE(testing::same_bits(std::span(found).subspan(i * 300, 300),
-                                     std::span(table).subspan(static_cast<size_t>(ids[i / 4]) * 300, 300)));
+                                     std::span(table).subspan(static_cast<size_t>(rows_of_ids[i / 4]) * 300, 300)));
   });
   const device::Tensor streams = rows(z, DType::kBF16, 8, 300), next = rows(e, DType::kBF16, 2, 300);
   const ops::StreamAdd::Desc add{.hidden = 300, .activation = DType::kBF16};

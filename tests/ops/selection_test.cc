@@ -48,7 +48,7 @@ TEST(Router, TiesNanUnderflowAndTable) {
   ops::router_reference(desc, {.logits = with_nan, .bias = zeros, .experts = ids, .weights = weights, .num_tokens = 1},
                         queue);
   EXPECT_TRUE(ids[0] == 1 && ids[1] == 3) << "NaN never wins";
-  const int32_t table[4] = {3, 1, 2, 0}, tokens[1] = {1};
+  const int32_t table[4] = {3, 1, 2, 0}, tokens[1] = {1}, none[1] = {-1};
   ops::Router::Desc hashed = desc;
   hashed.is_hashed = true;
   ops::router_reference(
@@ -57,6 +57,10 @@ TEST(Router, TiesNanUnderflowAndTable) {
       queue);
   EXPECT_TRUE(ids[0] == 0 && ids[1] == 2) << "the table's row, ascending";
   EXPECT_TRUE(std::isfinite(weights[0]) && std::isfinite(weights[1])) << "0/0 is guarded";
+  ops::router_reference(
+      hashed, {.logits = tiny, .table = table, .token_ids = none, .experts = ids, .weights = weights, .num_tokens = 1},
+      queue);
+  EXPECT_TRUE(ids[0] == 1 && ids[1] == 3) << "no token is as token 0";
 }
 
 class SelectionTest : public testing::RandomTest {

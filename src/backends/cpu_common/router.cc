@@ -58,7 +58,7 @@ void router_run(const RowKernels& kernels, const Router::Desc& desc, const Route
       int32_t* experts = args.experts + t * desc.top_k;
       int64_t count = 0;
       if (desc.is_hashed) {
-        std::copy_n(args.table + args.token_ids[t] * desc.top_k, desc.top_k, experts);
+        std::copy_n(args.table + std::max(args.token_ids[t], 0) * desc.top_k, desc.top_k, experts);
       } else {
         kernels.route_scores(logits, args.bias, desc.num_experts, scores);
         if (!narrow(scores, args.bias, desc.num_experts, desc.top_k, near, count)) {

@@ -39,7 +39,7 @@ void embedding_run(const Embedding::Desc& desc, const Embedding::Args& args, dev
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t s = 0; s < desc.streams; ++s) {
         std::memcpy(args.out.as<uint16_t>() + (t * desc.streams + s) * desc.hidden,
-                    args.weight.as<uint16_t>() + args.ids[t] * desc.hidden, row_bytes);
+                    args.weight.as<uint16_t>() + std::max(args.ids[t], 0) * desc.hidden, row_bytes);
       }
     }
   });

@@ -22,7 +22,7 @@ __global__ void embedding_kernel(Values weight, const int32_t* ids, Values out, 
   wait_for_previous();
   const int64_t i = item_index();
   if (i >= count) return;
-  out.store(i, weight[ids[i / hidden / streams] * hidden + i % hidden]);
+  out.store(i, weight[max(ids[i / hidden / streams], 0) * hidden + i % hidden]);
 }
 
 __global__ void stream_add_kernel(Values z, Values e, Values out, int64_t streams, int64_t hidden, int64_t count) {

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBlock) router_kernel(Job job) {
     if (job.table == nullptr) s_keys[e] = ordered_bits(s_raw[e] + bias) + 1;
   }
   if (job.table != nullptr) {
-    const int32_t* row = job.table + static_cast<int64_t>(job.token_ids[t]) * job.top_k;
+    const int32_t* row = job.table + static_cast<int64_t>(max(job.token_ids[t], 0)) * job.top_k;
     for (int32_t n = i; n < job.top_k; n += kBlock) s_chosen[n] = row[n];
   }
   __syncthreads();

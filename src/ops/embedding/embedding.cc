@@ -20,7 +20,7 @@ void embedding_reference(const Embedding::Desc& desc, const Embedding::Args& arg
     for (int64_t t = begin; t < end; ++t) {
       for (int64_t i = 0; i < desc.hidden; i += kBlock) {
         const int64_t count = std::min(kBlock, desc.hidden - i);
-        load_floats(args.weight, args.ids[t] * desc.hidden + i, count, values);
+        load_floats(args.weight, std::max(args.ids[t], 0) * desc.hidden + i, count, values);
         for (int64_t s = 0; s < desc.streams; ++s) {
           store_floats(args.out, (t * desc.streams + s) * desc.hidden + i, count, values);
         }

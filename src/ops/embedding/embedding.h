@@ -19,8 +19,9 @@ struct Embedding {
     std::string to_string() const;
   };
   struct Args {
-    TensorView weight;             // [vocab, hidden]
-    const int32_t* ids = nullptr;  // [tokens], each in [0, vocab): the caller has checked
+    TensorView weight;  // [vocab, hidden]
+    const int32_t* ids =
+        nullptr;  // [tokens], each below vocab: the caller has checked. Below 0, where none was drawn: as 0
     int64_t num_tokens = 0;
     TensorView out;  // [tokens, streams, hidden] activation
   };

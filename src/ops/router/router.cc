@@ -57,7 +57,7 @@ void router_reference(const Router::Desc& desc, const Router::Args& args, device
       const float* logits = args.logits + t * desc.num_experts;
       int32_t* experts = args.experts + t * desc.top_k;
       if (desc.is_hashed) {
-        std::copy_n(args.table + args.token_ids[t] * desc.top_k, desc.top_k, experts);
+        std::copy_n(args.table + std::max(args.token_ids[t], 0) * desc.top_k, desc.top_k, experts);
       } else {
         select_experts(logits, args.bias, nullptr, desc.num_experts, desc.top_k, experts);
       }

@@ -26,7 +26,7 @@ struct Router {
     const float* logits = nullptr;       // [tokens, num_experts]
     const float* bias = nullptr;         // [num_experts], learned only
     const int32_t* table = nullptr;      // [vocab, top_k], hashed only; distinct ids in [0, num_experts) per row
-    const int32_t* token_ids = nullptr;  // [tokens], hashed only
+    const int32_t* token_ids = nullptr;  // [tokens], hashed only; below 0, where none was drawn: as 0
     int32_t* experts = nullptr;          // out [tokens, top_k]
     float* weights = nullptr;            // out [tokens, top_k]
     int64_t num_tokens = 0;
