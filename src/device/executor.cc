@@ -27,7 +27,21 @@ class CpuExecutor final : public Executor {
   Queue queue_;
 };
 
+class EndOfQueue final : public QueuePoint {
+ public:
+  explicit EndOfQueue(Executor& executor) : executor_(executor) {}
+  void set() override {}
+  void wait() override { executor_.synchronize(); }
+
+ private:
+  Executor& executor_;
+};
+
 }  // namespace
+
+std::unique_ptr<QueuePoint> Executor::make_point() {
+  return std::make_unique<EndOfQueue>(*this);
+}
 
 std::unique_ptr<Recording> Executor::record_by_name(void (*call)(void*), void* object) {
   struct Scope {

@@ -19,6 +19,16 @@ class Recording {
   virtual void launch() = 0;
 };
 
+// A point of what was queued, for who waits for that and not for what comes behind it.
+class QueuePoint {
+ public:
+  virtual ~QueuePoint() = default;
+  // The end of all that was queued up to now. Not while a step is recorded.
+  virtual void set() = 0;
+  // Waits until the point is reached, as synchronize() waits for the whole.
+  virtual void wait() = 0;
+};
+
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -34,6 +44,8 @@ class Executor {
   virtual void end_loading() {}
   // Waits for all that was queued. Throws kDeviceError where some of it failed.
   virtual void synchronize() = 0;
+  // Where queueing is as good as running: its wait is synchronize(). The executor outlives it.
+  virtual std::unique_ptr<QueuePoint> make_point();
   // For while memory() is filled: on a CPU, what the calling thread allocates is spread as its placement says.
   virtual InterleavedMemory interleave() { return {}; }
 

@@ -126,6 +126,23 @@ class GraphRecording final : public Recording {
   Graph graph_;
 };
 
+class EventPoint final : public QueuePoint {
+ public:
+  explicit EventPoint(const StreamQueue& queue) : queue_(queue) {}
+  void set() override {
+    queue_.refuse_while_recording("a point to wait for");
+    event_.record(queue_);
+  }
+  void wait() override {
+    queue_.refuse_while_recording("a wait");
+    event_.wait();
+  }
+
+ private:
+  const StreamQueue& queue_;
+  Event event_;
+};
+
 class GpuExecutor final : public Executor {
  public:
   explicit GpuExecutor(int ordinal)
@@ -139,6 +156,7 @@ class GpuExecutor final : public Executor {
   MemorySpace& loading() override { return loading_; }
   void end_loading() override { loading_.clear(); }
   void synchronize() override { queue_.synchronize(); }
+  std::unique_ptr<QueuePoint> make_point() override { return std::make_unique<EventPoint>(queue_); }
   bool can_record() const override { return true; }
 
  private:
