@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <type_traits>
@@ -23,12 +24,20 @@ enum class Order : uint8_t {
   kRollback,     // of the sequence, of the mark
   kResume,       // id, of the snapshot, capacity
   kRelease,      // id of whatever it is
-  kStep,         // number of slices, of each: sequence, rows of logits, whether it draws, number of tokens, these
-  kDraft,        // the same
-  kTrace,        // whether steps are traced from now on: what ranks run, and what they send each other, depends on it
-  kFault,        // code: the step or draft just made threw it on rank 0
+  kStep,       // number of slices, of each: sequence, rows of logits, whether it draws and how, number of tokens, these
+  kDraft,      // the same
+  kQueueStep,  // the same, then number of masks and these
+  kQueueNext,  // number of draws, these
+  kFinishStep,
+  kTrace,  // whether steps are traced from now on: what ranks run, and what they send each other, depends on it
+  kFault,  // code: the step or draft just made, or its half, threw it on rank 0
   kEnd,
 };
+
+constexpr uint32_t kNoMask = UINT32_MAX;
+// Masks of a step that others are told, so that the next one can go on from what it draws: some that all requests
+// share. Each is a bit for every token of the vocabulary, and who answers by a grammar has one of its own.
+constexpr size_t kMostMasks = 2;
 
 // How long a rank whose step failed waits for rank 0 to say that it failed there too: that is said at once.
 constexpr double kFaultSeconds = 5;
@@ -44,6 +53,9 @@ class Writer {
     std::memcpy(bytes_.data() + at, &value, sizeof(value));
     return *this;
   }
+  // `mask`: which of those that the order has; kNoMask where it has none, or not this one: then others draw another
+  // token.
+  Writer& put_draw(const Draw& draw, uint32_t mask) { return put(draw.params).put(draw.position).put(mask); }
   std::span<const uint8_t> bytes() const { return bytes_; }
 
  private:
@@ -60,6 +72,12 @@ class Reader {
     std::memcpy(&value, bytes_.data() + at_, sizeof(value));
     at_ += sizeof(value);
     return value;
+  }
+  Draw take_draw(uint32_t& mask) {
+    const auto params = take<SamplingParams>();
+    const auto position = take<uint64_t>();
+    mask = take<uint32_t>();
+    return {.params = params, .position = position};
   }
 
  private:
@@ -200,20 +218,42 @@ void MirroredRunner::set_tracer(Tracer* tracer) {
   orders_->send(Writer(Order::kTrace).put(tracer != nullptr));
 }
 
-TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_draft) {
-  check_draws(slices, facts().vocab_size);  // the others have no masks, and would go on
-  Writer order(is_draft ? Order::kDraft : Order::kStep);
+void MirroredRunner::send_slices(uint8_t kind, std::span<const SequenceSlice> slices) {
+  check_draws(slices, facts().vocab_size);  // the others have not all masks, and would go on
+  std::vector<std::span<const uint32_t>> masks;
+  const auto row_of = [&](std::span<const uint32_t> mask) -> uint32_t {
+    const auto at = std::find_if(masks.begin(), masks.end(), [&](auto one) { return one.data() == mask.data(); });
+    return at == masks.end() ? kNoMask : static_cast<uint32_t>(at - masks.begin());
+  };
+  for (const SequenceSlice& slice : slices) {
+    if (slice.draw == nullptr || slice.draw->mask.empty() || row_of(slice.draw->mask) != kNoMask) continue;
+    masks.push_back(slice.draw->mask);
+  }
+  tells_masks_ = static_cast<Order>(kind) == Order::kQueueStep && masks.size() <= kMostMasks;
+  if (!tells_masks_) masks.clear();
+  Writer order(static_cast<Order>(kind));
   order.put(static_cast<uint32_t>(slices.size()));
   own_.assign(slices.begin(), slices.end());
   for (SequenceSlice& slice : own_) {
     const auto& state = dynamic_cast<const Orders::State&>(*slice.state);
-    order.put(state.id()).put(slice.logits).put(slice.draw != nullptr).put(static_cast<uint32_t>(slice.ids.size()));
+    order.put(state.id()).put(slice.logits).put(slice.draw != nullptr);
+    if (slice.draw != nullptr) order.put_draw(*slice.draw, row_of(slice.draw->mask));
+    order.put(static_cast<uint32_t>(slice.ids.size()));
     for (const int32_t id : slice.ids) order.put(id);
     slice.state = &state.inner();
   }
+  order.put(static_cast<uint32_t>(masks.size()));
+  for (const std::span<const uint32_t> mask : masks) {
+    order.put(static_cast<uint32_t>(mask.size()));
+    for (const uint32_t word : mask) order.put(word);
+  }
   orders_->send(order);
+}
+
+template <class Part>
+auto MirroredRunner::run_alike(const Part& part) {
   try {
-    return is_draft ? runner_.draft(own_) : runner_.step(own_);
+    return part();
   } catch (const Error& error) {
     // What follows from request and weights comes to every rank alike, and is taken back there. Memory may end here
     // alone: the others then wait in a sum of this step.
@@ -234,11 +274,37 @@ TensorView MirroredRunner::run(std::span<const SequenceSlice> slices, bool is_dr
 }
 
 TensorView MirroredRunner::step(std::span<const SequenceSlice> slices) {
-  return run(slices, false);
+  send_slices(static_cast<uint8_t>(Order::kStep), slices);
+  return run_alike([this] { return runner_.step(own_); });
 }
 
 TensorView MirroredRunner::draft(std::span<const SequenceSlice> slices) {
-  return run(slices, true);
+  send_slices(static_cast<uint8_t>(Order::kDraft), slices);
+  return run_alike([this] { return runner_.draft(own_); });
+}
+
+void MirroredRunner::queue_step(std::span<const SequenceSlice> slices) {
+  send_slices(static_cast<uint8_t>(Order::kQueueStep), slices);
+  run_alike([this] { runner_.queue_step(own_); });
+}
+
+// Here first: whether there is a next step only rank 0 knows, and the others make it where it does.
+bool MirroredRunner::queue_next(std::span<Draw* const> draws) {
+  return run_alike([&] {
+    if (!tells_masks_ || !runner_.queue_next(draws)) return false;
+    Writer order(Order::kQueueNext);
+    order.put(static_cast<uint32_t>(draws.size()));
+    for (const Draw* draw : draws) order.put_draw(*draw, kNoMask);  // theirs are those of the step before
+    orders_->send(order);
+    return true;
+  });
+}
+
+TensorView MirroredRunner::finish_step() {
+  return run_alike([this] {
+    orders_->send(Writer(Order::kFinishStep));
+    return runner_.finish_step();
+  });
 }
 
 namespace {
@@ -260,8 +326,8 @@ class Follower {
       }
       if (fault_) fail(*fault_, *why_);  // rank 0 went on
       if (kind == Order::kEnd) return;
-      if (kind == Order::kStep || kind == Order::kDraft) {
-        compute(order, kind == Order::kDraft);
+      if (computes(kind)) {
+        compute(kind, order);
       } else if (kind == Order::kTrace) {
         runner_.set_tracer(order.take<bool>() ? &nobody_ : nullptr);
       } else {
@@ -290,22 +356,76 @@ class Follower {
     fault_.reset();
   }
 
-  void compute(Reader& order, bool is_draft) {
+  static bool computes(Order kind) {
+    return kind == Order::kStep || kind == Order::kDraft || kind == Order::kQueueStep || kind == Order::kQueueNext ||
+           kind == Order::kFinishStep;
+  }
+
+  void compute(Order kind, Reader& order) {
+    if (kind == Order::kQueueNext) {
+      read_next(order);
+    } else if (kind != Order::kFinishStep) {
+      read_slices(order);
+    }
+    try {
+      switch (kind) {
+        case Order::kStep:
+          runner_.step(slices_);
+          break;
+        case Order::kDraft:
+          runner_.draft(slices_);
+          break;
+        case Order::kQueueStep:
+          runner_.queue_step(slices_);
+          break;
+        case Order::kQueueNext:
+          if (!runner_.queue_next(next_)) fail(ErrorCode::kInternal, "no room here for a step that rank 0 has queued");
+          break;
+        default:  // kFinishStep
+          runner_.finish_step();
+      }
+    } catch (const Error& error) {
+      fault_ = error.code(), why_ = error.what();
+    }
+  }
+
+  // Rank 0's tokens count; a draw here makes the same work of the step, and the next one goes on from it.
+  void read_slices(Reader& order) {
     const auto count = order.take<uint32_t>();
     slices_.assign(count, {}), draws_.assign(count, {}), ids_.assign(count, {});
+    rows_of_masks_.assign(count, kNoMask);
     for (size_t i = 0; i < count; ++i) {
       slices_[i].state = &state(order.take<uint64_t>());
       slices_[i].logits = order.take<LogitRows>();
-      // Rank 0's token counts; a draw here makes the same work of the step.
-      if (order.take<bool>()) slices_[i].draw = &draws_[i];
+      if (order.take<bool>()) {
+        draws_[i] = order.take_draw(rows_of_masks_[i]);
+        slices_[i].draw = &draws_[i];
+      }
       ids_[i].resize(order.take<uint32_t>());
       for (int32_t& id : ids_[i]) id = order.take<int32_t>();
       slices_[i].ids = ids_[i];
     }
-    try {
-      is_draft ? runner_.draft(slices_) : runner_.step(slices_);
-    } catch (const Error& error) {
-      fault_ = error.code(), why_ = error.what();
+    masks_.assign(order.take<uint32_t>(), {});
+    for (std::vector<uint32_t>& mask : masks_) {
+      mask.resize(order.take<uint32_t>());
+      for (uint32_t& word : mask) word = order.take<uint32_t>();
+    }
+    for (size_t i = 0; i < count; ++i) {
+      if (rows_of_masks_[i] != kNoMask) draws_[i].mask = masks_.at(rows_of_masks_[i]);
+    }
+  }
+
+  // Two steps are queued at most: those before the last are done with their draws.
+  void read_next(Reader& order) {
+    std::swap(draws_, earlier_draws_);
+    draws_.assign(order.take<uint32_t>(), {});
+    TESSERA_CHECK(draws_.size() == slices_.size(), "a draw for each slice of the step before");
+    next_.clear();
+    for (size_t i = 0; i < draws_.size(); ++i) {
+      uint32_t none = kNoMask;
+      draws_[i] = order.take_draw(none);
+      draws_[i].mask = earlier_draws_[i].mask;
+      next_.push_back(&draws_[i]);
     }
   }
 
@@ -361,7 +481,10 @@ class Follower {
   std::unordered_map<uint64_t, std::unique_ptr<StateSnapshot>> snapshots_;
   std::unordered_map<uint64_t, std::unique_ptr<StateMark>> marks_;
   std::vector<SequenceSlice> slices_;
-  std::vector<Draw> draws_;
+  std::vector<Draw> draws_, earlier_draws_;
+  std::vector<Draw*> next_;
+  std::vector<uint32_t> rows_of_masks_;
+  std::vector<std::vector<uint32_t>> masks_;
   std::vector<std::vector<int32_t>> ids_;
   std::optional<ErrorCode> fault_;  // of the last step, until rank 0 says that it had it too
   std::optional<std::string> why_;

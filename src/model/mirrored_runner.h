@@ -4,8 +4,8 @@
 // asked on its own share of the model and lets every other rank do the same; those are in follow().
 //
 // What a rank does alone (sequences, forks, snapshots, marks) rank 0 does first, and tells the others of it where it
-// went well; what all compute together (step, draft) they are told of first. Faults of a request come to every rank
-// alike. A rank whose share fails where rank 0's does not ends the group, and so does any other fault of rank 0's: its
+// went well; what all compute together (step, draft) they are told of first, but for a step that is queued behind
+// another: there is time, and whether there can be one rank 0 finds out. Faults of a request come to every rank alike. A rank whose share fails where rank 0's does not ends the group, and so does any other fault of rank 0's: its
 // LossSink learns that from the thread that asked for the step, which goes on to others.
 #include <memory>
 
@@ -30,6 +30,10 @@ class MirroredRunner final : public Runner {
   std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
                                                   std::span<const std::span<const uint8_t>> pages) override;
   TensorView step(std::span<const SequenceSlice> slices) override;
+  bool can_run_ahead() const override { return runner_.can_run_ahead(); }
+  void queue_step(std::span<const SequenceSlice> slices) override;
+  bool queue_next(std::span<Draw* const> draws) override;
+  TensorView finish_step() override;
   TensorView draft(std::span<const SequenceSlice> slices) override;
   // Rank 0's alone: the others never learn what was drawn but by the next step.
   int32_t sample(const SampleRequest& request) override { return runner_.sample(request); }
@@ -38,10 +42,15 @@ class MirroredRunner final : public Runner {
 
  private:
   class Orders;
-  TensorView run(std::span<const SequenceSlice> slices, bool is_draft);
+  // Tells the others what the slices are; own_ are those of runner_.
+  void send_slices(uint8_t order, std::span<const SequenceSlice> slices);
+  // part(), a call that all ranks make; what it throws goes to the others too.
+  template <class Part>
+  auto run_alike(const Part& part);
   Runner& runner_;
   std::unique_ptr<Orders> orders_;
   std::vector<SequenceSlice> own_;  // the slices with the states of runner_
+  bool tells_masks_ = false;        // the others have all that the last step's draws have
 };
 
 // Of every other rank: does on `runner` what rank 0's MirroredRunner does, until that is destroyed. Throws kDeviceError

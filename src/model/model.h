@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The whole model on one rank: embedding, layers, head and draft block, run over a batch of slices.
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,10 @@ class Model final : public Runner {
   std::unique_ptr<StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
                                                   std::span<const std::span<const uint8_t>> pages) override;
   TensorView step(std::span<const SequenceSlice> slices) override;
+  bool can_run_ahead() const override { return executor_->can_record() && tracer_ == nullptr; }
+  void queue_step(std::span<const SequenceSlice> slices) override;
+  bool queue_next(std::span<Draw* const> draws) override;
+  TensorView finish_step() override;
   TensorView draft(std::span<const SequenceSlice> slices) override;
   int32_t sample(const SampleRequest& request) override;
   void set_tracer(Tracer* tracer) override { tracer_ = tracer; }
@@ -68,6 +73,10 @@ class Model final : public Runner {
     std::vector<std::span<const uint32_t>> masks;
     std::vector<Draw*> drawn;           // where their tokens go
     std::vector<int32_t> shared_pages;  // that are about to be written
+    int64_t num_checked = 0;            // rows of logits whose outcome comes before the draws'
+    size_t turn = 0;                    // of host_outcomes_ and ends_
+
+    int64_t position(int64_t row) const;
   };
   // Work of a step that was recorded.
   struct Recorded {
@@ -79,16 +88,17 @@ class Model final : public Runner {
   void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
   // Pages for the entries that the slices complete. Where there are too few, nothing has changed.
   void make_room();
-  // run(), of a step whose slices were read. Where it throws, what it queued has ended, and kResourceExhausted comes
-  // out only where the step has done nothing.
   template <class Run>
-  TensorView run_whole(const Run& run);
+  auto run_part(const Run& run);
+  // Queues a step whose slices were read, and what comes of it.
+  template <class Work>
+  void queue_whole(bool is_draft, const Work& work);
   // The rows that a recorded step of the slices has; 0: it is not recorded.
   int64_t recorded_rows() const;
   void forget_recorded() { recorded_.clear(), last_launched_ = nullptr; }
   // Fills the batch and queues work(context), or what was recorded of it for as many rows.
   template <class Work>
-  void queue_step(bool is_draft, const Work& work);
+  void queue_work(bool is_draft, const Work& work);
   StepContext context(bool is_recorded);
   // Of the tokens from `first` on, as many as `out` has rows.
   TensorView embed(const StepContext& context, int64_t first, const TensorView& out, int64_t streams) const;
@@ -99,8 +109,13 @@ class Model final : public Runner {
   // All blocks, each of which may leave its end to the next one.
   void queue_blocks(const StepContext& context, const TensorView& streams) const;
   void queue_head(const StepContext& context, const OutputHead& head, const TensorView& streams);
+  // Makes slices_ those of the next step; the ids are not known yet.
+  void move_on(std::span<Draw* const> draws);
+  bool has_room_ahead();
+  // The step's wanted rows and its outcomes on their way to the host.
+  void queue_outcome();
   // Waits for the step and hands out its tokens; its wanted rows, in host memory.
-  TensorView read_outcome();
+  TensorView read_outcome(const Slices& step);
   void check_capacity(int64_t capacity) const;
   void reserve_scores(int64_t capacity);
   void reserve_host_logits(int64_t rows);
@@ -125,13 +140,17 @@ class Model final : public Runner {
   int64_t score_stride_ = 0;
   // Outcomes: for each row of logits its first bad one, then the token of each draw.
   device::Tensor streams_buffer_, logits_, outcomes_;
-  device::Tensor host_logits_, host_outcomes_;  // where these are not the host's
+  device::Tensor host_logits_;                               // where these are not the host's
+  std::array<device::Tensor, 2> host_outcomes_;              // the same, of one step after the other
+  std::array<std::unique_ptr<device::QueuePoint>, 2> ends_;  // of the same steps
   device::Arena arena_;
   int64_t num_step_rows_ = 0;        // of the last step()
   bool has_changed_states_ = false;  // the step under way; or it may have
   bool is_queue_behind_ = false;     // work of a step that failed may still be queued
   bool is_prepared_to_record_ = false;
-  Slices slices_;
+  Slices slices_, earlier_;  // of the last step, and of the one before where that is still queued
+  int num_queued_ = 0;       // steps
+  size_t turn_ = 0;          // of the last step
   std::unique_ptr<StepBatch> batch_;
   std::vector<Recorded> recorded_;
   device::Recording* last_launched_ = nullptr;  // of recorded_, by the last step

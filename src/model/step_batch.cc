@@ -2,6 +2,7 @@
 #include "model/step_batch.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
 #include "base/integer_math.h"
@@ -25,7 +26,10 @@ StepBatch::StepBatch(std::vector<int64_t> ratios, const Limits& limits, device::
   const size_t arrays = 7 + 6 * ratios_.size();
   const size_t masks = static_cast<size_t>(std::min(limits.max_tokens, kMaxMasksPerStep) * limits.mask_words) * 4;
   host_ = device::Buffer(rows * per_row + masks + arrays * kAlignment, staging);
-  if (!memory.is_host()) placed_ = device::Buffer(host_.size(), memory);
+  if (!memory.is_host()) {
+    placed_ = device::Buffer(host_.size(), memory);
+    next_host_ = device::Buffer(host_.size(), staging);
+  }
   slices_.reserve(rows);
 }
 
@@ -53,6 +57,7 @@ void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t>
   num_slices_ = is_padded ? padded_rows : static_cast<int64_t>(slices.size());
   num_logit_rows_ = is_padded ? padded_rows : static_cast<int64_t>(logit_rows.size());
   used_ = 0;
+  if (!memory_.is_host()) std::swap(host_, next_host_);
   int32_t *host_ids = take(token_ids_, num_rows_), *host_places = take(places_, num_rows_);
   int64_t *positions = take(positions_, num_rows_), *slots = take(window_slots_, num_rows_);
   int32_t* host_logit_rows = take(logit_rows_, num_rows_);
@@ -81,6 +86,10 @@ void StepBatch::fill(std::span<const SliceRows> slices, std::span<const int32_t>
   uint32_t* host_masks = take(masks_, static_cast<int64_t>(masks.size()) * limits_.mask_words);
   for (const std::span<const uint32_t> mask : masks) host_masks = std::copy(mask.begin(), mask.end(), host_masks);
   if (!memory_.is_host()) memory_.upload(placed_.data(), host_.data(), used_);
+}
+
+void StepBatch::take_ids(const int32_t* ids, int64_t count) const {
+  memory_.copy(const_cast<int32_t*>(token_ids_), ids, static_cast<size_t>(count) * sizeof(int32_t));
 }
 
 void StepBatch::fill_ratio(RatioRows& rows) {

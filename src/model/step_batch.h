@@ -48,10 +48,13 @@ class StepBatch {
   // The slices, whose tokens are `ids` one after the other, the rows whose logits are computed, in that order, and the
   // draws from them, whose mask_row counts `masks` in order, at most kMaxMasksPerStep. `padded_rows` at least the
   // number of ids (slices of one row each, whose logits are all computed): the rest are rows of nobody, without effect.
-  // Copies.
+  // Copies; what was filled before the last time is not on its way any more.
   void fill(std::span<const SliceRows> slices, std::span<const int32_t> ids, std::span<const int32_t> logit_rows,
             std::span<const ops::SampleRow> draws, std::span<const std::span<const uint32_t>> masks,
             int64_t padded_rows = 0);
+
+  // The first ids, from where the ops compute: in the order of the queue.
+  void take_ids(const int32_t* ids, int64_t count) const;
 
   int64_t num_rows() const { return num_rows_; }
   int64_t num_slices() const { return num_slices_; }
@@ -72,7 +75,6 @@ class StepBatch {
   const RatioRows& of_ratio(int64_t ratio) const;
 
   // The same on the host.
-  int64_t position(int64_t row) const { return host_positions_[row]; }
   int64_t most_visible(int64_t ratio, int64_t first_row, int64_t num_rows) const;
 
  private:
@@ -84,6 +86,7 @@ class StepBatch {
   Limits limits_;
   device::MemorySpace& memory_;
   device::Buffer host_, placed_;
+  device::Buffer next_host_;  // host_ in turn, which may be on its way still, where the ops compute elsewhere
   size_t used_ = 0;
   std::vector<SliceRows> slices_;
   int64_t num_rows_ = 0, num_slices_ = 0, num_logit_rows_ = 0, num_draws_ = 0;

@@ -2,6 +2,7 @@
 // A model of two ranks behind one runner: what one rank does, it does.
 #include "model/mirrored_runner.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,7 +95,7 @@ TEST(MirroredRunner, GivesTheBitsOfOneRank) {
 }
 
 // A runner without a model, whose steps are a function.
-class Fake final : public Runner {
+class Fake : public Runner {
  public:
   explicit Fake(std::function<void()> work) : work_(std::move(work)) { facts_.vocab_size = 64; }
   const ModelFacts& facts() const override { return facts_; }
@@ -285,6 +286,110 @@ TEST(MirroredRunner, ALossThatEndsAStepIsToldToRank0sProgram) {
   });
   EXPECT_THAT(end.told, ElementsAre("rank 1 of 2 failed: out of luck"));
   EXPECT_EQ(end.errors[0], "rank 1 of 2 failed: out of luck");
+}
+
+// Writes down what it is told; the tokens that follow need nobody's word.
+class Halves final : public Fake {
+ public:
+  // `finish` is called with the number of steps finished before; `goes_on`: whether it queues a next step.
+  Halves(std::function<void(int)> finish, bool goes_on) : Fake([] {}), finish_(std::move(finish)), goes_on_(goes_on) {}
+  bool can_run_ahead() const override { return true; }
+  void queue_step(std::span<const SequenceSlice> slices) override {
+    said.push_back("step");
+    for (const SequenceSlice& slice : slices) note(*slice.draw, slice.ids[0]);
+  }
+  bool queue_next(std::span<Draw* const> draws) override {
+    if (!goes_on_) return false;
+    said.push_back("next");
+    for (const Draw* draw : draws) note(*draw, -1);
+    return true;
+  }
+  TensorView finish_step() override {
+    said.push_back("finish");
+    finish_(num_finished_++);
+    return {};
+  }
+  std::vector<std::string> said;
+
+ private:
+  void note(const Draw& draw, int32_t id) {
+    said.back() += fmt::format(" {}: {} {} at {}", id, draw.params.temperature, draw.params.seed, draw.position);
+    for (const uint32_t word : draw.mask) said.back() += fmt::format(" {}", word);
+  }
+  std::function<void(int)> finish_;
+  bool goes_on_;
+  int num_finished_ = 0;
+};
+
+// Two sequences, three steps of which two are queued ahead, and where the third fails one more.
+void run_ahead(MirroredRunner& mirrored) {
+  const auto one = mirrored.new_sequence(8), two = mirrored.new_sequence(8);
+  const std::vector<int32_t> ids = {5, 6};
+  Draw draws[4][2];
+  const std::vector<uint32_t> mask = {3, 4};
+  for (uint64_t n = 0; n < 4; ++n) {
+    for (uint64_t i = 0; i < 2; ++i) draws[n][i] = {.params = {.temperature = 0.5f, .seed = 7 + i}, .position = n + 1};
+    draws[n][1].mask = mask;
+  }
+  const auto queue = [&](Draw* of) {
+    const SequenceSlice slices[] = {{one.get(), std::span(ids).first(1), LogitRows::kNone, &of[0]},
+                                    {two.get(), std::span(ids).last(1), LogitRows::kNone, &of[1]}};
+    mirrored.queue_step(slices);
+  };
+  const auto go_on = [&](Draw* of) {
+    Draw* const places[] = {&of[0], &of[1]};
+    EXPECT_TRUE(mirrored.queue_next(places));
+  };
+  queue(draws[0]);
+  go_on(draws[1]);
+  mirrored.finish_step();
+  go_on(draws[2]);
+  mirrored.finish_step();
+  EXPECT_THROW(mirrored.finish_step(), Error);
+  queue(draws[3]);
+  mirrored.finish_step();
+}
+
+TEST(MirroredRunner, StepsAreQueuedAheadOnEveryRank) {
+  std::vector<std::string> said[2];
+  const auto fails_third = [](int num_finished) {
+    if (num_finished == 2) fail(ErrorCode::kNotFinite, "a request's fault");
+  };
+  const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+    Halves halves(fails_third, true);
+    if (bootstrap.rank() == 0) {
+      MirroredRunner mirrored(halves, bootstrap);
+      run_ahead(mirrored);
+    } else {
+      follow(halves, bootstrap);
+    }
+    said[bootstrap.rank()] = halves.said;
+  });
+  EXPECT_THAT(errors, Each(""));
+  EXPECT_EQ(said[1], said[0]);
+  EXPECT_THAT(said[0], ElementsAre("step 5: 0.5 7 at 1 6: 0.5 8 at 1 3 4", "next -1: 0.5 7 at 2 -1: 0.5 8 at 2 3 4",
+                                   "finish", "next -1: 0.5 7 at 3 -1: 0.5 8 at 3 3 4", "finish", "finish",
+                                   "step 5: 0.5 7 at 4 6: 0.5 8 at 4 3 4", "finish"));
+}
+
+TEST(MirroredRunner, ARankThatHasNoRoomForAStepAheadEndsTheGroup) {
+  Told told;
+  const auto errors = run_joined(
+      2,
+      [&](comm::Bootstrap& bootstrap) {
+        Halves halves([&](int) { wait_for_the_end(bootstrap); }, bootstrap.rank() == 0);
+        if (bootstrap.rank() == 0) {
+          MirroredRunner mirrored(halves, bootstrap);
+          return run_ahead(mirrored);
+        }
+        try {
+          follow(halves, bootstrap);
+        } catch (const Error& error) {
+          bootstrap.fail(error.what());
+        }
+      },
+      &told);
+  EXPECT_THAT(told.said(), ElementsAre("rank 1 of 2 failed: no room here for a step that rank 0 has queued"));
 }
 
 }  // namespace

@@ -58,6 +58,23 @@ class StepFaults : public ::testing::Test {
         EXPECT_TRUE(position == begin || position == end) << position;
       }
     }
+    // Two tokens that are drawn, the second of them queued before the first is known.
+    int32_t id = 3;
+    for (uint64_t position = 11; position < 13;) {
+      retry([&] {
+        model::Draw first{.position = position}, second{.position = position + 1};
+        model::Draw* const place = &second;
+        const model::SequenceSlice slice{state.get(), {&id, 1}, model::LogitRows::kNone, &first};
+        loaded_.runner->queue_step({&slice, 1});
+        const bool is_ahead = position == 11 && loaded_.runner->queue_next({&place, 1});
+        loaded_.runner->finish_step();
+        if (is_ahead) loaded_.runner->finish_step();
+        rows.push_back(static_cast<float>(first.token));
+        if (is_ahead) rows.push_back(static_cast<float>(second.token));
+        id = is_ahead ? second.token : first.token;
+        position += is_ahead ? 2 : 1;
+      });
+    }
     return rows;
   }
 
