@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 
@@ -31,6 +33,9 @@ class Loop {
         constraint_(options.constraint == nullptr ? nullptr : options.constraint->begin()) {
     for (const int32_t id : sequence.prompt()) sampler_.observe(id);
   }
+  ~Loop() { drop_ahead(); }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
 
   void prefill(ProgressSink* progress) {
     const size_t total = sequence_.pending().size();
@@ -57,11 +62,17 @@ class Loop {
       } else if (is_cancelled()) {
         sequence_.finish(FinishReason::kCancelled);
       } else {
-        if (!sequence_.pending().empty()) run(1);
-        accept(draw_ ? Sampler::drawn(*draw_) : sampler_.draw(runner_, last_row_, sequence_.next_position(), mask_));
+        if (is_ahead_) {
+          run_ahead();
+        } else if (!sequence_.pending().empty()) {
+          run(1, true);
+        }
+        const std::optional<model::Draw>& draw = draws_[turn_];
+        accept(draw ? Sampler::drawn(*draw) : sampler_.draw(runner_, last_row_, sequence_.next_position(), mask_));
         if (progress != nullptr) progress->advance(1);
       }
     }
+    drop_ahead();
     if (progress != nullptr) progress->end();
   }
 
@@ -69,22 +80,65 @@ class Loop {
   bool is_cancelled() const { return options_.cancel != nullptr && options_.cancel->load(); }
 
   // The next `count` pending tokens. After the last of them there is a token to draw: the step draws it, where it can.
-  void run(size_t count) {
+  void run(size_t count, bool may_go_ahead = false) {
     const int64_t first = sequence_.state().position();
     const bool is_drawn = count == sequence_.pending().size() && max_tokens_ > 0;
-    draw_ = is_drawn ? sampler_.draw_in_step(sequence_.next_position()) : std::nullopt;
+    std::optional<model::Draw>& draw = draws_[turn_];
+    draw = is_drawn ? sampler_.draw_in_step(sequence_.next_position()) : std::nullopt;
     if (is_drawn && constraint_ != nullptr) ask_constraint(*constraint_, runner_.facts().vocab_size, mask_);
-    if (draw_) draw_->mask = mask_;
+    if (draw) draw->mask = mask_;
     const model::SequenceSlice slice{.state = &sequence_.state(),
                                      .ids = sequence_.pending().first(count),
                                      .logits = observer_.wants_logits() ? model::LogitRows::kAll
-                                               : is_drawn && !draw_     ? model::LogitRows::kLast
+                                               : is_drawn && !draw      ? model::LogitRows::kLast
                                                                         : model::LogitRows::kNone,
-                                     .draw = draw_ ? &*draw_ : nullptr};
+                                     .draw = draw ? &*draw : nullptr};
+    may_go_ahead = may_go_ahead && draw && constraint_ == nullptr && !observer_.wants_logits();
+    if (may_go_ahead && runner_.can_run_ahead()) {
+      runner_.queue_step({&slice, 1});
+      queue_ahead();
+      return finish_step();
+    }
     const TensorView logits = runner_.step({&slice, 1});
     const std::span<const float> rows(logits.as<float>(), static_cast<size_t>(logits.shape.num_elements()));
     if (observer_.wants_logits()) observer_.logits(first, rows);
-    if (is_drawn && !draw_) last_row_ = rows.last(static_cast<size_t>(runner_.facts().vocab_size));
+    if (is_drawn && !draw) last_row_ = rows.last(static_cast<size_t>(runner_.facts().vocab_size));
+  }
+
+  // Behind the step that is queued the next, while nobody knows its token: where it turns out to be the last, it was
+  // run for nothing.
+  void queue_ahead() {
+    std::optional<model::Draw>& next = draws_[1 - turn_];
+    const bool is_last = static_cast<int64_t>(sequence_.generated().size()) + 2 > max_tokens_;
+    next = is_last ? std::nullopt : sampler_.draw_in_step(sequence_.next_position() + 1);
+    if (!next) return;
+    model::Draw* const place = &*next;
+    is_ahead_ = runner_.queue_next({&place, 1});
+  }
+
+  void run_ahead() {
+    is_ahead_ = false;
+    turn_ = 1 - turn_;
+    queue_ahead();
+    finish_step();
+  }
+
+  void finish_step() {
+    try {
+      runner_.finish_step();
+    } catch (...) {
+      is_ahead_ = false;
+      throw;
+    }
+  }
+
+  void drop_ahead() noexcept {
+    if (!std::exchange(is_ahead_, false)) return;
+    try {
+      runner_.finish_step();
+    } catch (const std::exception&) {
+      // Of a token that nobody asked for.
+    }
   }
 
   void accept(int32_t id) {
@@ -104,10 +158,12 @@ class Loop {
   int64_t max_tokens_;
   Sampler sampler_;
   Sequence& sequence_;
-  std::unique_ptr<TokenConstraint> constraint_;  // null: none
-  std::vector<uint32_t> mask_;                   // of the token to draw; empty: all
-  std::optional<model::Draw> draw_;              // of the last step
-  std::span<const float> last_row_;              // without one
+  std::unique_ptr<TokenConstraint> constraint_;      // null: none
+  std::vector<uint32_t> mask_;                       // of the token to draw; empty: all
+  std::array<std::optional<model::Draw>, 2> draws_;  // of the last step, and of the one that is queued behind it
+  size_t turn_ = 0;                                  // of the last step
+  bool is_ahead_ = false;                            // another is queued
+  std::span<const float> last_row_;                  // without one
 };
 
 void check(const model::ModelFacts& facts, std::span<const int32_t> prompt, const GenerateOptions& options) {

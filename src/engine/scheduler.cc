@@ -119,6 +119,7 @@ void Scheduler::add(const Job& job) {
     remove(job.key);
     throw;
   }
+  has_news_ = true;
 }
 
 void Scheduler::start(Entry& entry) {
@@ -143,6 +144,7 @@ void Scheduler::fork(SequenceKey parent, SequenceKey child) {
 
 void Scheduler::remove(SequenceKey key) {
   Entry& entry = at(key);
+  has_news_ = true;
   if (entry.phase == Phase::kRunning) {
     used_bytes_ -= entry.charge;
     num_running_ -= entry.job.num_copies;
@@ -166,6 +168,7 @@ void Scheduler::set_paused(SequenceKey key, bool is_paused) {
   Entry& entry = at(key);
   if (entry.is_paused == is_paused) return;
   entry.is_paused = is_paused;
+  has_news_ = true;
   if (entry.phase == Phase::kRunning) return;
   is_paused ? dequeue(entry) : enqueue(entry);
 }
@@ -198,6 +201,7 @@ std::optional<SequenceKey> Scheduler::give_way() {
   if (running_.size() < 2) return std::nullopt;
   Entry& last = **std::max_element(running_.begin(), running_.end(), is_kept_before);
   put_back(last);
+  has_news_ = true;
   granted_bytes_ = used_bytes_;
   return last.job.key;
 }
@@ -351,9 +355,30 @@ const Scheduler::Plan& Scheduler::plan() {
   grow();
   if (plan_alone()) return plan_;
   admit();
+  has_news_ = !plan_.preempted.empty();  // who waits behind them was not looked at
+  num_ahead_ = 0;
   std::sort(running_.begin(), running_.end(), is_kept_before);
   if (!plan_alone()) plan_slices();
   return plan_;
+}
+
+int64_t Scheduler::grow_ahead() {
+  if (has_news_ || (!eligible_.empty() && num_ahead_ >= kMostAhead)) return 0;
+  int64_t count = 0, more = 0;
+  for (const Entry* entry : running_) {
+    if (entry->is_paused) continue;
+    const int64_t next = entry->job.num_tokens + 1;
+    if (!is_decoding(*entry) || entry->num_done < entry->alone_until || next >= entry->job.capacity) return 0;
+    if (next > entry->num_reserved) more += cost(*entry, next) - entry->charge;
+    ++count;
+  }
+  if (used_bytes_ + more > (running_.size() > 1 ? granted_bytes_ : budget_.total_bytes())) return 0;
+  for (Entry* entry : running_) {
+    const int64_t next = entry->job.num_tokens + 1;
+    if (!entry->is_paused && next > entry->num_reserved) charge(*entry, next);
+  }
+  ++num_ahead_;
+  return count;
 }
 
 void Scheduler::audit() const {

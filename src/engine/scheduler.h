@@ -28,6 +28,9 @@ class Scheduler {
   static constexpr int kMaxPreemptions = 2;
   // An admission leaves what runs room for so many tokens more, each.
   static constexpr int64_t kHeadroomTokens = 16;
+  // While somebody waits, so many steps follow a planned one before the next is planned: whose turn it is changes with
+  // what the others are served.
+  static constexpr int64_t kMostAhead = 8;
 
   struct Limits {
     int64_t max_step_tokens = 0;  // of the runner
@@ -89,6 +92,12 @@ class Scheduler {
   // Decides the next step. Valid until the next call.
   const Plan& plan();
 
+  // Whether the step after the planned one, whose slices have not run yet, is known: all that run and are not paused
+  // decode, nobody has come, gone or been paused since plan() found no room for who waits, and each has room for the
+  // token to be run and one more to be drawn. Then their charges cover it from now on. The number of these sequences;
+  // 0, and nothing has changed: it is not known.
+  int64_t grow_ahead();
+
   // What came of it. The state of a running sequence has seen `num_tokens` more;
   void ran(SequenceKey key, int64_t num_tokens);
   // a token was drawn and is to be run;
@@ -144,6 +153,8 @@ class Scheduler {
   std::map<SequenceKey, Entry> entries_;
   std::map<FlowKey, Flow> flows_;
   std::set<SequenceKey> eligible_;  // all flows' waiting
+  bool has_news_ = false;           // since plan(): somebody who waits may have a place
+  int64_t num_ahead_ = 0;           // steps since plan()
   std::vector<Entry*> running_;     // plan() brings them into keeping order
   int64_t used_bytes_ = 0, num_running_ = 0, num_admissions_ = 0;
   int64_t granted_bytes_;  // at most so many are charged while several run

@@ -23,7 +23,9 @@ StepLoop::StepLoop(model::Runner& runner, const CacheBudget& budget, WaitingRoom
                   .max_mixed_step_tokens = options.max_mixed_step_tokens},
                  budget) {}
 
-StepLoop::~StepLoop() = default;
+StepLoop::~StepLoop() {
+  drop_ahead();
+}
 
 std::optional<Refusal> StepLoop::find_refusal(const Request& request) const {
   if (std::optional<std::string> fault = find_fault(request, runner_.facts())) {
@@ -71,7 +73,8 @@ void StepLoop::tell_failure(Sink& sink, ErrorCode code, const char* error) noexc
 
 void StepLoop::join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted) {
   const int64_t capacity = capacity_of(request, runner_.facts());
-  auto made = std::make_unique<Live>(Live{id, std::move(request), std::move(sink), capacity, submitted});
+  auto made = std::make_unique<Live>(
+      Live{id, std::make_shared<const Request>(std::move(request)), std::move(sink), capacity, submitted});
   Live& live = *made;
   const Request& asked = live.request;
   live.num_open = asked.num_choices;
@@ -333,6 +336,7 @@ void StepLoop::take_apart(const std::string& error, ErrorCode code) {
   for (const Running& slice : running_) {
     Live* live = nullptr;
     Choice* choice = find(slice.key, live);
+    if (choice == nullptr) continue;  // it ended before the step that was queued for it
     choice->state.reset();
     if (options_.prefixes != nullptr) {
       options_.prefixes->forget(live->request,
@@ -343,17 +347,26 @@ void StepLoop::take_apart(const std::string& error, ErrorCode code) {
   }
 }
 
-void StepLoop::run() {
+void StepLoop::run(bool is_queued) {
   const double start = clock_.now();
   TensorView logits;
   for (bool has_run = false; !has_run;) {
     try {
-      logits = runner_.step(slices_);
+      if (is_queued || runner_.can_run_ahead()) {
+        if (!is_queued) runner_.queue_step(slices_);
+        is_queued = true;
+        queue_ahead();
+        logits = runner_.finish_step();
+      } else {
+        logits = runner_.step(slices_);
+      }
       has_run = true;
     } catch (const std::exception& error) {
+      forget_ahead();
+      part_with_leaving(false);
       // Where memory ends a step has done nothing, and may be tried again with less of it.
       const auto* ours = dynamic_cast<const Error*>(&error);
-      const bool is_short = ours != nullptr && ours->code() == ErrorCode::kResourceExhausted;
+      const bool is_short = !is_queued && ours != nullptr && ours->code() == ErrorCode::kResourceExhausted;
       if (is_short && (give_up_prefix() || give_way())) {
         if (slices_.empty()) return;
         continue;
@@ -363,10 +376,12 @@ void StepLoop::run() {
     }
   }
   stats_.model_seconds = clock_.now() - start;
+  part_with_leaving(true);
   deliver(logits);
 }
 
 void StepLoop::abandon(std::string_view why, ErrorCode code) noexcept {
+  drop_ahead();
   for (auto& [id, live] : requests_) {
     if (!live->has_begun) room_.leave(live->num_prompt());
     live->outcome.error_code = code;
@@ -392,23 +407,29 @@ void StepLoop::abandon(std::string_view why, ErrorCode code) noexcept {
 
 bool StepLoop::step() {
   stats_ = {};
-  running_.clear(), slices_.clear(), draws_.clear();
-  num_masks_ = 0, last_shared_mask_ = nullptr;
   const double start = clock_.now();
   read_rooms(start);
-  const Scheduler::Plan& plan = scheduler_.plan();
-  for (const SequenceKey key : plan.preempted) preempt(key);
-  for (const SequenceKey key : plan.admitted) begin(key, start);
-  for (const Scheduler::Slice& slice : plan.slices) make_state(slice.key);
-  for (const Scheduler::Slice& slice : plan.slices) prepare(slice);
-  stats_.num_slices = static_cast<int64_t>(slices_.size());
-  stats_.num_admitted = static_cast<int64_t>(plan.admitted.size());
-  stats_.num_preempted = static_cast<int64_t>(plan.preempted.size());
-  const bool has_work = !plan.slices.empty();
-  if (!slices_.empty()) run();
+  const bool is_queued = is_ahead_, has_work = is_queued || prepare_planned(start);
+  if (is_queued) take_up_ahead();
+  stats_.num_slices = static_cast<int64_t>(running_.size());
+  if (!running_.empty()) run(is_queued);
   set_gauges();
   if (has_work) count(start);
   return has_work;
+}
+
+// False: the scheduler has nothing to run.
+bool StepLoop::prepare_planned(double now) {
+  running_.clear(), slices_.clear(), draws_.clear();
+  num_masks_ = 0, last_shared_mask_ = nullptr;
+  const Scheduler::Plan& plan = scheduler_.plan();
+  for (const SequenceKey key : plan.preempted) preempt(key);
+  for (const SequenceKey key : plan.admitted) begin(key, now);
+  for (const Scheduler::Slice& slice : plan.slices) make_state(slice.key);
+  for (const Scheduler::Slice& slice : plan.slices) prepare(slice);
+  stats_.num_admitted = static_cast<int64_t>(plan.admitted.size());
+  stats_.num_preempted = static_cast<int64_t>(plan.preempted.size());
+  return !plan.slices.empty();
 }
 
 // How things are, also while nothing runs.
@@ -459,6 +480,8 @@ void StepLoop::audit() const {
     }
   }
   TESSERA_CHECK(num_sequences == scheduler_.entries().size(), "the scheduler knows the sequences that live");
+  TESSERA_CHECK(leaving_.empty() || is_ahead_, "who has ended leaves when nothing runs it");
+  TESSERA_CHECK(scheduler_.used_bytes() + leaving_bytes() <= budget_.total_bytes(), "who is leaving is in the budget");
   TESSERA_CHECK(saved_bytes == swap_bytes_ && swap_bytes_ <= options_.swap_bytes,
                 fmt::format("{} bytes swapped, {} counted, {} at most", saved_bytes, swap_bytes_, options_.swap_bytes));
 }

@@ -44,15 +44,19 @@ class StepLoop {
   // an invariant is broken; what requests, sinks and the runner do wrong ends requests.
   bool step();
 
-  bool is_idle() const { return requests_.empty(); }  // no requests
+  bool is_idle() const { return requests_.empty() && !is_ahead_; }  // no requests, and nothing is queued
   // When a paused request's time is up; infinity: none is paused.
   double next_deadline() const;
+  bool is_ahead() const { return is_ahead_; }  // the next step is queued
   const StepStats& last_step() const { return stats_; }
   const Totals& totals() const { return totals_; }
   // Requests in a row that an error of the device ended, with no step between them that ran through.
   int num_device_failures() const { return num_device_failures_; }
   const Scheduler& scheduler() const { return scheduler_; }
   int64_t swap_bytes() const { return swap_bytes_; }
+  // Of states whose choice ended while a step that runs them was queued. They go with that step; until then nothing
+  // more is charged.
+  int64_t leaving_bytes() const;
   // Throws kInternal where ledgers disagree with the requests. Cost: all requests.
   void audit() const;
 
@@ -60,6 +64,7 @@ class StepLoop {
   struct Choice;
   struct Live;
   struct Running;  // a slice of the step under way
+  struct Leaving;
 
   static void tell_failure(Sink& sink, ErrorCode code, const char* error) noexcept;
   void join(RequestId id, Request request, std::shared_ptr<Sink> sink, double submitted);
@@ -80,14 +85,23 @@ class StepLoop {
   void prepare(Live& live, Choice& choice, const Scheduler::Slice& slice);
   void drop_slices(RequestId id);
   void drop_slice(SequenceKey key);
-  void run();
+  bool prepare_planned(double now);
+  void run(bool is_queued);
+  bool knows_next() const noexcept;
+  bool prepare_ahead() noexcept;
+  void queue_ahead();
+  bool is_queued_ahead(SequenceKey key) const;
+  void take_up_ahead();
+  void forget_ahead() noexcept;
+  void drop_ahead() noexcept;
+  void part_with_leaving(bool has_run) noexcept;
   void take_apart(const std::string& error, ErrorCode code);
   void deliver(const TensorView& logits);
   void deliver_prompt_logprobs(Live& live, const Running& slice, std::span<const float> rows);
   void offer(Live& live, const Choice& choice, const Running& slice);
   void fork(Live& live);
   void draw(Live& live, Choice& choice, const Running& slice, std::span<const float> row);
-  void release(Choice& choice);
+  void release(const Live& live, Choice& choice, bool is_offered);
   void end_choice(Live& live, Choice& choice, FinishReason reason);
   void end(Live& live, FinishReason reason, ErrorCode code, const std::string& error);
   void finish(Live& live);
@@ -106,6 +120,12 @@ class StepLoop {
   std::deque<model::Draw> draws_;               // of the slices, which hold their addresses
   int64_t num_masks_ = 0;                       // of the step's draws
   const uint32_t* last_shared_mask_ = nullptr;  // that counts among them
+  // Of the step that is queued behind the one under way, or behind the last (step_loop_ahead.cc).
+  bool is_ahead_ = false;
+  std::vector<Running> ahead_;
+  std::deque<model::Draw> ahead_draws_;
+  std::vector<model::Draw*> next_draws_;  // their addresses
+  std::vector<Leaving> leaving_;          // that it runs though they ended
   int64_t swap_bytes_ = 0;
   StepStats stats_;
   Totals totals_;

@@ -130,21 +130,24 @@ void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<
   }
 }
 
-// Gives back all that a choice holds.
-void StepLoop::release(Choice& choice) {
+// Gives back all that a choice holds; its state, which the store may want, when no step that is queued runs it.
+void StepLoop::release(const Live& live, Choice& choice, bool is_offered) {
   scheduler_.remove(choice.key);
   drop_saved(choice);
+  if (is_queued_ahead(choice.key)) {
+    leaving_.push_back({live.asked, std::move(choice.ids), std::move(choice.state), is_offered});
+  }
   choice.state.reset();
   choice.is_open = false;
 }
 
 void StepLoop::end_choice(Live& live, Choice& choice, FinishReason reason) {
   try {
-    if (options_.prefixes != nullptr) {
+    if (options_.prefixes != nullptr && !is_queued_ahead(choice.key)) {
       const size_t num_seen = static_cast<size_t>(choice.state->position());
       options_.prefixes->offer(live.request, std::span(choice.ids).first(num_seen), *choice.state);
     }
-    release(choice);
+    release(live, choice, true);
     --live.num_open;
     live.outcome.reasons[static_cast<size_t>(choice.index)] = reason;
     live.sink->choice_finished(choice.index, reason);
@@ -156,7 +159,7 @@ void StepLoop::end_choice(Live& live, Choice& choice, FinishReason reason) {
 
 void StepLoop::end(Live& live, FinishReason reason, ErrorCode code, const std::string& error) {
   for (const auto& choice : live.choices) {
-    if (choice->is_open) release(*choice);
+    if (choice->is_open) release(live, *choice, false);
   }
   if (code == ErrorCode::kDeviceError) ++num_device_failures_;
   live.outcome.error_code = code;

@@ -34,10 +34,11 @@ struct StepLoop::Choice {
 
 struct StepLoop::Live {
   RequestId id;
-  Request request;
+  std::shared_ptr<const Request> asked;  // never null
   std::shared_ptr<Sink> sink;
   int64_t capacity;
   double submitted;
+  const Request& request = *asked;
   std::vector<std::unique_ptr<Choice>> choices{};  // the first alone until the prompt has run
   int64_t num_open = 0;                            // choices that have not ended, those to come included
   int64_t num_scored = 0;                          // prompt tokens after the first whose logprobs were delivered
@@ -63,6 +64,14 @@ struct StepLoop::Running {
   model::LogitRows rows;
   const model::Draw* draw;  // null: none, or the step can't make it
   int64_t num_rows() const { return rows == model::LogitRows::kAll ? count : rows == model::LogitRows::kLast ? 1 : 0; }
+};
+
+// The state of a choice that ended while the step ahead was queued, which runs it once more.
+struct StepLoop::Leaving {
+  std::shared_ptr<const Request> request;
+  std::vector<int32_t> ids;  // that it will have seen
+  std::unique_ptr<model::SequenceState> state;
+  bool is_offered;  // to the prefix store
 };
 
 // A new state, for which prefixes make room.

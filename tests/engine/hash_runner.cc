@@ -63,10 +63,16 @@ namespace {
 class HashRunner::State final : public model::SequenceState {
  public:
   State(HashRunner& runner, int64_t capacity) : runner_(runner), capacity_(capacity) { runner_.states_.insert(this); }
-  ~State() override { runner_.states_.erase(this); }
+  ~State() override {
+    runner_.states_.erase(this);
+    for (const Queued& step : runner_.queued_) {
+      for (const model::SequenceSlice& slice : step.slices) runner_.has_lost_queued_ |= slice.state == this;
+    }
+  }
   int64_t position() const override { return at; }
   int64_t capacity() const override { return capacity_; }
   std::unique_ptr<model::SequenceState> fork() const override {
+    runner_.expect_nothing_queued();
     if (runner_.fails(runner_.faults_.fork, runner_.failed_.fork)) throw std::bad_alloc();
     auto copy = std::make_unique<State>(runner_, capacity_);
     copy->at = at, copy->context = context, copy->pages = pages, copy->marks = marks;
@@ -76,6 +82,7 @@ class HashRunner::State final : public model::SequenceState {
   std::unique_ptr<model::StateMark> mark() const override { return nullptr; }
   void rollback(const model::StateMark&) override {}
   std::vector<uint8_t> save() const override {
+    runner_.expect_nothing_queued();
     if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw std::bad_alloc();
     const uint64_t values[] = {static_cast<uint64_t>(capacity_), static_cast<uint64_t>(at), context};
     // As long as a model's would be.
@@ -137,6 +144,7 @@ class HashRunner::Snapshot final : public model::StateSnapshot {
 };
 
 std::unique_ptr<model::StateSnapshot> HashRunner::State::snapshot() const {
+  runner_.expect_nothing_queued();
   if (runner_.fails(runner_.faults_.snapshot, runner_.failed_.snapshot)) throw_either(runner_.failed_.snapshot);
   return std::make_unique<Snapshot>(runner_, *this);
 }
@@ -208,6 +216,7 @@ void HashRunner::give_pages(std::span<const model::SequenceSlice> slices) {
 }
 
 std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnapshot& snapshot, int64_t capacity) {
+  expect_nothing_queued();
   if (fails(faults_.resume, failed_.resume)) throw_either(failed_.resume);
   const Snapshot& from = dynamic_cast<const Snapshot&>(snapshot);
   TESSERA_CHECK(from.at <= capacity && capacity <= facts_.max_positions, "capacity");
@@ -243,12 +252,14 @@ std::unique_ptr<model::StateSnapshot> HashRunner::restore_snapshot(std::span<con
 }
 
 std::unique_ptr<model::SequenceState> HashRunner::new_sequence(int64_t capacity) {
+  expect_nothing_queued();
   if (fails(faults_.new_sequence, failed_.new_sequence)) throw std::bad_alloc();
   TESSERA_CHECK(capacity <= facts_.max_positions, "capacity");
   return std::make_unique<State>(*this, capacity);
 }
 
 std::unique_ptr<model::SequenceState> HashRunner::restore(std::span<const uint8_t> bytes) {
+  expect_nothing_queued();
   if (fails(faults_.restore, failed_.restore)) fail(ErrorCode::kDataLoss, "damaged");
   uint64_t values[3];
   std::memcpy(values, bytes.data(), sizeof(values));
@@ -275,13 +286,75 @@ void HashRunner::see(State& state, int32_t id) const {
   state.marks.back() = state.context;
 }
 
+void HashRunner::expect_nothing_queued() const {
+  TESSERA_CHECK(queued_.empty(), "nothing but the next step while one is queued");
+}
+
 TensorView HashRunner::step(std::span<const model::SequenceSlice> slices) {
+  expect_nothing_queued();
+  give_pages(slices);
+  return compute(slices);
+}
+
+void HashRunner::queue_step(std::span<const model::SequenceSlice> slices) {
+  expect_nothing_queued();
+  give_pages(slices);
+  Queued& step = queued_.emplace_back();
+  step.slices.assign(slices.begin(), slices.end());
+  for (const model::SequenceSlice& slice : slices) step.ids.emplace_back(slice.ids.begin(), slice.ids.end());
+}
+
+bool HashRunner::queue_next(std::span<model::Draw* const> draws) {
+  TESSERA_CHECK(queued_.size() == 1 && draws.size() == queued_[0].slices.size(), "one step, and a draw for each slice");
+  constexpr int32_t kTwo[2] = {};
+  Queued next;
+  std::vector<model::SequenceSlice> grown;
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const model::SequenceSlice& slice = queued_[0].slices[i];
+    TESSERA_CHECK(slice.draw != nullptr && slice.draw->mask.data() == draws[i]->mask.data(), "draws alike");
+    TESSERA_CHECK(slice.logits == model::LogitRows::kNone && slice.ids.size() == 1, "a decode step");
+    TESSERA_CHECK(slice.state->position() + 2 <= slice.state->capacity(), "room for the next token");
+    next.slices.push_back({slice.state, {}, model::LogitRows::kNone, draws[i]});
+    grown.push_back({slice.state, kTwo});
+  }
+  if (draws.size() > 1 && fails(faults_.step, failed_.step)) {
+    for (const model::SequenceSlice& slice : grown) dynamic_cast<State&>(*slice.state).context ^= 0xBAD;
+    queued_.clear();
+    fail(ErrorCode::kNotFinite, "a fault that passes");
+  }
+  try {
+    give_pages(grown);
+  } catch (const Error&) {
+    return false;
+  }
+  queued_.push_back(std::move(next));
+  ++num_ahead_;
+  return true;
+}
+
+TensorView HashRunner::finish_step() {
+  TESSERA_CHECK(!queued_.empty() && !has_lost_queued_, "what is queued is still there");
+  Queued step = std::move(queued_[0]);
+  queued_.erase(queued_.begin());
+  for (size_t i = 0; i < step.slices.size(); ++i) step.slices[i].ids = step.ids[i];
+  try {
+    const TensorView logits = compute(step.slices);
+    if (queued_.empty()) return logits;
+    for (const model::SequenceSlice& slice : step.slices) queued_[0].ids.push_back({std::max(slice.draw->token, 0)});
+    for (size_t i = 0; i < queued_[0].ids.size(); ++i) queued_[0].slices[i].ids = queued_[0].ids[i];
+    return logits;
+  } catch (const std::exception&) {
+    queued_.clear();
+    throw;
+  }
+}
+
+TensorView HashRunner::compute(std::span<const model::SequenceSlice> slices) {
   int64_t num_tokens = 0;
   bool is_bad = slices.size() > 1 && fails(faults_.step, failed_.step);
   const bool is_transient = is_bad;
   std::set<const model::SequenceState*> seen;
   logits_.clear();
-  give_pages(slices);
   for (const model::SequenceSlice& slice : slices) {
     State& state = dynamic_cast<State&>(*slice.state);
     TESSERA_CHECK(states_.count(&state) == 1 && seen.insert(&state).second && !slice.ids.empty(), "slices");

@@ -76,9 +76,17 @@ class HashRunner final : public model::Runner {
   std::unique_ptr<model::StateSnapshot> restore_snapshot(std::span<const uint8_t> saved,
                                                          std::span<const std::span<const uint8_t>> pages) override;
   TensorView step(std::span<const model::SequenceSlice> slices) override;
+  // Computes when a step is finished: what is changed or dropped before that is a broken promise.
+  bool can_run_ahead() const override { return runs_ahead_; }
+  void queue_step(std::span<const model::SequenceSlice> slices) override;
+  bool queue_next(std::span<model::Draw* const> draws) override;
+  TensorView finish_step() override;
   TensorView draft(std::span<const model::SequenceSlice>) override { return {}; }
   int32_t sample(const model::SampleRequest& request) override;
   void set_tracer(model::Tracer*) override {}
+
+  void set_runs_ahead(bool runs_ahead) { runs_ahead_ = runs_ahead; }
+  int64_t num_ahead() const { return num_ahead_; }  // steps that were queued behind another
 
   int64_t num_states() const { return static_cast<int64_t>(states_.size()); }
   int64_t num_snapshots() const { return num_snapshots_; }
@@ -90,6 +98,12 @@ class HashRunner final : public model::Runner {
   class State;
   class Snapshot;
   using Page = std::shared_ptr<const int32_t>;  // its number
+  struct Queued {
+    std::vector<model::SequenceSlice> slices;
+    std::vector<std::vector<int32_t>> ids;  // of the slices; empty: those that the step before draws
+  };
+  TensorView compute(std::span<const model::SequenceSlice> slices);
+  void expect_nothing_queued() const;
   void see(State& state, int32_t id) const;
   Page take_page();
   void give_pages(std::span<const model::SequenceSlice> slices);
@@ -106,6 +120,9 @@ class HashRunner final : public model::Runner {
   std::vector<int32_t> free_pages_;
   int64_t num_pages_ = 0;
   std::set<const State*> states_;
+  std::vector<Queued> queued_;
+  bool runs_ahead_ = false, has_lost_queued_ = false;
+  int64_t num_ahead_ = 0;
   int64_t num_snapshots_ = 0;
   std::vector<float> logits_;
 };

@@ -303,5 +303,80 @@ TEST(WaitingRoom, RefusesWithAnEstimate) {
   EXPECT_EQ(room.num_requests(), 0);
 }
 
+// The step behind the planned one, before that has run.
+TEST(Scheduler, KnowsTheNextStepWhereNothingCanChangeIt) {
+  const TokenBudget budget(30);
+  Scheduler scheduler({.max_step_tokens = 32, .max_running = 2}, budget);
+  scheduler.add({.key = 1, .num_tokens = 4, .capacity = 8});
+  scheduler.plan();
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "a prompt";
+  scheduler.ran(1, 4), scheduler.drew(1);
+  scheduler.plan();
+  EXPECT_EQ(scheduler.grow_ahead(), 1);
+  EXPECT_EQ(scheduler.used_bytes(), 10 * 6) << "a token to be run in it, and one that was drawn";
+  scheduler.ran(1, 1), scheduler.drew(1);
+  scheduler.audit();
+  EXPECT_EQ(scheduler.grow_ahead(), 1) << "the one after that";
+  scheduler.ran(1, 1), scheduler.drew(1);
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "the eighth token is the last, and nobody runs it";
+  scheduler.remove(1);
+
+  scheduler.add({.key = 2, .num_tokens = 4, .capacity = 30});
+  scheduler.add({.key = 3, .num_tokens = 4, .capacity = 30});
+  run(scheduler);
+  scheduler.plan();
+  scheduler.add({.key = 4, .num_tokens = 4, .capacity = 30});
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "somebody came";
+  EXPECT_EQ(slices(scheduler.plan()), (Slices{{2, 1}, {3, 1}})) << "for whom there is no place";
+  EXPECT_EQ(scheduler.grow_ahead(), 2);
+  scheduler.set_paused(2, true);
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "who waits may take its place";
+  scheduler.set_paused(2, false);
+  scheduler.plan();
+  EXPECT_EQ(scheduler.grow_ahead(), 2);
+  scheduler.remove(4);
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "who waited behind it may fit";
+  scheduler.plan();
+  EXPECT_EQ(scheduler.grow_ahead(), 2);
+  scheduler.isolate(3, 4);
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "one runs alone";
+}
+
+TEST(Scheduler, PlansAgainBeforeLongWhereSomebodyWaits) {
+  const TokenBudget budget(1000);
+  Scheduler scheduler({.max_step_tokens = 32, .max_running = 1}, budget);
+  scheduler.add(job(1, 4));
+  run(scheduler);
+  const auto num_ahead = [&] {
+    scheduler.plan();
+    int64_t count = 0;
+    while (count < 50 && scheduler.grow_ahead() > 0) {
+      ++count;
+      scheduler.ran(1, 1), scheduler.drew(1);
+    }
+    return count;
+  };
+  EXPECT_EQ(num_ahead(), 50);
+  scheduler.add(job(2, 4));
+  EXPECT_EQ(num_ahead(), Scheduler::kMostAhead);
+}
+
+TEST(Scheduler, TakesNoMemoryFromAnybodyForAStepAhead) {
+  const TokenBudget budget(12);
+  Scheduler scheduler({.max_step_tokens = 32, .max_running = 2}, budget);
+  for (const Key key : {1, 2}) scheduler.add({.key = key, .num_tokens = 4, .capacity = 8});
+  run(scheduler);
+  EXPECT_EQ(slices(scheduler.plan()), (Slices{{1, 1}, {2, 1}}));
+  EXPECT_EQ(scheduler.used_bytes(), 10 * (5 + 5));
+  EXPECT_EQ(scheduler.grow_ahead(), 2);
+  EXPECT_EQ(scheduler.used_bytes(), 10 * (6 + 6));
+  for (const Key key : {1, 2}) scheduler.ran(key, 1), scheduler.drew(key);
+  EXPECT_EQ(scheduler.grow_ahead(), 0) << "it would take 14 tokens";
+  EXPECT_EQ(scheduler.used_bytes(), 10 * (6 + 6));
+  scheduler.audit();
+  for (const Key key : {1, 2}) scheduler.ran(key, 1), scheduler.drew(key);
+  EXPECT_EQ(scheduler.plan().preempted, Keys{2});
+}
+
 }  // namespace
 }  // namespace tessera::engine

@@ -14,6 +14,7 @@ struct WorldReport {
   int64_t num_refused = 0, num_completed = 0, num_cancelled = 0, num_failed = 0, num_too_slow = 0;
   int64_t num_steps = 0, num_tokens = 0, num_swapped = 0, num_recomputed = 0, num_failed_steps = 0, num_pauses = 0;
   int64_t num_short_steps = 0;                                   // that found no memory for what they were to run
+  int64_t num_ahead = 0;                                         // that were queued behind another
   int64_t num_hits = 0, num_cached_tokens = 0, num_evicted = 0;  // of the prefix cache
   int64_t num_from_host = 0;                                     // that came back from its host tier
   double most_of_wait_bound = 0;  // the largest share of the bound on admissions that somebody waited

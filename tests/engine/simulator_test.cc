@@ -36,6 +36,7 @@ TEST(Simulator, KeepsTheContractAfterEachStep) {
   std::cout << all.to_string() << "\n";
   EXPECT_GT(all.num_completed, all.num_requests / 2) << "a simulation in which little ends well tests little";
   EXPECT_GT(all.num_from_host, 0);
+  EXPECT_GT(all.num_ahead, 0);
 }
 
 TEST(Simulator, IsDeterministic) {
