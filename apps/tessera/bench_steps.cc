@@ -48,6 +48,7 @@ void print_row(const bench::StepRow& row) {
   if (const std::optional<double> outside = row.outside_of_kernels()) {
     note = fmt::format("  {:.1f} % outside of kernels", *outside * 100);
   }
+  if (!row.ahead.seconds.empty()) note += fmt::format(", {:.3f} ms one step ahead", ms(row.ahead, 0.5));
   // Said with the prompt alone, whose sequences those of the decode steps are.
   if (row.is_prompt && row.filled > 0) {
     note += fmt::format("  (the first {} tokens' cache entries are random)", row.filled);
@@ -92,6 +93,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
       add_samples(row.kernels, one["kernels"]);
       one["outside_of_kernels"] = *outside;
     }
+    if (!row.ahead.seconds.empty()) add_samples(row.ahead, one["one_step_ahead"]);
     out["rows"].push_back(std::move(one));
   }
   for (const bench::SumRow& row : report.sums) {

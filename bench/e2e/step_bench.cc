@@ -124,7 +124,7 @@ class StepBench {
 
   int64_t filled(int64_t context) const { return filled_tokens(options_, context); }
 
-  int64_t capacity(int64_t context) const { return context + options_.steps + kWarmSteps; }
+  int64_t capacity(int64_t context) const { return context + 2 * (options_.steps + kWarmSteps); }
 
   std::vector<int32_t> random_ids(int64_t count) {
     std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -195,12 +195,39 @@ class StepBench {
       model_->step(slices);
       if (step >= 0) row.time.seconds.push_back(seconds_now() - begin);
     }
+    time_ahead(slices, ids, draws, row.ahead);
     for (int64_t i = 0; i < options_.repeats; ++i) {
       const double begin = seconds_now();
       if (!model_->repeat_step(kStepsInOne)) break;
       row.kernels.seconds.push_back((seconds_now() - begin) / static_cast<double>(kStepsInOne));
     }
     add(std::move(row));
+  }
+
+  void time_ahead(const std::vector<model::SequenceSlice>& slices, std::vector<int32_t>& ids,
+                  std::vector<model::Draw>& draws, Samples& ahead) {
+    if (!model_->can_run_ahead()) return;
+    // Where pages run out in between, a step would be recorded anew.
+    for (const model::SequenceSlice& slice : slices) {
+      dynamic_cast<model::SequenceCaches&>(*slice.state).make_room(0, slice.state->capacity());
+    }
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = draws[i].token;
+    std::vector<model::Draw> others = draws;
+    std::vector<model::Draw*> places[2];
+    for (size_t i = 0; i < draws.size(); ++i) places[0].push_back(&others[i]), places[1].push_back(&draws[i]);
+    const int64_t last = options_.steps - 1;
+    model_->queue_step(slices);
+    double begin = seconds_now();
+    for (int64_t step = -kWarmSteps; step <= last; ++step) {
+      if (step < last) {
+        const bool is_queued = model_->queue_next(places[(step + kWarmSteps) % 2]);
+        TESSERA_CHECK(is_queued, "a step of sequences that have room");
+      }
+      model_->finish_step();
+      const double end = seconds_now();
+      if (step >= 0) ahead.seconds.push_back(end - begin);
+      begin = end;
+    }
   }
 
   void time_sums() {

@@ -40,6 +40,9 @@ struct StepRow {
   // Of a recorded decode step, launched many times behind each other: its kernels, with what lies between them, without
   // the host's part and copies. A sample is the mean of one such round, of the last step's tokens.
   Samples kernels;
+  // The same steps, each queued behind the one before as engines do it (Runner::queue_next): from the end of one to the
+  // end of the next. None where nothing is recorded.
+  Samples ahead;
   int64_t tokens() const { return is_prompt ? context - filled : sequences; }
   double tokens_per_second() const { return static_cast<double>(tokens()) / time.quantile(0.5); }
   // The part of a step outside of that; none where it was not measured. Of a step's few thousandths it may come out
