@@ -207,7 +207,7 @@ class StepBench {
   void time_ahead(const std::vector<model::SequenceSlice>& slices, std::vector<int32_t>& ids,
                   std::vector<model::Draw>& draws, Samples& ahead) {
     if (!model_->can_run_ahead()) return;
-    // Where pages run out in between, a step would be recorded anew.
+    // No page is taken between the steps.
     for (const model::SequenceSlice& slice : slices) {
       dynamic_cast<model::SequenceCaches&>(*slice.state).make_room(0, slice.state->capacity());
     }

@@ -90,7 +90,7 @@ class StepLoop {
   bool knows_next() const noexcept;
   bool prepare_ahead() noexcept;
   void queue_ahead();
-  bool is_queued_ahead(SequenceKey key) const;
+  const Running* find_ahead(SequenceKey key) const;
   void take_up_ahead();
   void forget_ahead() noexcept;
   void drop_ahead() noexcept;

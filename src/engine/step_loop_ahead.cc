@@ -56,9 +56,10 @@ void StepLoop::queue_ahead() {
   is_ahead_ = prepare_ahead() && runner_.queue_next(next_draws_);
 }
 
-bool StepLoop::is_queued_ahead(SequenceKey key) const {
-  return is_ahead_ &&
-         std::any_of(ahead_.begin(), ahead_.end(), [key](const Running& slice) { return slice.key == key; });
+const StepLoop::Running* StepLoop::find_ahead(SequenceKey key) const {
+  const auto found =
+      std::find_if(ahead_.begin(), ahead_.end(), [key](const Running& slice) { return slice.key == key; });
+  return is_ahead_ && found != ahead_.end() ? &*found : nullptr;
 }
 
 void StepLoop::take_up_ahead() {
@@ -86,7 +87,7 @@ void StepLoop::drop_ahead() noexcept {
 int64_t StepLoop::leaving_bytes() const {
   int64_t bytes = 0;
   for (const Leaving& one : leaving_) {
-    bytes += budget_.bytes(static_cast<int64_t>(one.ids.size()), one.state->capacity());
+    bytes += budget_.bytes(one.num_tokens, one.state->capacity());
   }
   return bytes;
 }

@@ -134,8 +134,9 @@ void StepLoop::draw(Live& live, Choice& choice, const Running& slice, std::span<
 void StepLoop::release(const Live& live, Choice& choice, bool is_offered) {
   scheduler_.remove(choice.key);
   drop_saved(choice);
-  if (is_queued_ahead(choice.key)) {
-    leaving_.push_back({live.asked, std::move(choice.ids), std::move(choice.state), is_offered});
+  if (const Running* queued = find_ahead(choice.key)) {
+    const int64_t num_tokens = queued->first + queued->count;
+    leaving_.push_back({live.asked, std::move(choice.ids), std::move(choice.state), num_tokens, is_offered});
   }
   choice.state.reset();
   choice.is_open = false;
@@ -143,7 +144,7 @@ void StepLoop::release(const Live& live, Choice& choice, bool is_offered) {
 
 void StepLoop::end_choice(Live& live, Choice& choice, FinishReason reason) {
   try {
-    if (options_.prefixes != nullptr && !is_queued_ahead(choice.key)) {
+    if (options_.prefixes != nullptr && find_ahead(choice.key) == nullptr) {
       const size_t num_seen = static_cast<size_t>(choice.state->position());
       options_.prefixes->offer(live.request, std::span(choice.ids).first(num_seen), *choice.state);
     }

@@ -69,9 +69,10 @@ struct StepLoop::Running {
 // The state of a choice that ended while the step ahead was queued, which runs it once more.
 struct StepLoop::Leaving {
   std::shared_ptr<const Request> request;
-  std::vector<int32_t> ids;  // that it will have seen
+  std::vector<int32_t> ids;  // that were delivered
   std::unique_ptr<model::SequenceState> state;
-  bool is_offered;  // to the prefix store
+  int64_t num_tokens;  // that it will have seen: those, and one more where what a step drew was not taken
+  bool is_offered;     // to the prefix store
 };
 
 // A new state, for which prefixes make room.

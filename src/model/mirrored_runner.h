@@ -5,7 +5,8 @@
 //
 // What a rank does alone (sequences, forks, snapshots, marks) rank 0 does first, and tells the others of it where it
 // went well; what all compute together (step, draft) they are told of first, but for a step that is queued behind
-// another: there is time, and whether there can be one rank 0 finds out. Faults of a request come to every rank alike.
+// another: there is time, and whether there can be one rank 0 finds out. Where it can't tell them the group has ended,
+// and what is queued ends with it. Faults of a request come to every rank alike.
 // A rank whose share fails where rank 0's does not ends the group, and so does any other fault of rank 0's: its
 // LossSink learns that from the thread that asked for the step, which goes on to others.
 #include <memory>

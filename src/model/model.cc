@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/integer_math.h"
 #include "base/strings.h"
-#include "model/draw_check.h"
 #include "model/memory_fit.h"
 #include "model/placed_weights.h"
 #include "model/sequence_snapshot.h"

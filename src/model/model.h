@@ -88,6 +88,8 @@ class Model final : public Runner {
   void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
   // Pages for the entries that the slices complete. Where there are too few, nothing has changed.
   void make_room();
+  // run(), which is a part of a step. Where it throws, what was queued has ended, and kResourceExhausted comes out only
+  // where the step has done nothing.
   template <class Run>
   auto run_part(const Run& run);
   // Queues a step whose slices were read, and what comes of it.

@@ -94,8 +94,6 @@ void Model::make_room() {
   has_changed_states_ = false;  // who has room needs none again
 }
 
-// run(), which is a part of a step. Where it throws, what was queued has ended, and kResourceExhausted comes out only
-// where the step has done nothing.
 template <class Run>
 auto Model::run_part(const Run& run) {
   try {
@@ -120,7 +118,6 @@ auto Model::run_part(const Run& run) {
 template <class Work>
 void Model::queue_whole(bool is_draft, const Work& work) {
   run_part([&] {
-    TESSERA_CHECK(num_queued_ == 0, "one step after the other, but for queue_next()");
     has_changed_states_ = false;
     if (is_queue_behind_) executor_->synchronize();
     is_queue_behind_ = false;
@@ -254,6 +251,7 @@ TensorView Model::step(std::span<const SequenceSlice> slices) {
 }
 
 void Model::queue_step(std::span<const SequenceSlice> slices) {
+  TESSERA_CHECK(num_queued_ == 0, "one step after the other, but for queue_next()");
   read_slices(slices, false);
   queue_whole(false, [this](const StepContext& step) {
     const TensorView streams = rows_of(streams_buffer_, 0, step.num_tokens());
@@ -315,8 +313,8 @@ bool Model::has_room_ahead() {
     has_room = false;
   }
   has_changed_states_ = true;  // by the step that is queued
-  // Else what was recorded has addresses that are no more.
-  return has_room && recorded_version_ == pool_->version();
+  TESSERA_CHECK(recorded_version_ == pool_->version(), "pages change no address that was recorded");
+  return has_room;
 }
 
 TensorView Model::finish_step() {
@@ -398,6 +396,7 @@ void Model::run_layer(size_t layer, std::span<const SequenceSlice> slices, const
 
 TensorView Model::draft(std::span<const SequenceSlice> slices) {
   if (draft_ == nullptr) fail(ErrorCode::kUnsupported, "this model was loaded without a draft block");
+  TESSERA_CHECK(num_queued_ == 0, "the draft follows a step that has ended");
   read_slices(slices, true);
   for (size_t i = 0; i < slices_.states.size(); ++i) {
     const SliceRows& slice = slices_.rows[i];

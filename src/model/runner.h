@@ -144,15 +144,16 @@ class Runner {
   virtual TensorView step(std::span<const SequenceSlice> slices) = 0;
 
   // A step in two halves, so that the next one can be queued before anybody knows what this one drew. Between them no
-  // call but these three, and none of the states either; sequences that turn out to have ended are run along. False:
-  // step() alone is to be used.
+  // call but these three, and none of the states either, but that those which no queued step has may be destroyed;
+  // sequences that turn out to have ended are run along. False: step() alone is to be used.
   virtual bool can_run_ahead() const { return false; }
   // step(), up to where it waits. Throws as step(), and nothing is queued then.
   virtual void queue_step(std::span<const SequenceSlice> slices);
   // Behind the one step that is queued, the next: of each slice the token that its draw gives, and the draw draws[i]
   // after that, whose mask is the same words. False, and nothing has changed, where that step gives rows to the host,
-  // has more tokens than one of a sequence or one that is not drawn from, where a sequence is full or where memory
-  // ends. Throws as step(): then nothing is queued any more.
+  // has more tokens than one of a sequence or one that is not drawn from, or was not recorded, where a sequence is full
+  // or memory ends, and on several ranks where it has more masks than others are told. Throws as step(): then nothing
+  // is queued any more.
   virtual bool queue_next(std::span<Draw* const> draws);
   // The rest of step(), of the first step that is queued. Where it throws nothing is queued any more: the states have
   // not seen the next step's tokens either, as far as positions go.

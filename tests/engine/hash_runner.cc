@@ -116,6 +116,7 @@ class HashRunner::Snapshot final : public model::StateSnapshot {
   std::span<const int32_t> pages() const override { return numbers_; }
   const std::vector<Page>& held() const { return pages_; }
   std::vector<uint8_t> save() const override {
+    runner_.expect_nothing_queued();
     if (runner_.fails(runner_.faults_.save, runner_.failed_.save)) throw_either(runner_.failed_.save);
     std::vector<uint8_t> bytes(kSnapshotBytes);
     const uint64_t values[] = {static_cast<uint64_t>(at), context, hash_of(marks)};
@@ -228,6 +229,7 @@ std::unique_ptr<model::SequenceState> HashRunner::resume(const model::StateSnaps
 // Pages of another text, or in another order, are a broken promise of whoever kept them.
 std::unique_ptr<model::StateSnapshot> HashRunner::restore_snapshot(std::span<const uint8_t> saved,
                                                                    std::span<const std::span<const uint8_t>> pages) {
+  expect_nothing_queued();
   if (fails(faults_.restore, failed_.restore)) throw_either(failed_.restore);
   uint64_t values[3];
   TESSERA_CHECK(saved.size() == kSnapshotBytes, "a saved snapshot");

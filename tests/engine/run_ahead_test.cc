@@ -3,7 +3,7 @@
 // a queued step still runs is touched. The runner of these tests fails where it is.
 #include <gtest/gtest.h>
 
-#include "engine/collector.h"
+#include "base/error.h"
 #include "engine/fake_runner.h"
 #include "engine/hash_runner.h"
 #include "engine/prefix_cache.h"
@@ -21,6 +21,7 @@ class StillClock final : public Clock {
 class Asking final : public Sink {
  public:
   bool token(const Token& token) override {
+    if (static_cast<int64_t>(ids.size()) == throws_at) fail(ErrorCode::kInternal, "a sink's own fault");
     ids.push_back(token.id);
     were_ahead.push_back(loop->is_ahead());
     return static_cast<int64_t>(ids.size()) != stop_at;
@@ -31,7 +32,7 @@ class Asking final : public Sink {
   const StepLoop* loop = nullptr;
   std::vector<int32_t> ids;
   std::vector<bool> were_ahead;
-  int64_t stop_at = -1, most = 1000;
+  int64_t stop_at = -1, most = 1000, throws_at = -1;
   bool has_ended = false;
   Outcome outcome;
 };
@@ -151,7 +152,7 @@ TEST_F(RunAheadTest, GoesNoFurtherThanItKnows) {
   EXPECT_EQ(num_ahead(other), 4) << "steps of three";
 }
 
-// Where a step fails what was queued behind it has not run, and who leaves the loop leaves nothing queued.
+// Who leaves the loop leaves nothing queued.
 TEST_F(RunAheadTest, NothingStaysQueued) {
   {
     StepLoop loop(runner_, budget_, room_, clock_, {});
@@ -167,6 +168,22 @@ TEST_F(RunAheadTest, NothingStaysQueued) {
   }
   EXPECT_EQ(runner_.num_states(), 0);
   EXPECT_NO_THROW(runner_.new_sequence(4));
+}
+
+// The others of the request have not got what the step drew for them, and the queued step runs it all the same.
+TEST_F(RunAheadTest, ASinkThatThrowsEndsChoicesWhoseTokenWasNotTaken) {
+  StepLoop loop(runner_, budget_, room_, clock_, {});
+  Request of_three = request({1, 2}, 30);
+  of_three.num_choices = 3;
+  const auto sink = accept(loop, of_three);
+  sink->throws_at = 9;  // the fourth token of the first choice
+  while (!sink->has_ended) ASSERT_TRUE(loop.step());
+  ASSERT_TRUE(loop.is_ahead());
+  EXPECT_EQ(loop.leaving_bytes(), 3 * budget_.bytes(6, 32));
+  EXPECT_EQ(runner_.num_states(), 3);
+  loop.audit();
+  run_out(loop);
+  EXPECT_EQ(runner_.num_states(), 0);
 }
 
 TEST_F(RunAheadTest, AFailedStepTakesTheQueuedOneWithIt) {

@@ -372,6 +372,55 @@ TEST(MirroredRunner, StepsAreQueuedAheadOnEveryRank) {
                                    "step 5: 0.5 7 at 4 6: 0.5 8 at 4 3 4", "finish"));
 }
 
+// Others are told of two masks; of a step with more they draw other tokens, from which no step goes on.
+TEST(MirroredRunner, MasksOfAStepAreToldWhereTheyAreFew) {
+  std::vector<std::string> said[2];
+  const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+    Halves halves([](int) {}, true);
+    if (bootstrap.rank() == 0) {
+      MirroredRunner mirrored(halves, bootstrap);
+      const std::vector<int32_t> ids = {5};
+      const std::vector<uint32_t> masks[] = {{1, 2}, {3, 4}, {5, 6}};
+      std::unique_ptr<SequenceState> states[3];
+      for (auto& state : states) state = mirrored.new_sequence(8);
+      for (const size_t count : {3, 2, 3}) {
+        const bool are_few = count == 2 || said[0].empty();
+        Draw draws[3], next[3];
+        std::vector<SequenceSlice> slices;
+        std::vector<Draw*> places;
+        for (size_t i = 0; i < count; ++i) {
+          draws[i].mask = next[i].mask = masks[are_few ? i / 2 : i];
+          slices.push_back({states[i].get(), ids, LogitRows::kNone, &draws[i]});
+          places.push_back(&next[i]);
+        }
+        mirrored.queue_step(slices);
+        EXPECT_EQ(mirrored.queue_next(places), are_few);
+        for (int steps = are_few ? 2 : 1; steps > 0; --steps) mirrored.finish_step();
+        said[0] = halves.said;
+      }
+    } else {
+      follow(halves, bootstrap);
+      said[1] = halves.said;
+    }
+  });
+  EXPECT_THAT(errors, Each(""));
+  const std::vector<std::string> common = {"step 5: 0 0 at 0 1 2 5: 0 0 at 0 1 2 5: 0 0 at 0 3 4",
+                                           "next -1: 0 0 at 0 1 2 -1: 0 0 at 0 1 2 -1: 0 0 at 0 3 4",
+                                           "finish",
+                                           "finish",
+                                           "step 5: 0 0 at 0 1 2 5: 0 0 at 0 1 2",
+                                           "next -1: 0 0 at 0 1 2 -1: 0 0 at 0 1 2",
+                                           "finish",
+                                           "finish"};
+  const auto with = [&](const char* step) {
+    std::vector<std::string> all = common;
+    all.insert(all.end(), {step, "finish"});
+    return all;
+  };
+  EXPECT_EQ(said[0], with("step 5: 0 0 at 0 1 2 5: 0 0 at 0 3 4 5: 0 0 at 0 5 6"));
+  EXPECT_EQ(said[1], with("step 5: 0 0 at 0 5: 0 0 at 0 5: 0 0 at 0"));
+}
+
 TEST(MirroredRunner, ARankThatHasNoRoomForAStepAheadEndsTheGroup) {
   Told told;
   const auto errors = run_joined(
