@@ -8,14 +8,10 @@
 #include "engine/hash_runner.h"
 #include "engine/prefix_cache.h"
 #include "engine/step_loop.h"
+#include "engine/step_loop_fixture.h"
 
 namespace tessera::engine {
 namespace {
-
-class StillClock final : public Clock {
- public:
-  double now() const override { return 10; }
-};
 
 // Says of each token whether the step after it was queued by then.
 class Asking final : public Sink {
@@ -37,34 +33,20 @@ class Asking final : public Sink {
   Outcome outcome;
 };
 
-class RunAheadTest : public testing::Test {
+class RunAheadTest : public StepLoopFixture {
  protected:
   RunAheadTest() { runner_.set_runs_ahead(true); }
 
   std::shared_ptr<Asking> accept(StepLoop& loop, const Request& request) {
-    EXPECT_FALSE(loop.find_refusal(request));
-    EXPECT_FALSE(room_.enter(static_cast<int64_t>(request.prompt.size())));
     auto sink = std::make_shared<Asking>();
     sink->loop = &loop;
-    loop.accept(++last_id_, request, sink, clock_.now());
+    StepLoopFixture::accept(loop, request, sink);
     return sink;
   }
   static void run_out(StepLoop& loop) {
     while (loop.step()) loop.audit();
     EXPECT_TRUE(loop.is_idle());
   }
-  static Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
-    Request one;
-    one.prompt = std::move(prompt), one.max_tokens = max_tokens, one.stop_at_end_token = false;
-    one.sampling.params.seed = 7;
-    return one;
-  }
-
-  PagedBudget budget_{4, 100000};
-  HashRunner runner_{8, 100, budget_, {}, 1};
-  WaitingRoom room_{{}};
-  StillClock clock_;
-  RequestId last_id_ = 0;
 };
 
 TEST_F(RunAheadTest, TokensAreDeliveredWhileTheNextStepIsQueued) {

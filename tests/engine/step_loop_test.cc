@@ -11,26 +11,19 @@
 #include "engine/hash_runner.h"
 #include "engine/logprobs.h"
 #include "engine/prefix_cache.h"
+#include "engine/step_loop_fixture.h"
 
 namespace tessera::engine {
 namespace {
 
-class StillClock final : public Clock {
- public:
-  double now() const override { return time; }
-  double time = 10;
-};
-
-class StepLoopTest : public testing::Test {
+class StepLoopTest : public StepLoopFixture {
  protected:
   // Runs requests together to their end, one id after the other.
   std::vector<std::shared_ptr<Collector>> run(StepLoop& loop, const std::vector<Request>& requests) {
     std::vector<std::shared_ptr<Collector>> sinks;
     for (const Request& request : requests) {
-      EXPECT_FALSE(loop.find_refusal(request));
-      EXPECT_FALSE(room_.enter(static_cast<int64_t>(request.prompt.size())));
       sinks.push_back(std::make_shared<Collector>(request.num_choices));
-      loop.accept(++last_id_, request, sinks.back(), clock_.time);
+      accept(loop, request, sinks.back());
     }
     while (loop.step()) {
       clock_.time += 0.5;
@@ -39,17 +32,6 @@ class StepLoopTest : public testing::Test {
     EXPECT_TRUE(loop.is_idle());
     return sinks;
   }
-  static Request request(std::vector<int32_t> prompt, int64_t max_tokens) {
-    Request one;
-    one.prompt = std::move(prompt), one.max_tokens = max_tokens, one.stop_at_end_token = false;
-    return one;
-  }
-
-  PagedBudget budget_{4, 100000};
-  HashRunner runner_{8, 100, budget_, {}, 1};
-  WaitingRoom room_{{}};
-  StillClock clock_;
-  RequestId last_id_ = 0;
 };
 
 TEST_F(StepLoopTest, BeginsWithAKnownPrefix) {
