@@ -8,6 +8,7 @@
 #include "device/machine.h"
 #include "ops/all_experts/all_experts.h"
 #include "ops/attention/attention.h"
+#include "ops/attention_rope/attention_rope.h"
 #include "ops/cache_write/cache_write.h"
 #include "ops/compressor/compressor.h"
 #include "ops/embedding/embedding.h"
@@ -21,6 +22,7 @@
 #include "ops/mhc_post_pre/mhc_post_pre.h"
 #include "ops/moe/moe.h"
 #include "ops/norm_rope/norm_rope.h"
+#include "ops/pool_norm/pool_norm.h"
 #include "ops/quantize_nvfp4/quantize_nvfp4.h"
 #include "ops/random_fill/random_fill.h"
 #include "ops/rank_experts/rank_experts.h"
@@ -44,10 +46,10 @@ struct VariantLists {
 
 // Every op: the model's, the two that make weights, the fused ones, and one for other programs. A new op adds its type
 // here.
-using AllVariants =
-    VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu, MoeCombine, Router,
-                 CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention, StreamAdd, FiniteCheck, Sample,
-                 RandomFill, QuantizeNvfp4, NormRope, MhcPostPre, LinearGroup, AllExperts, GroupedLinear, RankExperts>;
+using AllVariants = VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu,
+                                 MoeCombine, Router, CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention,
+                                 StreamAdd, FiniteCheck, Sample, RandomFill, QuantizeNvfp4, NormRope, MhcPostPre,
+                                 LinearGroup, AllExperts, GroupedLinear, RankExperts, PoolNorm, AttentionRope>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -114,13 +114,13 @@ std::vector<Spec<ops::CompressorPool>> specs_of(ops::CompressorPool, bool is_qui
 }
 
 // `context` is the position of the first token of the first of two sequences.
-Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& spec) {
+ops::CompressorPool::Args pool_arrays(Rng& rng, const Spec<ops::CompressorPool>& spec, Arrays& arrays) {
   const ops::CompressorPool::Desc& desc = spec.desc;
   const int64_t width = desc.row_width(), tokens = spec.num_tokens + 2;
-  Case<ops::CompressorPool> one;
-  one.args.values = one.arrays.array(filled(rng, spec.fill, tokens, width));
-  one.args.gates = one.arrays.array(filled(rng, spec.fill, tokens, width));
-  one.args.ape = one.arrays.array(normal_values(rng, desc.ratio, width));
+  ops::CompressorPool::Args args;
+  args.values = arrays.array(filled(rng, spec.fill, tokens, width));
+  args.gates = arrays.array(filled(rng, spec.fill, tokens, width));
+  args.ape = arrays.array(normal_values(rng, desc.ratio, width));
   // The first sequence's state is somewhere in the middle of a text: any values, sums of weights being positive.
   std::vector<float> state = normal_values(rng, 1, desc.state_floats());
   if (spec.context == 0) ops::compressor_reset(desc, state.data());
@@ -130,13 +130,11 @@ Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& s
   std::vector<float> second(state.size());
   ops::compressor_reset(desc, second.data());
   const Shape shape = {desc.state_floats()};
-  const TensorView states[] = {one.arrays.tensor(state, DType::kF32, shape),
-                               one.arrays.tensor(second, DType::kF32, shape)};
-  for (const TensorView& view : states) one.arrays.updates("state", view, Rule::kNorm);
-  one.args.state = {one.arrays.array(std::vector<float*>{states[0].as<float>(), states[1].as<float>(), nullptr}),
-                    nullptr};
+  const TensorView states[] = {arrays.tensor(state, DType::kF32, shape), arrays.tensor(second, DType::kF32, shape)};
+  for (const TensorView& view : states) arrays.updates("state", view, Rule::kNorm);
+  args.state = {arrays.array(std::vector<float*>{states[0].as<float>(), states[1].as<float>(), nullptr}), nullptr};
   const int32_t first_entry = static_cast<int32_t>(ops::most_completed(desc.ratio, spec.num_tokens));
-  one.args.slices = one.arrays.array(std::vector<ops::CompressorSlice>{
+  args.slices = arrays.array(std::vector<ops::CompressorSlice>{
       {.place = 0, .num_rows = static_cast<int32_t>(spec.num_tokens), .first_position = spec.context},
       {.place = 1,
        .first_row = static_cast<int32_t>(spec.num_tokens),
@@ -144,9 +142,15 @@ Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& s
        .first_entry = first_entry,
        .first_position = 0},
       {.place = 2, .num_rows = 0}});  // fills up: nobody's, no state
-  one.args.num_slices = 3;
-  one.args.entries = one.arrays.output("entries", desc.activation,
-                                       {first_entry + ops::most_completed(desc.ratio, 2), desc.width}, Rule::kValues);
+  args.num_slices = 3;
+  args.entries = arrays.output("entries", desc.activation,
+                               {first_entry + ops::most_completed(desc.ratio, 2), desc.width}, Rule::kValues);
+  return args;
+}
+
+Case<ops::CompressorPool> make_case(Rng& rng, const Spec<ops::CompressorPool>& spec) {
+  Case<ops::CompressorPool> one;
+  one.args = pool_arrays(rng, spec, one.arrays);
   return one;
 }
 
@@ -213,16 +217,15 @@ Case<ops::TopK> make_case(Rng& rng, const Spec<ops::TopK>& spec) {
 
 namespace {
 
-// `context` of attention: position of the first token, and above it the entries that a cache holds; negative: all of
-// them are visible, else each token has a list.
+// The position, and above it the entries; negative: all of them are visible.
 constexpr int64_t kEntryUnit = int64_t{1} << 24;
 
-int64_t at_position(int64_t position, int64_t num_entries, bool is_selected) {
+}  // namespace
+
+int64_t attention_context(int64_t position, int64_t num_entries, bool is_selected) {
   const int64_t context = num_entries * kEntryUnit + position;
   return is_selected ? context : -context;
 }
-
-}  // namespace
 
 std::vector<Spec<ops::Attention>> specs_of(ops::Attention, bool is_quick) {
   std::vector<Spec<ops::Attention>> specs;
@@ -234,23 +237,23 @@ std::vector<Spec<ops::Attention>> specs_of(ops::Attention, bool is_quick) {
                                       .scale = 1 / std::sqrt(192.0f),
                                       .layout = {format, 192, 64},
                                       .activation = activation_of(format)};
-      add_small<ops::Attention>(specs, desc, at_position(0, 0, false));      // one key and more
-      add_small<ops::Attention>(specs, desc, at_position(700, 129, true));   // over a part's edge
-      add_small<ops::Attention>(specs, desc, at_position(900, 257, false));  // the same, all visible
+      add_small<ops::Attention>(specs, desc, attention_context(0, 0, false));      // one key and more
+      add_small<ops::Attention>(specs, desc, attention_context(700, 129, true));   // over a part's edge
+      add_small<ops::Attention>(specs, desc, attention_context(900, 257, false));  // the same, all visible
     }
   }
   if (is_quick) return specs;
   for (const EntryFormat format : {EntryFormat::kBf16, EntryFormat::kKvFp8Bf16}) {
     const ops::Attention::Desc desc{
         .heads = 64, .head_dim = 512, .window = 128, .scale = 1 / std::sqrt(512.0f), .layout = {format, 512, 64}};
-    add_published<ops::Attention>(specs, desc, "Flash, window only", at_position(1000, 0, false));
-    add_published<ops::Attention>(specs, desc, "Flash, ratio 4: 128 + 512 keys", at_position(6000, 1500, true));
-    add_published<ops::Attention>(specs, desc, "Flash, ratio 128", at_position(40000, 312, false));
+    add_published<ops::Attention>(specs, desc, "Flash, window only", attention_context(1000, 0, false));
+    add_published<ops::Attention>(specs, desc, "Flash, ratio 4: 128 + 512 keys", attention_context(6000, 1500, true));
+    add_published<ops::Attention>(specs, desc, "Flash, ratio 128", attention_context(40000, 312, false));
   }
   return specs;
 }
 
-Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
+ops::Attention::Args attention_arrays(Rng& rng, const Spec<ops::Attention>& spec, Arrays& arrays) {
   constexpr int64_t kMostSelected = 512;
   const ops::Attention::Desc& desc = spec.desc;
   const int64_t tokens = spec.num_tokens, slots = desc.window + tokens + 2;
@@ -260,21 +263,21 @@ Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
   // on values of ordinary size, so that the bound is about the kernel.
   const bool is_mixed = spec.fill == Fill::kMixed, is_quiet = is_f32(desc.layout.format) && is_mixed;
   const Fill fill = is_quiet ? Fill::kNormal : spec.fill;
-  Case<ops::Attention> one;
+  ops::Attention::Args args;
   std::vector<float> q = filled(rng, fill, tokens * desc.heads, desc.head_dim);
-  one.args.q = one.arrays.tensor(q, desc.activation, {tokens, desc.heads, desc.head_dim});
+  args.q = arrays.tensor(q, desc.activation, {tokens, desc.heads, desc.head_dim});
   std::vector<int64_t> positions;
   for (int64_t t = 0; t < tokens; ++t) positions.push_back(where % kEntryUnit + t);
-  one.args.positions = one.arrays.array(positions);
-  one.args.window_cache = one.arrays.entries(rng, fill, desc.layout, slots);
-  one.args.window_slots = slots;
-  one.args.sink = one.arrays.array(normal_values(rng, 1, desc.heads));
+  args.positions = arrays.array(positions);
+  args.window_cache = arrays.entries(rng, fill, desc.layout, slots);
+  args.window_slots = slots;
+  args.sink = arrays.array(normal_values(rng, 1, desc.heads));
   std::vector<int32_t> counts(static_cast<size_t>(tokens)), selected;
   if (num_entries > 0) {
     if (is_paged(rng, spec)) {
-      one.args.entry_cache = one.arrays.paged_entries(rng, fill, desc.layout, num_entries, tokens, page_shift(rng));
+      args.entry_cache = arrays.paged_entries(rng, fill, desc.layout, num_entries, tokens, page_shift(rng));
     } else {
-      one.args.entry_cache = one.arrays.entries(rng, fill, desc.layout, num_entries);
+      args.entry_cache = arrays.entries(rng, fill, desc.layout, num_entries);
     }
     const int64_t most = is_selected ? std::min(num_entries, kMostSelected) : num_entries;
     counts = visible_counts(rng, tokens, most);
@@ -288,16 +291,22 @@ Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
       }
       selected.resize((t + 1) * static_cast<size_t>(most), -1);
     }
-    one.args.selected_stride = most;
-    if (is_selected) one.args.selected = one.arrays.array(selected);
+    args.selected_stride = most;
+    if (is_selected) args.selected = arrays.array(selected);
   }
-  one.args.num_entries = one.arrays.array(counts);
+  args.num_entries = arrays.array(counts);
   // Probabilities are rounded to BF16 beside BF16 keys: one that falls the other way moves a head's values by up to
   // 2^-8 of the keys', whatever their sum is.
   const bool has_rounding = is_mixed || !is_f32(desc.layout.format);
-  one.args.out = one.arrays.output("out", desc.activation, {tokens, desc.heads, desc.head_dim},
-                                   has_rounding ? Rule::kRows : Rule::kValues);
-  one.args.num_tokens = tokens;
+  args.out = arrays.output("out", desc.activation, {tokens, desc.heads, desc.head_dim},
+                           has_rounding ? Rule::kRows : Rule::kValues);
+  args.num_tokens = tokens;
+  return args;
+}
+
+Case<ops::Attention> make_case(Rng& rng, const Spec<ops::Attention>& spec) {
+  Case<ops::Attention> one;
+  one.args = attention_arrays(rng, spec, one.arrays);
   return one;
 }
 

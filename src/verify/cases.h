@@ -44,11 +44,20 @@ TESSERA_VERIFIED_OP(LinearGroup)
 TESSERA_VERIFIED_OP(AllExperts)
 TESSERA_VERIFIED_OP(GroupedLinear)
 TESSERA_VERIFIED_OP(RankExperts)
+TESSERA_VERIFIED_OP(PoolNorm)
+TESSERA_VERIFIED_OP(AttentionRope)
 
 #undef TESSERA_VERIFIED_OP
 
 // All of a call of experts but its output.
 ops::MoeExperts::Args expert_inputs(Rng& rng, const Spec<ops::MoeExperts>& spec, Arrays& arrays);
+
+// All of a call: of fused ops, these are parts.
+ops::CompressorPool::Args pool_arrays(Rng& rng, const Spec<ops::CompressorPool>& spec, Arrays& arrays);
+ops::Attention::Args attention_arrays(Rng& rng, const Spec<ops::Attention>& spec, Arrays& arrays);
+// `context` of attention: the position of the first token, and how many entries a cache holds; either each token has a
+// list of some, or all are visible.
+int64_t attention_context(int64_t position, int64_t num_entries, bool is_selected);
 
 // Shared by the files of cases ---------------------------------------------------------------------------------
 

@@ -100,6 +100,89 @@ Case<ops::NormRope> make_case(Rng& rng, const Spec<ops::NormRope>& spec) {
   return one;
 }
 
+std::vector<Spec<ops::PoolNorm>> specs_of(ops::PoolNorm, bool is_quick) {
+  std::vector<Spec<ops::PoolNorm>> specs;
+  const auto pool = [](int64_t ratio, int64_t width, DType dtype) {
+    return ops::CompressorPool::Desc{.ratio = ratio, .width = width, .activation = dtype};
+  };
+  for (const DType dtype : kActivations) {
+    const ops::RmsNorm::Desc norm{.width = 77, .activation = dtype};
+    // Some channels are another block's, and some threads have none.
+    add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 300, dtype), pool(4, 40, dtype)}, .norm = norm}, 11);
+    add_small<ops::PoolNorm>(specs, {.pools = {pool(128, 136, dtype)}, .norm = norm}, 3 * 128 - 1);
+    add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 40, dtype), pool(128, 40, dtype)}});
+  }
+  if (is_quick) return specs;
+  const ops::RmsNorm::Desc norm{.width = 1024};
+  add_published<ops::PoolNorm>(specs, {.pools = {pool(4, 512, DType::kBF16), pool(4, 128, DType::kBF16)}, .norm = norm},
+                               "Flash, ratio 4", 19);
+  add_published<ops::PoolNorm>(specs, {.pools = {pool(128, 512, DType::kBF16)}, .norm = norm}, "Flash, ratio 128", 639);
+  return specs;
+}
+
+Case<ops::PoolNorm> make_case(Rng& rng, const Spec<ops::PoolNorm>& spec) {
+  Case<ops::PoolNorm> one;
+  for (size_t i = 0; i < spec.desc.pools.size(); ++i) {
+    one.args.pools[i] = pool_arrays(
+        rng, {.desc = spec.desc.pools[i], .num_tokens = spec.num_tokens, .fill = spec.fill, .context = spec.context},
+        one.arrays);
+  }
+  if (!spec.desc.norm) return one;
+  const ops::RmsNorm::Desc& norm = *spec.desc.norm;
+  const Shape shape = {spec.num_tokens, norm.width};
+  const TensorView x = one.arrays.tensor(filled(rng, spec.fill, shape[0], shape[1]), norm.activation, shape);
+  one.arrays.updates("normed", x, Rule::kBits);
+  one.args.norm = {.x = x,
+                   .weight = one.arrays.tensor(normal_values(rng, 1, shape[1]), DType::kBF16, {shape[1]}),
+                   .out = x,
+                   .num_rows = shape[0]};
+  return one;
+}
+
+std::vector<Spec<ops::AttentionRope>> specs_of(ops::AttentionRope, bool is_quick) {
+  std::vector<Spec<ops::AttentionRope>> specs;
+  const auto desc_of = [](int64_t heads, int64_t width, int64_t window) {
+    const ops::Attention::Desc attention{.heads = heads,
+                                         .head_dim = width,
+                                         .window = window,
+                                         .scale = 1 / std::sqrt(static_cast<float>(width)),
+                                         .layout = {EntryFormat::kKvFp8Bf16, width, 64}};
+    return ops::AttentionRope::Desc{attention, {.vectors = heads, .width = width, .rope_dim = 64, .is_inverse = true}};
+  };
+  for (const int64_t window : {16, 130}) {
+    const ops::AttentionRope::Desc desc = desc_of(5, 192, window);
+    add_small<ops::AttentionRope>(specs, desc, attention_context(0, 0, false));
+    add_small<ops::AttentionRope>(specs, desc, attention_context(700, 129, true));
+  }
+  // Of one part, of some, and of more than are spread.
+  const ops::AttentionRope::Desc wide = desc_of(16, 512, 128);
+  for (const int64_t num_entries : {0, 257, 72 * 128}) {
+    specs.push_back({wide, 1, Fill::kMixed, attention_context(900, num_entries, false)});
+  }
+  specs.push_back({wide, 3, Fill::kMixed, attention_context(700, 129, true)});
+  if (is_quick) return specs;
+  const ops::AttentionRope::Desc desc = desc_of(64, 512, 128);
+  add_published<ops::AttentionRope>(specs, desc, "Flash, window only", attention_context(1000, 0, false));
+  add_published<ops::AttentionRope>(specs, desc, "Flash, ratio 4: 128 + 512 keys", attention_context(6000, 1500, true));
+  add_published<ops::AttentionRope>(specs, desc, "Flash, ratio 128", attention_context(40000, 312, false));
+  return specs;
+}
+
+Case<ops::AttentionRope> make_case(Rng& rng, const Spec<ops::AttentionRope>& spec) {
+  Case<ops::AttentionRope> one;
+  const ops::Yarn yarn;
+  one.args.attention = attention_arrays(rng,
+                                        {.desc = spec.desc.attention,
+                                         .num_tokens = spec.num_tokens,
+                                         .fill = spec.fill,
+                                         .context = spec.context,
+                                         .label = spec.label},
+                                        one.arrays);
+  one.args.frequencies = one.arrays.array(ops::rope_frequencies(spec.desc.rope.rope_dim, 160000, &yarn));
+  one.args.num_tokens = spec.num_tokens;
+  return one;
+}
+
 std::vector<Spec<ops::MhcPostPre>> specs_of(ops::MhcPostPre, bool is_quick) {
   std::vector<Spec<ops::MhcPostPre>> specs;
   // Before a layer's first sublayer, between the two, behind the second, and all at once.

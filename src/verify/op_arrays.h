@@ -208,6 +208,17 @@ inline void add_arrays(Stage& stage, const ops::NormRope::Desc& desc, ops::NormR
   }
 }
 
+inline void add_arrays(Stage& stage, const ops::PoolNorm::Desc& desc, ops::PoolNorm::Args& args) {
+  for (size_t i = 0; i < desc.pools.size(); ++i) add_arrays(stage, desc.pools[i], args.pools[i]);
+  if (desc.norm) add_arrays(stage, *desc.norm, args.norm);
+}
+
+inline void add_arrays(Stage& stage, const ops::AttentionRope::Desc& desc, ops::AttentionRope::Args& args) {
+  args.attention.num_tokens = args.num_tokens;
+  add_arrays(stage, desc.attention, args.attention);
+  stage.add(args.frequencies, desc.rope.rope_dim / 2 * 4, Access::kInput);
+}
+
 inline void add_arrays(Stage& stage, const ops::MhcPostPre::Desc& desc, ops::MhcPostPre::Args& args) {
   args.combine.num_tokens = args.post.num_tokens = args.pre.num_tokens = args.num_tokens;
   if (desc.combine) add_arrays(stage, *desc.combine, args.combine);

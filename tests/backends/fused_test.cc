@@ -138,6 +138,33 @@ TEST_F(FusedTest, NormRope) {
   });
 }
 
+TEST_F(FusedTest, PoolNorm) {
+  for_each_backend<ops::PoolNorm>([&](ops::Planner& planner) {
+    compare<ops::PoolNorm>(
+        planner,
+        [&](const ops::PoolNorm::Desc& desc, const ops::PoolNorm::Args& args, std::vector<ops::Chosen>& parts) {
+          for (size_t i = 0; i < desc.pools.size(); ++i) {
+            part<ops::CompressorPool>(planner, desc.pools[i], args.pools[i], parts);
+          }
+          if (desc.norm) part<ops::RmsNorm>(planner, *desc.norm, args.norm, parts);
+        },
+        kNothing);
+  });
+}
+
+TEST_F(FusedTest, AttentionRope) {
+  for_each_backend<ops::AttentionRope>([&](ops::Planner& planner) {
+    compare<ops::AttentionRope>(
+        planner,
+        [&](const ops::AttentionRope::Desc& desc, const ops::AttentionRope::Args& args,
+            std::vector<ops::Chosen>& parts) {
+          part<ops::Attention>(planner, desc.attention, ops::attention_of(args), parts);
+          part<ops::Rope>(planner, desc.rope, ops::rope_of(args), parts);
+        },
+        kNothing);
+  });
+}
+
 TEST_F(FusedTest, MhcPostPre) {
   for_each_backend<ops::MhcPostPre>([&](ops::Planner& planner) {
     compare<ops::MhcPostPre>(

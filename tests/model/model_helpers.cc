@@ -21,15 +21,17 @@ model::LoadedModel load_fused(const std::string& folder, ops::Precision precisio
   model::LoadOptions options;
   options.precision = precision;
   options.num_threads = 2;
-  if (!is_fused)
-    options.forced = ops::parse_forced("norm_rope=none,mhc_post_pre=none,linear_group=none,all_experts=none");
+  if (!is_fused) {
+    options.forced = ops::parse_forced(
+        "norm_rope=none,mhc_post_pre=none,linear_group=none,all_experts=none,pool_norm=none,attention_rope=none");
+  }
   return model::load_model(folder, options, backends::all_backends(), machine, nullptr, nullptr);
 }
 
 int num_fused(const model::LoadedModel& loaded) {
   return static_cast<int>(std::count_if(loaded.plan.begin(), loaded.plan.end(), [](const ops::PlanLine& line) {
     return line.op == ops::NormRope::kName || line.op == ops::MhcPostPre::kName || line.op == ops::LinearGroup::kName ||
-           line.op == ops::AllExperts::kName;
+           line.op == ops::AllExperts::kName || line.op == ops::PoolNorm::kName || line.op == ops::AttentionRope::kName;
   }));
 }
 

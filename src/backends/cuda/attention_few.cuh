@@ -282,9 +282,10 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
 }
 
 // A token's parts are dealt out to `splits` clusters, 1: to one, which merges them itself. kSlots: parts of all tokens
-// that the workspace holds.
+// that the workspace holds. Whether `out` has been rotated, which merging does.
 template <int kBlocks, int kSlots>
-void run(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits, device::Queue& queue) {
+bool run(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
+         const OutRotation& rotation, device::Queue& queue) {
   const Job job = attention_job(desc, args, splits > 1 ? kSlots : 0);
   const dim3 grid(static_cast<unsigned>(args.num_tokens * kBlocks),
                   static_cast<unsigned>(ceil_div<int64_t>(desc.heads, kHeads)), static_cast<unsigned>(splits));
@@ -292,7 +293,8 @@ void run(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int
                           ? attention_parts<ops::EntryFormat::kKvFp8Bf16, kBlocks>
                           : attention_parts<ops::EntryFormat::kBf16, kBlocks>;
   launch_clusters("attention_parts", queue, kernel, grid, Place<kBlocks>::kThreads, sizeof(Shared), kBlocks, job);
-  if (splits > 1) launch_attention_merge<kSlots>(queue, job);
+  if (splits > 1) launch_attention_merge<kSlots>(queue, job, rotation);
+  return splits > 1;
 }
 
 }  // namespace tessera::backends::cuda::attention_few

@@ -32,8 +32,27 @@ int64_t attention_mma_workspace(const ops::Attention::Desc& desc, int64_t) {
   return attention_parts_workspace(desc, kSlots);
 }
 
+bool run_attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args,
+                       const cuda_common::OutRotation& rotation, device::Queue& queue) {
+  if (args.num_tokens == 0) return true;
+  return run<1, kSlots>(desc, args, args.num_tokens <= kSplitTokens ? kSplits : 1, rotation, queue);
+}
+
 void attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
-  if (args.num_tokens > 0) run<1, kSlots>(desc, args, args.num_tokens <= kSplitTokens ? kSplits : 1, queue);
+  run_attention_mma(desc, args, {}, queue);
+}
+
+bool attention_rope_mma_supports(const ops::AttentionRope::Desc& desc, std::string& why_not) {
+  return cuda_common::rotates_by_fours(desc, why_not) && attention_mma_supports(desc.attention, why_not);
+}
+
+int64_t attention_rope_mma_workspace(const ops::AttentionRope::Desc& desc, int64_t max_tokens) {
+  return attention_mma_workspace(desc.attention, max_tokens);
+}
+
+void attention_rope_mma(const ops::AttentionRope::Desc& desc, const ops::AttentionRope::Args& args,
+                        device::Queue& queue) {
+  cuda_common::attend_and_rotate(desc, args, queue, run_attention_mma, rope);
 }
 
 }  // namespace tessera::backends::cuda

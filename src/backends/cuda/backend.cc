@@ -81,6 +81,9 @@ constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
 constexpr Variant<NormRope> kNormRope[] = {simple<NormRope>(cuda::norm_rope, cuda::norm_rope_supports)};
 constexpr Variant<MhcPostPre> kMhcPostPre[] = {
     simple<MhcPostPre>(cuda::mhc_post_pre, cuda::mhc_post_pre_supports, cuda::mhc_post_pre_workspace)};
+constexpr Variant<PoolNorm> kPoolNorm[] = {simple<PoolNorm>(cuda::pool_norm, cuda::pool_norm_supports)};
+constexpr Variant<AttentionRope> kAttentionRope[] = {
+    {"mma", cuda::attention_rope_mma_supports, nullptr, cuda::attention_rope_mma_workspace, cuda::attention_rope_mma}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"packed", cuda::linear_group_packed_supports, packed_layout_of_group, nullptr, cuda::linear_group_packed}};
 constexpr Variant<GroupedLinear> kGroupedLinear[] = {
@@ -98,7 +101,7 @@ extern constinit const Backend cuda_backend = {
     .variants = make_variants(kEmbedding, kRmsNorm, kRope, kMhcPre, kMhcPost, kMhcHead, kLinear, kMoeExperts, kSwiGlu,
                               kMoeCombine, kRouter, kCacheWrite, kHadamard, kCompressorPool, kIndexScores, kTopK,
                               kAttention, kStreamAdd, kFiniteCheck, kSample, kRandomFill, kQuantizeNvfp4, kNormRope,
-                              kMhcPostPre, kLinearGroup, kGroupedLinear),
+                              kMhcPostPre, kLinearGroup, kGroupedLinear, kPoolNorm, kAttentionRope),
     .is_on_gpu = true,
 };
 

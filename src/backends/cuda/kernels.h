@@ -5,6 +5,7 @@
 // rounded once. Those named mma, on tensor cores, have an order of their own.
 #include <string>
 
+#include "backends/cuda_common/out_rotation.h"
 #include "ops/backend.h"
 
 namespace tessera::backends::cuda {
@@ -53,6 +54,9 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
 bool attention_mma_supports(const ops::Attention::Desc& desc, std::string& why_not);
 int64_t attention_mma_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
 void attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
+// The same; whether it has rotated `out`, where that is asked for.
+bool run_attention_mma(const ops::Attention::Desc& desc, const ops::Attention::Args& args,
+                       const cuda_common::OutRotation& rotation, device::Queue& queue);
 void stream_add(const ops::StreamAdd::Desc& desc, const ops::StreamAdd::Args& args, device::Queue& queue);
 void finite_check(const ops::FiniteCheck::Desc& desc, const ops::FiniteCheck::Args& args, device::Queue& queue);
 int64_t sample_workspace(const ops::Sample::Desc& desc, int64_t max_tokens);
@@ -63,6 +67,12 @@ void quantize_nvfp4(const ops::QuantizeNvfp4::Desc& desc, const ops::QuantizeNvf
 // Fused ops.
 bool norm_rope_supports(const ops::NormRope::Desc& desc, std::string& why_not);
 void norm_rope(const ops::NormRope::Desc& desc, const ops::NormRope::Args& args, device::Queue& queue);
+bool pool_norm_supports(const ops::PoolNorm::Desc& desc, std::string& why_not);
+void pool_norm(const ops::PoolNorm::Desc& desc, const ops::PoolNorm::Args& args, device::Queue& queue);
+bool attention_rope_mma_supports(const ops::AttentionRope::Desc& desc, std::string& why_not);
+int64_t attention_rope_mma_workspace(const ops::AttentionRope::Desc& desc, int64_t max_tokens);
+void attention_rope_mma(const ops::AttentionRope::Desc& desc, const ops::AttentionRope::Args& args,
+                        device::Queue& queue);
 bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_not);
 int64_t mhc_post_pre_workspace(const ops::MhcPostPre::Desc& desc, int64_t max_tokens);
 void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args& args, device::Queue& queue);

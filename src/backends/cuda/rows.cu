@@ -17,36 +17,9 @@ using namespace cuda_common;
 
 constexpr int kBlock = 128, kMaxNormThreads = 512;
 
-// All threads bring the row, half a warp sums its squares in the order of the contract.
 __global__ void __launch_bounds__(kMaxNormThreads)
     rms_norm_kernel(Values x, Values weight, Values out, int64_t width, float eps) {
-  float* s_row = dynamic_shared<float>();
-  __shared__ float s_factor;
-  const int64_t base = blockIdx.x * width, batch = kPerThread * static_cast<int64_t>(blockDim.x);
-  float values[kPerThread], weights[kPerThread];
-  const auto load_weights = [&](int64_t begin) {
-    for_columns(begin, width, [&](int i, int64_t c) { weights[i] = weight.data != nullptr ? weight[c] : 1.0f; });
-  };
-  load_weights(0);
-  wait_for_previous();
-  for (int64_t begin = 0; begin < width; begin += batch) {
-    for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
-    for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
-  }
-  __syncthreads();
-  if (threadIdx.x < 32) {
-    const float factor = norm_factor(s_row, width, eps);
-    if (threadIdx.x == 0) s_factor = factor;
-  }
-  __syncthreads();
-  const float factor = s_factor;
-  for (int64_t begin = 0; begin < width; begin += batch) {
-    if (width > batch) {  // else they are still there
-      for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
-      load_weights(begin);
-    }
-    for_columns(begin, width, [&](int i, int64_t c) { out.store(base + c, values[i] * factor * weights[i]); });
-  }
+  norm_stored_row(dynamic_shared<float>(), x, weight, out, blockIdx.x * width, width, eps, wait_for_previous);
 }
 
 // Grid: tokens by groups of `group` vectors, which share sines and cosines.

@@ -7,6 +7,8 @@
 
 #include "backends/cuda_common/entries.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "backends/cuda_common/out_rotation.h"
+#include "backends/cuda_common/row_parts.cuh"
 #include "ops/attention/attention.h"
 
 namespace tessera::backends::cuda_common {
@@ -154,16 +156,59 @@ __device__ float all_merge_factors(const StateOf& state_of, int num_parts, float
   return before;
 }
 
+// A thread's four channels of a head's output, in pairs; the values are rounded to BF16 before and after, as by rope.
+class ChannelTurns {
+ public:
+  // Positions and frequencies are made by no kernel: before the kernel before has ended.
+  __device__ ChannelTurns(const AttentionJob& job, const OutRotation& rotation, int64_t t, int channel)
+      : is_turned_(channel < job.width && channel >= job.width - rotation.dim) {
+    if (!is_turned_) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int pair = (channel - job.width + rotation.dim) / 2 + i;
+      const double angle = rotary_angle(job.positions[t], rotation.frequencies[pair]);
+      cosines_[i] = rotary_cosine(angle), sines_[i] = rotary_sine(angle, true);
+    }
+  }
+  __device__ void turn(uint16_t (&values)[4]) const {
+    if (!is_turned_) return;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float a = numeric::bf16_to_float(values[2 * i]), b = numeric::bf16_to_float(values[2 * i + 1]);
+      values[2 * i] = numeric::bf16_from_float(rotated_first(a, b, cosines_[i], sines_[i]));
+      values[2 * i + 1] = numeric::bf16_from_float(rotated_second(a, b, cosines_[i], sines_[i]));
+    }
+  }
+
+ private:
+  const bool is_turned_;
+  float cosines_[2] = {}, sines_[2] = {};
+};
+
 // Grid: tokens by heads. kSlots: at least the job's. Bound by the latency of loads: a thread has kAtOnce on their way.
-template <int kSlots>
-__global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(AttentionJob job) {
+template <int kSlots, bool kRotates>
+__global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(AttentionJob job, OutRotation rotation) {
   constexpr int kAtOnce = 16;
   __shared__ float2 s_factors[kSlots];
   __shared__ float s_sums[kSlots], s_max;
-  wait_for_previous();
   const int64_t t = blockIdx.x, head = blockIdx.y;
-  const int num_parts = AttentionKeys::of_token(job, t).num_parts, channel = static_cast<int>(threadIdx.x) * 4;
-  if (num_parts > job.slots) return;  // a block that has had all of them is done with it
+  const int channel = static_cast<int>(threadIdx.x) * 4;
+  const ChannelTurns turns(job, kRotates ? rotation : OutRotation{}, t, channel);
+  wait_for_previous();
+  const int num_parts = AttentionKeys::of_token(job, t).num_parts;
+  uint16_t* const row = job.out + (t * job.heads + head) * job.width + channel;
+  uint16_t out[4];
+  if (num_parts > job.slots) {  // a block that has had all of them is done with it
+    if constexpr (kRotates) {
+      if (channel >= job.width) return;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[i] = row[i];
+      turns.turn(out);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) row[i] = out[i];
+    }
+    return;
+  }
   const auto slot_of = [&](int part) { return (t * job.slots + part) * job.heads + head; };
   float4 outputs[kAtOnce];
   const auto load = [&](int first) {
@@ -200,15 +245,18 @@ __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(Attention
     }
   }
   const float factor = last_factor(total, sink);
-  uint16_t* row = job.out + (t * job.heads + head) * job.width + channel;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) row[i] = numeric::bf16_from_float(values[i] * factor);
+  for (int i = 0; i < 4; ++i) out[i] = numeric::bf16_from_float(values[i] * factor);
+  turns.turn(out);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) row[i] = out[i];
 }
 
 template <int kSlots>
-void launch_attention_merge(const device::Queue& queue, const AttentionJob& job) {
+void launch_attention_merge(const device::Queue& queue, const AttentionJob& job, const OutRotation& rotation) {
   const dim3 grid(static_cast<unsigned>(job.num_tokens), static_cast<unsigned>(job.heads));
-  launch("merge_attention_parts", queue, merge_attention_parts<kSlots>, grid, kMergeThreads, 0, job);
+  const auto kernel = rotation.dim > 0 ? merge_attention_parts<kSlots, true> : merge_attention_parts<kSlots, false>;
+  launch("merge_attention_parts", queue, kernel, grid, kMergeThreads, 0, job, rotation);
 }
 
 }  // namespace tessera::backends::cuda_common

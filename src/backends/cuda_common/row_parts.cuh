@@ -54,6 +54,40 @@ __device__ inline void norm_row(float* s_row, const Values& x, int64_t begin, co
   }
 }
 
+// out[base, base + width) = rms_norm of x's, by a whole thread block: all threads bring the row into s_row, in shared
+// memory, and half a warp sums its squares in the order of the contract. Weights, which no kernel makes, are on their
+// way before `wait` is called.
+template <class Wait>
+__device__ void norm_stored_row(float* s_row, const Values& x, const Values& weight, const Values& out, int64_t base,
+                                int64_t width, float eps, const Wait& wait) {
+  __shared__ float s_factor;
+  const int64_t batch = kPerThread * static_cast<int64_t>(blockDim.x);
+  float values[kPerThread], weights[kPerThread];
+  const auto load_weights = [&](int64_t begin) {
+    for_columns(begin, width, [&](int i, int64_t c) { weights[i] = weight.data != nullptr ? weight[c] : 1.0f; });
+  };
+  load_weights(0);
+  wait();
+  for (int64_t begin = 0; begin < width; begin += batch) {
+    for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
+    for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const float factor = norm_factor(s_row, width, eps);
+    if (threadIdx.x == 0) s_factor = factor;
+  }
+  __syncthreads();
+  const float factor = s_factor;
+  for (int64_t begin = 0; begin < width; begin += batch) {
+    if (width > batch) {  // else they are still there
+      for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
+      load_weights(begin);
+    }
+    for_columns(begin, width, [&](int i, int64_t c) { out.store(base + c, values[i] * factor * weights[i]); });
+  }
+}
+
 // Sine and cosine in FP64, rounded once.
 __device__ inline double rotary_angle(int64_t position, float frequency) {
   return static_cast<double>(static_cast<float>(position) * frequency);

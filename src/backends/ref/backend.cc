@@ -54,6 +54,9 @@ constexpr Variant<RandomFill> kRandomFill[] = {
 constexpr Variant<QuantizeNvfp4> kQuantizeNvfp4[] = {
     plain<QuantizeNvfp4>(quantize_nvfp4_reference, quantize_nvfp4_reference_supports)};
 constexpr Variant<NormRope> kNormRope[] = {plain<NormRope>(norm_rope_reference, norm_rope_reference_supports)};
+constexpr Variant<PoolNorm> kPoolNorm[] = {plain<PoolNorm>(pool_norm_reference, pool_norm_reference_supports)};
+constexpr Variant<AttentionRope> kAttentionRope[] = {
+    plain<AttentionRope>(attention_rope_reference, attention_rope_reference_supports)};
 constexpr Variant<MhcPostPre> kMhcPostPre[] = {
     plain<MhcPostPre>(mhc_post_pre_reference, mhc_post_pre_reference_supports)};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
@@ -71,10 +74,10 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding,     kRmsNorm,  kRope,       kMhcPre,      kMhcPost,     kMhcHead,       kLinear,
-      kMoeExperts,    kSwiGlu,   kMoeCombine, kRouter,      kCacheWrite,  kHadamard,      kCompressorPool,
-      kIndexScores,   kTopK,     kAttention,  kStreamAdd,   kFiniteCheck, kSample,        kRandomFill,
-      kQuantizeNvfp4, kNormRope, kMhcPostPre, kLinearGroup, kAllExperts,  kGroupedLinear, kRankExperts}},
+    {{kEmbedding,   kRmsNorm,    kRope,          kMhcPre,      kMhcPost,    kMhcHead,        kLinear,      kMoeExperts,
+      kSwiGlu,      kMoeCombine, kRouter,        kCacheWrite,  kHadamard,   kCompressorPool, kIndexScores, kTopK,
+      kAttention,   kStreamAdd,  kFiniteCheck,   kSample,      kRandomFill, kQuantizeNvfp4,  kNormRope,    kMhcPostPre,
+      kLinearGroup, kAllExperts, kGroupedLinear, kRankExperts, kPoolNorm,   kAttentionRope}},
 };
 
 }  // namespace tessera::backends

@@ -366,8 +366,12 @@ int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t most_token
                   cuda::attention_mma_workspace(desc, most_tokens));
 }
 
-void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
-  if (args.num_tokens == 0) return;
+namespace {
+
+// Whether it has rotated `out`, where that is asked for.
+bool run_attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args,
+                   const cuda_common::OutRotation& rotation, device::Queue& queue) {
+  if (args.num_tokens == 0) return true;
   // Parts that a token may have; of visible entries without a list nobody knows here, and Flash has four of a list.
   constexpr int64_t kPartsOfEntries = 4, kMostSplits = 16;
   const int64_t window_parts = ceil_div<int64_t>(desc.window, kPart);
@@ -377,13 +381,14 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   const int64_t few_blocks = args.num_tokens * ceil_div<int64_t>(desc.heads, 16) * parts;
   if (few_blocks <= kFewClusters) {
     const bool knows_parts = !args.entry_cache.exists() || args.selected != nullptr;
-    if (knows_parts) return attention_few(desc, args, std::min(parts, kMostSplits), queue);
+    if (knows_parts) return attention_few(desc, args, std::min(parts, kMostSplits), rotation, queue);
     // Clusters of four for eight blocks to a multiprocessor; those without a part end at once.
     const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, 16);
-    return attention_few(desc, args, std::max(kMostSplits, 2 * cuda_common::multiprocessors() / items), queue);
+    const int64_t splits = std::max(kMostSplits, 2 * cuda_common::multiprocessors() / items);
+    return attention_few(desc, args, splits, rotation, queue);
   }
   if (parts > 1 && args.num_tokens <= kFewTokens && few_blocks <= kFewBlocks) {
-    return cuda::attention_mma(desc, args, queue);
+    return cuda::run_attention_mma(desc, args, rotation, queue);
   }
   const int64_t items = args.num_tokens * ceil_div<int64_t>(desc.heads, kHeads);
   const int64_t multiprocessors = cuda_common::multiprocessors();
@@ -402,7 +407,26 @@ void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& arg
   cuda_common::launch("wide_attention", queue,
                       is_fp8 ? wide_attention<ops::EntryFormat::kKvFp8Bf16> : wide_attention<ops::EntryFormat::kBf16>,
                       grid, kThreads, sizeof(Shared), job);
-  if (is_spread) cuda_common::launch_attention_merge<kSlots>(queue, job);
+  if (is_spread) cuda_common::launch_attention_merge<kSlots>(queue, job, rotation);
+  return is_spread;
+}
+
+}  // namespace
+
+void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue) {
+  run_attention(desc, args, {}, queue);
+}
+
+bool attention_rope_supports(const ops::AttentionRope::Desc& desc, std::string& why_not) {
+  return cuda_common::rotates_by_fours(desc, why_not) && attention_supports(desc.attention, why_not);
+}
+
+int64_t attention_rope_workspace(const ops::AttentionRope::Desc& desc, int64_t max_tokens) {
+  return attention_workspace(desc.attention, max_tokens);
+}
+
+void attention_rope(const ops::AttentionRope::Desc& desc, const ops::AttentionRope::Args& args, device::Queue& queue) {
+  cuda_common::attend_and_rotate(desc, args, queue, run_attention, cuda::rope);
 }
 
 }  // namespace tessera::backends::sm90

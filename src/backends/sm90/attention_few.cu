@@ -6,9 +6,9 @@
 
 namespace tessera::backends::sm90 {
 
-void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
-                   device::Queue& queue) {
-  cuda::attention_few::run<4, attention_wide::kSlots>(desc, args, splits, queue);
+bool attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
+                   const cuda_common::OutRotation& rotation, device::Queue& queue) {
+  return cuda::attention_few::run<4, attention_wide::kSlots>(desc, args, splits, rotation, queue);
 }
 
 }  // namespace tessera::backends::sm90

@@ -53,6 +53,8 @@ constexpr Variant<RankExperts> kRankExperts[] = {{"wgmma", sm90::rank_experts_su
                                                   sm90::rank_experts_workspace, sm90::rank_experts}};
 constexpr Variant<Attention> kAttention[] = {
     {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
+constexpr Variant<AttentionRope> kAttentionRope[] = {
+    {"wgmma", sm90::attention_rope_supports, nullptr, sm90::attention_rope_workspace, sm90::attention_rope}};
 constexpr Variant<IndexScores> kIndexScores[] = {
     {"wgmma", sm90::index_scores_supports, nullptr, nullptr, sm90::index_scores}};
 
@@ -63,7 +65,7 @@ extern constinit const Backend sm90_backend = {
     .available = available,
     .verification = Verification::kRunOnHardware,
     .variants = make_variants(kLinear, kMoeExperts, kGroupedLinear, kLinearGroup, kAllExperts, kAttention, kIndexScores,
-                              kRankExperts),
+                              kRankExperts, kAttentionRope),
     .is_on_gpu = true,
     .extends = &cuda_backend,
 };

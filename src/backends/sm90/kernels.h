@@ -5,6 +5,7 @@
 // attention and the indexer's scores.
 #include <string>
 
+#include "backends/cuda_common/out_rotation.h"
 #include "ops/backend.h"
 
 namespace tessera::backends::sm90 {
@@ -32,9 +33,13 @@ void rank_experts(const ops::RankExperts::Desc& desc, const ops::RankExperts::Ar
 bool attention_supports(const ops::Attention::Desc& desc, std::string& why_not);
 int64_t attention_workspace(const ops::Attention::Desc& desc, int64_t max_tokens);
 void attention(const ops::Attention::Desc& desc, const ops::Attention::Args& args, device::Queue& queue);
-// A handful of tokens, whose parts are dealt out to so many clusters, 1 where each has one part; the same bits.
-void attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
-                   device::Queue& queue);
+// A handful of tokens, whose parts are dealt out to so many clusters, 1 where each has one part; the same bits. Whether
+// it has rotated `out`, where that is asked for.
+bool attention_few(const ops::Attention::Desc& desc, const ops::Attention::Args& args, int64_t splits,
+                   const cuda_common::OutRotation& rotation, device::Queue& queue);
+bool attention_rope_supports(const ops::AttentionRope::Desc& desc, std::string& why_not);
+int64_t attention_rope_workspace(const ops::AttentionRope::Desc& desc, int64_t max_tokens);
+void attention_rope(const ops::AttentionRope::Desc& desc, const ops::AttentionRope::Args& args, device::Queue& queue);
 
 // Of Flash's and Pro's indexer.
 bool index_scores_supports(const ops::IndexScores::Desc& desc, std::string& why_not);

@@ -47,6 +47,9 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
                              .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
                              .layout = layout,
                              .activation = activation});
+  attention_rope_ =
+      builder.bind_fused<ops::AttentionRope>(prefix + "attention", {.attention = attention_.desc, .rope = out_rope},
+                                             {attention_.chosen(), out_rope_.chosen()});
   later_window_ = VectorGroup(builder, prefix + "later_window", {&window_steps_});
   if (ratio != 0) {
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
@@ -69,6 +72,12 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
     maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_}, &q_norm_);
     vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_});
   }
+  const NormLayer* norm = maps_of_qr_.has_norm() ? nullptr : &q_norm_;
+  if (ratio == 4) {
+    pools_ = PoolGroup(builder, prefix + "pools", {&main, &index}, norm);
+  } else if (ratio != 0) {
+    pools_ = PoolGroup(builder, prefix + "pools", {&main}, norm);
+  }
 }
 
 LayerCacheLayout AttentionLayer::cache_layout() const {
@@ -86,29 +95,35 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
   return layout;
 }
 
-AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, const TensorView& x) const {
+AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size_t layer, const TensorView& x) const {
   using Call = LinearGroupLayer::Call;
   const auto output_of = [&](const LinearLayer& map) { return map.take_output(context); };
   Mapped mapped;
   mapped.qr = output_of(wq_a_), mapped.kv = output_of(wkv_), mapped.q = output_of(wq_b_);
   std::array<Call, 7> of_x{{{&wq_a_, mapped.qr}, {&wkv_, mapped.kv}}};
   std::array<Call, 2> of_qr{{{&wq_b_, mapped.q}}};
-  size_t num_of_x = 2, num_of_qr = 1;
-  const auto add_compressor = [&](const CompressorLayer& compressor, TensorView& values, TensorView& gates) {
-    values = output_of(compressor.wkv()), gates = output_of(compressor.wgate());
+  std::array<PoolGroup::Call, ops::PoolNorm::kMostPools> pools;
+  size_t num_of_x = 2, num_of_qr = 1, num_pools = 0;
+  // Where its entries will be.
+  const auto add_compressor = [&](const CompressorLayer& compressor) {
+    const TensorView values = output_of(compressor.wkv()), gates = output_of(compressor.wgate());
     of_x[num_of_x++] = {&compressor.wkv(), values};
     of_x[num_of_x++] = {&compressor.wgate(), gates};
+    PoolGroup::Call& pool = pools[num_pools++];
+    pool = {&compressor, compressor.pool_args(context, layer, values, gates)};
+    return pool.args.entries;
   };
-  if (ratio_ != 0) add_compressor(compressor_, mapped.values, mapped.gates);
+  if (ratio_ != 0) mapped.entries = add_compressor(compressor_);
   if (ratio_ == 4) {
-    add_compressor(indexer_.compressor(), mapped.index_values, mapped.index_gates);
+    mapped.index_keys = add_compressor(indexer_.compressor());
     mapped.index_weights = output_of(indexer_.weights_proj());
     mapped.index_queries = output_of(indexer_.wq_b());
     of_x[num_of_x++] = {&indexer_.weights_proj(), mapped.index_weights};
     of_qr[num_of_qr++] = {&indexer_.wq_b(), mapped.index_queries};
   }
   maps_of_x_.run(context, x, std::span(of_x).first(num_of_x));
-  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), &q_norm_);
+  const bool is_normed = pools_.run(context, std::span(pools).first(num_pools), q_norm_, mapped.qr);
+  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), is_normed ? nullptr : &q_norm_);
   return mapped;
 }
 
@@ -135,11 +150,11 @@ void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, co
   size_t num_calls = 2;
   VectorSteps::Rows entries, keys;
   if (ratio_ != 0) {
-    entries = compressor_.pool(context, layer, mapped.values, mapped.gates);
+    entries = compressor_.entry_rows(context, layer, mapped.entries);
     calls[num_calls++] = {&compressor_.steps(), entries};
   }
   if (ratio_ == 4) {
-    keys = indexer_.compressor().pool(context, layer, mapped.index_values, mapped.index_gates);
+    keys = indexer_.compressor().entry_rows(context, layer, mapped.index_keys);
     calls[num_calls++] = {&indexer_.compressor().steps(), keys};
     calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = n}};
   }
@@ -176,26 +191,35 @@ void AttentionLayer::attend(const StepContext& context, size_t layer, const Tens
   ops::PagedEntries<const uint8_t> entries;
   if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, places);
   const int64_t stride = selected == nullptr ? 0 : indexer_.top_k();
-  attention_.run({.q = rows_of(q, begin, range.num_rows),
-                  .positions = context.batch.positions() + begin,
-                  .window_cache = context.caches.states(StateId::kWindow, layer, places),
-                  .window_slots = window_slots_,
-                  .entry_cache = entries,
-                  .num_entries = ratio_ == 0 ? nullptr : context.batch.of_ratio(ratio_).attended + begin,
-                  .selected = selected == nullptr ? nullptr : selected + begin * stride,
-                  .selected_stride = stride,
-                  .sink = sink_.as<float>(),
-                  .out = rows_of(out, begin, range.num_rows),
-                  .num_tokens = range.num_rows,
-                  .workspace = context.workspace},
-                 context.queue);
+  const ops::Attention::Args args{
+      .q = rows_of(q, begin, range.num_rows),
+      .positions = context.batch.positions() + begin,
+      .window_cache = context.caches.states(StateId::kWindow, layer, places),
+      .window_slots = window_slots_,
+      .entry_cache = entries,
+      .num_entries = ratio_ == 0 ? nullptr : context.batch.of_ratio(ratio_).attended + begin,
+      .selected = selected == nullptr ? nullptr : selected + begin * stride,
+      .selected_stride = stride,
+      .sink = sink_.as<float>(),
+      .out = rows_of(out, begin, range.num_rows),
+      .num_tokens = range.num_rows,
+      .workspace = context.workspace};
+  if (rotates_in_attention(context)) {
+    attention_rope_.run({.attention = args,
+                         .frequencies = frequencies_.as<float>(),
+                         .num_tokens = args.num_tokens,
+                         .workspace = args.workspace},
+                        context.queue);
+  } else {
+    attention_.run(args, context.queue);
+  }
 }
 
 void AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
                          bool leaves_sum) const {
   const int64_t n = context.num_tokens();
   const ArenaScope scope(context.arena);
-  const Mapped mapped = run_maps(context, x);
+  const Mapped mapped = run_maps(context, layer, x);
   // A token attends itself, and the entry that it completes: caches are written before scores and attention. Windows of
   // many rows take turns in the rings, each as long as a ring has room, with attention after each.
   finish_vectors(context, layer, mapped);
@@ -211,10 +235,12 @@ void AttentionLayer::run(const StepContext& context, size_t layer, const TensorV
     write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
     attend(context, layer, mapped.q, selected, range, out);
   }
-  context.trace(prefix_, "attention", out);
-  out_rope_.run(
-      {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_.as<float>(), .num_tokens = n},
-      context.queue);
+  if (!rotates_in_attention(context)) {
+    context.trace(prefix_, "attention", out);
+    out_rope_.run(
+        {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_.as<float>(), .num_tokens = n},
+        context.queue);
+  }
   context.trace(prefix_, "attention_unrotated", out);
   const TensorView low = wo_a_.run(context, out, n);
   if (head_sum_.is_needed() && !leaves_sum) {

@@ -4,6 +4,7 @@
 // all heavily compressed entries (HCA). Source: DeepSeek-V4 inference/model.py, Attention; docs/contracts/numerics.md.
 #include "model/layers/indexer_layer.h"
 #include "model/layers/linear_group_layer.h"
+#include "model/layers/pool_group.h"
 #include "model/layers/rank_sum.h"
 
 namespace tessera::model {
@@ -25,10 +26,11 @@ class AttentionLayer {
   // What the maps of the input leave, as far as the layer has them.
   struct Mapped {
     TensorView q, qr, kv;
-    TensorView values, gates;                                            // of the compressor
-    TensorView index_queries, index_values, index_gates, index_weights;  // of the indexer
+    TensorView entries;     // pooled by the compressor
+    TensorView index_keys;  // pooled by the indexer's
+    TensorView index_queries, index_weights;
   };
-  Mapped run_maps(const StepContext& context, const TensorView& x) const;
+  Mapped run_maps(const StepContext& context, size_t layer, const TensorView& x) const;
   // Rows of a step whose window entries lie in the rings together: consecutive ones.
   struct RowRange {
     int64_t begin, num_rows;
@@ -39,6 +41,10 @@ class AttentionLayer {
   VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
                                 const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
+  // Whether attend() rotates its output back as well.
+  bool rotates_in_attention(const StepContext& context) const {
+    return attention_rope_.is_bound() && context.tracer == nullptr;
+  }
   void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
               const RowRange& range, const TensorView& out) const;
   void trace_window(const StepContext& context, size_t layer, const RowRange& range) const;
@@ -54,9 +60,11 @@ class AttentionLayer {
   VectorSteps query_steps_, window_steps_;
   ops::Bound<ops::Rope> out_rope_;
   ops::Bound<ops::Attention> attention_;
+  ops::Bound<ops::AttentionRope> attention_rope_;
   CompressorLayer compressor_;
   IndexerLayer indexer_;
   LinearGroupLayer maps_of_x_, maps_of_qr_;
+  PoolGroup pools_;
   VectorGroup vectors_, later_window_;
 };
 

@@ -25,20 +25,23 @@ CompressorLayer::CompressorLayer(LayerBuilder& builder, const std::string& prefi
       builder.bind<ops::CacheWrite>(prefix + "write", {.layout = layout, .activation = builder.activation()});
 }
 
-VectorSteps::Rows CompressorLayer::pool(const StepContext& context, size_t layer, const TensorView& values,
-                                        const TensorView& gates) const {
+ops::CompressorPool::Args CompressorLayer::pool_args(const StepContext& context, size_t layer, const TensorView& values,
+                                                     const TensorView& gates) const {
   const RatioRows& rows = context.batch.of_ratio(pool_.desc.ratio);
-  const TensorView entries = context.take(context.activation, {rows.num_entries, pool_.desc.width});
   const auto state =
       context.caches.states(kind_ == Kind::kMain ? StateId::kCompressor : StateId::kIndexCompressor, layer, nullptr);
-  pool_.run({.values = values.as<float>(),
-             .gates = gates.as<float>(),
-             .ape = ape_.as<float>(),
-             .state = {reinterpret_cast<float* const*>(state.all), nullptr},
-             .slices = rows.slices,
-             .num_slices = context.batch.num_slices(),
-             .entries = entries},
-            context.queue);
+  return {.values = values.as<float>(),
+          .gates = gates.as<float>(),
+          .ape = ape_.as<float>(),
+          .state = {reinterpret_cast<float* const*>(state.all), nullptr},
+          .slices = rows.slices,
+          .num_slices = context.batch.num_slices(),
+          .entries = context.take(context.activation, {rows.num_entries, pool_.desc.width})};
+}
+
+VectorSteps::Rows CompressorLayer::entry_rows(const StepContext& context, size_t layer,
+                                              const TensorView& entries) const {
+  const RatioRows& rows = context.batch.of_ratio(pool_.desc.ratio);
   // A recorded step goes on whatever the positions are, over rows that nobody stores.
   const bool has_rows = rows.num_completed > 0 || context.is_recorded;
   return {.x = entries,

@@ -16,10 +16,12 @@ class CompressorLayer {
   // The maps of x [tokens, hidden] whose rows are pooled, FP32.
   const LinearLayer& wkv() const { return wkv_; }
   const LinearLayer& wgate() const { return wgate_; }
-  // Consumes those rows; updates each slice's state. What steps() are to do to the entries that its tokens complete,
-  // from the arena: without rows where there are none.
-  VectorSteps::Rows pool(const StepContext& context, size_t layer, const TensorView& values,
-                         const TensorView& gates) const;
+  // Pools those rows into the entries that the slices' tokens complete, from the arena; updates each slice's state.
+  const ops::Bound<ops::CompressorPool>& pool() const { return pool_; }
+  ops::CompressorPool::Args pool_args(const StepContext& context, size_t layer, const TensorView& values,
+                                      const TensorView& gates) const;
+  // What steps() are to do to pooled entries: without rows where no entry is complete.
+  VectorSteps::Rows entry_rows(const StepContext& context, size_t layer, const TensorView& entries) const;
   const VectorSteps& steps() const { return steps_; }
   // The entries, behind their steps.
   void trace_entries(const StepContext& context, size_t layer, const TensorView& entries) const;

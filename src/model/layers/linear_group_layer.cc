@@ -45,15 +45,14 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
 void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
                            const NormLayer* norm) const {
   const int64_t n = context.num_tokens();
-  const bool has_norm = !groups_.empty() && groups_.front().op.desc.norm.has_value();
-  if (norm != nullptr && (context.tracer != nullptr || !has_norm)) norm->run(context, x, x, n);
+  if (norm != nullptr && (context.tracer != nullptr || !has_norm())) norm->run(context, x, x, n);
   if (context.tracer != nullptr) {
     for (const Call& call : calls) call.map->run_into(context, x, call.y, n);
     return;
   }
   for (const Group& group : groups_) {
     ops::LinearGroup::Args args{.x = x,
-                                .norm_weight = has_norm ? norm->weight() : TensorView{},
+                                .norm_weight = has_norm() ? norm->weight() : TensorView{},
                                 .weights = {},
                                 .y = {},
                                 .num_tokens = n,

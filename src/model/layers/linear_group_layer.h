@@ -23,8 +23,11 @@ class LinearGroupLayer {
   LinearGroupLayer(LayerBuilder& builder, const std::string& where, std::initializer_list<const LinearLayer*> maps,
                    const NormLayer* norm = nullptr);
 
+  // Whether the norm is a part of that call.
+  bool has_norm() const { return !groups_.empty() && groups_.front().op.desc.norm.has_value(); }
   // Each y = map x, of the maps given to the constructor, in that order; where a norm was given each y = map norm(x),
-  // and afterwards x is norm(x) or what it was. A traced step runs them one by one.
+  // and afterwards x is norm(x) or what it was; `norm` null: x is norm(x), which has_norm() excludes. A traced step
+  // runs them one by one.
   void run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
            const NormLayer* norm = nullptr) const;
 

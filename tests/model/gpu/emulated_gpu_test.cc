@@ -97,10 +97,10 @@ TEST(EmulatedGpu, FusedOpsChangeNoBit) {
     return testing::load_fused(testing::tiny_model(), {}, testing::test_machine(), is_fused);
   };
   const auto with = load(true), without = load(false);
-  EXPECT_GT(testing::num_fused(with), 5 * with.config.num_layers);
+  EXPECT_GT(testing::num_fused(with), 6 * with.config.num_layers);
   // The emulated GPU is a Hopper, whose backend takes the maps and leaves the rest to the portable one.
-  for (const char* op :
-       {"norm_rope cuda.simple", "mhc_post_pre cuda.simple", "linear_group sm90.wgmma", "all_experts sm90.wgmma"}) {
+  for (const char* op : {"norm_rope cuda.simple", "mhc_post_pre cuda.simple", "linear_group sm90.wgmma",
+                         "all_experts sm90.wgmma", "pool_norm cuda.simple", "attention_rope cuda.mma"}) {
     EXPECT_TRUE(std::any_of(with.plan.begin(), with.plan.end(), [&](const ops::PlanLine& line) {
       return line.op + " " + line.chosen == op;
     })) << op;

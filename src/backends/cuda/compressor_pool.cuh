@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// compressor_pool by thread blocks, of which each has some channels of one entry: what kernels of that op and of a
+// fused one (pool_norm) do. An entry reads the tokens of its own window and, where windows overlap, of the one before:
+// rows of the chunk, at its beginning what the sequence's state kept. So all entries are pooled side by side, each
+// token by token as the contract states it; the block of a slice's first one is also who reads and writes the state,
+// and nobody has to wait for that.
+#include "backends/cuda_common/values.cuh"
+#include "ops/compressor/compressor.h"
+
+namespace tessera::backends::cuda::pooling {
+
+using namespace cuda_common;
+
+constexpr int kWarp = 32, kOverlapRatio = 4;
+
+struct Job {
+  const float *values, *gates, *ape;
+  ops::SequenceBases<float> state;
+  const ops::CompressorSlice* slices;
+  int64_t num_slices, width;
+  int ratio;
+  Values entries;
+};
+
+inline Job job_of(const ops::CompressorPool::Desc& desc, const ops::CompressorPool::Args& args) {
+  return {args.values,
+          args.gates,
+          args.ape,
+          args.state,
+          args.slices,
+          args.num_slices,
+          desc.width,
+          static_cast<int>(desc.ratio),
+          values_of(args.entries)};
+}
+
+__device__ inline float no_score() {
+  return -__builtin_huge_valf();
+}
+
+// A NaN is.
+__device__ inline bool is_larger(float score, float max) {
+  return score != score || score > max;
+}
+
+// A window that a slice's tokens touch, the n-th of them.
+struct Window {
+  ops::CompressorSlice slice;
+  int64_t n;
+  int64_t completed;  // windows of the slice
+  int phase;          // of the slice's first token
+};
+
+// The window that has row `entry` of the output; false: nobody. All of a warp takes part.
+__device__ inline bool find_window(const Job& job, int ratio, int64_t entry, Window& window) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (int64_t first = 0; first < job.num_slices; first += kWarp) {
+    bool is_here = false;
+    if (first + lane < job.num_slices) {
+      const ops::CompressorSlice& slice = job.slices[first + lane];
+      const int64_t n = entry - slice.first_entry;
+      is_here = n >= 0 && n * ratio < slice.num_rows;  // as many rows as most_completed() says; none of nobody's
+    }
+    const unsigned here = __ballot_sync(~0u, is_here);
+    if (here == 0) continue;
+    window.slice = job.slices[first + __popc(~here & (here - 1))];
+    window.n = entry - window.slice.first_entry;
+    window.phase = static_cast<int>(window.slice.first_position % ratio);
+    window.completed = (window.phase + window.slice.num_rows) / ratio;
+    return true;
+  }
+  return false;
+}
+
+// A softmax as far as its tokens have come.
+struct Softmax {
+  float max = no_score(), sum = 0, weighted = 0;
+};
+
+// Adds the slice's rows [first, end), one after the other. Of the two exponentials of a token, of what the maximum
+// gained and of what the score lacks, one is exp(0); so is one for every score but NaN and infinities.
+__device__ inline void add_rows(const Job& job, const Window& window, int64_t channel, int64_t first, int64_t end,
+                                Softmax& pooled) {
+  constexpr int kAhead = 8;  // tokens that are on their way at once
+  const float *values = job.values + window.slice.first_row * job.width + channel,
+              *gates = job.gates + window.slice.first_row * job.width + channel, *ape = job.ape + channel;
+  int phase = static_cast<int>((window.phase + first) % job.ratio);
+  for (int64_t begin = first; begin < end; begin += kAhead) {
+    float value[kAhead], score[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i >= end) break;
+      value[i] = values[(begin + i) * job.width];
+      score[i] = gates[(begin + i) * job.width] + ape[phase * job.width];
+      phase = phase + 1 == job.ratio ? 0 : phase + 1;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (begin + i >= end) break;
+      const bool is_top = is_larger(score[i], pooled.max);
+      const float top = is_top ? score[i] : pooled.max;
+      const float one = 1 + (top - top), less = exp_rounded(is_top ? pooled.max - top : score[i] - top);
+      const float keep = is_top ? less : one, add = is_top ? one : less;
+      pooled.sum = pooled.sum * keep + add;
+      pooled.weighted = pooled.weighted * keep + add * value[i];
+      pooled.max = top;
+    }
+  }
+}
+
+// Row `entry` of the output, of one channel of the thread's; beside the thread that has the entry another one has the
+// window that the slice leaves open (`is_tail`). By a whole thread block.
+__device__ inline void pool_online(const Job& job, int64_t entry, int64_t channel, bool is_tail) {
+  const int64_t width = job.width;
+  Window window;
+  if (!find_window(job, job.ratio, entry, window)) return;
+  const int64_t num_rows = window.slice.num_rows, n = window.n, completed = window.completed;
+  const int64_t begin = n * job.ratio - window.phase;
+  const auto store = [&](const Softmax& pooled) {
+    job.entries.store(entry * width + channel, n < completed ? pooled.weighted / pooled.sum : 0);
+  };
+  Softmax pooled;
+  if (n > 0) {
+    if (is_tail || channel >= width) return;
+    if (n < completed) add_rows(job, window, channel, begin, begin + job.ratio, pooled);
+    return store(pooled);
+  }
+  float* state = job.state.of_place(window.slice.place) + channel;  // [3][width]: max, sum, weighted sum
+  if (channel < width && !is_tail) {
+    pooled = {state[0], state[width], state[2 * width]};
+    add_rows(job, window, channel, 0, min(begin + job.ratio, num_rows), pooled);
+  } else if (channel < width && completed > 0) {
+    add_rows(job, window, channel, completed * job.ratio - window.phase, num_rows, pooled);
+  }
+  __syncthreads();  // the state has been read
+  if (channel >= width) return;
+  if (!is_tail) store(pooled);
+  if (is_tail == (completed > 0)) state[0] = pooled.max, state[width] = pooled.sum, state[2 * width] = pooled.weighted;
+}
+
+// What windows of a slice see of a channel: values and scores of the chunk's tokens, of those before from the state.
+class OverlapRows {
+ public:
+  struct Gated {
+    float value, score;
+  };
+  __device__ OverlapRows(const Job& job, const Window& window, int64_t channel)
+      : job_(job), window_(window), channel_(channel) {
+    float* state = job.state.of_place(window.slice.place);
+    const int64_t half = kOverlapRatio * job.width;
+    previous_values_ = state, previous_scores_ = state + half;               // [4][width]
+    current_values_ = state + 2 * half, current_scores_ = state + 4 * half;  // [4][2 width]
+  }
+
+  // The token of that phase of window n, -1 for the one before the first; of its first or second half of channels.
+  __device__ Gated at(int64_t n, int phase, int half) const {
+    const int64_t width = job_.width, column = half * width + channel_, i = n * kOverlapRatio + phase - window_.phase;
+    const int64_t row = (window_.slice.first_row + i) * 2 * width + column, in_window = phase * 2 * width + column;
+    const int64_t in_half = phase * width + channel_;
+    // Addresses are chosen, not loads, so that all of an entry's are on their way at once.
+    const float* value = i >= 0 ? job_.values + row : n < 0 ? previous_values_ + in_half : current_values_ + in_window;
+    const float* score = i >= 0 ? job_.gates + row : n < 0 ? previous_scores_ + in_half : current_scores_ + in_window;
+    const float ape = job_.ape[in_window];
+    return {*value, i >= 0 ? *score + ape : *score};
+  }
+
+  // Window n's entry.
+  __device__ float pool(int64_t n) const {
+    Gated tokens[2 * kOverlapRatio];
+#pragma unroll
+    for (int k = 0; k < kOverlapRatio; ++k) tokens[k] = at(n - 1, k, 0), tokens[kOverlapRatio + k] = at(n, k, 1);
+    float max = no_score(), sum = 0, weighted = 0;
+#pragma unroll
+    for (const Gated& token : tokens) max = is_larger(token.score, max) ? token.score : max;
+#pragma unroll
+    for (const Gated& token : tokens) {
+      const float weight = exp_rounded(token.score - max);
+      sum += weight;
+      weighted += weight * token.value;
+    }
+    return weighted / sum;
+  }
+
+  // The state after the slice: of the last completed window the first half of channels, of the last tokens all.
+  __device__ void keep() const {
+    if (window_.completed > 0) {
+      Gated last[kOverlapRatio];
+#pragma unroll
+      for (int k = 0; k < kOverlapRatio; ++k) last[k] = at(window_.completed - 1, k, 0);
+#pragma unroll
+      for (int k = 0; k < kOverlapRatio; ++k) {
+        previous_values_[k * job_.width + channel_] = last[k].value;
+        previous_scores_[k * job_.width + channel_] = last[k].score;
+      }
+    }
+    const int64_t num_rows = window_.slice.num_rows;
+    for (int64_t i = max(num_rows - kOverlapRatio, int64_t{0}); i < num_rows; ++i) {
+      const int phase = static_cast<int>((window_.phase + i) % kOverlapRatio);
+      for (int half = 0; half < 2; ++half) {
+        const Gated token = at((window_.phase + i) / kOverlapRatio, phase, half);
+        const int64_t at = (phase * 2 + half) * job_.width + channel_;
+        current_values_[at] = token.value, current_scores_[at] = token.score;
+      }
+    }
+  }
+
+ private:
+  const Job& job_;
+  const Window& window_;
+  const int64_t channel_;
+  float *previous_values_, *previous_scores_, *current_values_, *current_scores_;
+};
+
+// Row `entry` of the output, of one channel of the thread's. By whole warps.
+__device__ inline void pool_overlap(const Job& job, int64_t entry, int64_t channel) {
+  Window window;
+  if (!find_window(job, kOverlapRatio, entry, window) || channel >= job.width) return;
+  const OverlapRows rows(job, window, channel);
+  const auto store = [&](int64_t n) {
+    job.entries.store((window.slice.first_entry + n) * job.width + channel, n < window.completed ? rows.pool(n) : 0);
+  };
+  // The state reaches into the first two entries.
+  if (window.n > 1) return store(window.n);
+  if (window.n == 1) return;
+  store(0);
+  if (window.slice.num_rows > kOverlapRatio) store(1);
+  rows.keep();
+}
+
+}  // namespace tessera::backends::cuda::pooling
