@@ -49,7 +49,7 @@ struct VariantLists {
 using AllVariants = VariantLists<Embedding, RmsNorm, Rope, MhcPre, MhcPost, MhcHead, Linear, MoeExperts, SwiGlu,
                                  MoeCombine, Router, CacheWrite, Hadamard, CompressorPool, IndexScores, TopK, Attention,
                                  StreamAdd, FiniteCheck, Sample, RandomFill, QuantizeNvfp4, NormRope, MhcPostPre,
-                                 LinearGroup, AllExperts, GroupedLinear, RankExperts, PoolNorm, AttentionRope>;
+                                 LinearGroup, AllExperts, PoolNorm, AttentionRope, GroupedLinear, RankExperts>;
 
 // Lists for some of the ops: make_variants(kLinear, kMoeExperts), each an array of variants; the other ops have none.
 template <class... Lists>

@@ -111,6 +111,8 @@ std::vector<Spec<ops::PoolNorm>> specs_of(ops::PoolNorm, bool is_quick) {
     add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 300, dtype), pool(4, 40, dtype)}, .norm = norm}, 11);
     add_small<ops::PoolNorm>(specs, {.pools = {pool(128, 136, dtype)}, .norm = norm}, 3 * 128 - 1);
     add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 40, dtype), pool(128, 40, dtype)}});
+    // More rows than one launch takes.
+    specs.push_back({{.pools = {pool(4, 40, dtype), pool(4, 24, dtype)}, .norm = norm}, 259, Fill::kMixed, 11});
   }
   if (is_quick) return specs;
   const ops::RmsNorm::Desc norm{.width = 1024};
@@ -153,13 +155,19 @@ std::vector<Spec<ops::AttentionRope>> specs_of(ops::AttentionRope, bool is_quick
     const ops::AttentionRope::Desc desc = desc_of(5, 192, window);
     add_small<ops::AttentionRope>(specs, desc, attention_context(0, 0, false));
     add_small<ops::AttentionRope>(specs, desc, attention_context(700, 129, true));
+    // More parts than are spread over thread blocks.
+    specs.push_back({desc, 1, Fill::kMixed, attention_context(900, 73 * ops::kAttentionPart, false)});
   }
-  // Of one part, of some, and of more than are spread.
+  // Heads as wide as Hopper's kernels take them: of one part and of some, in clusters; by tiles of 64 heads, whose
+  // parts are spread; more parts than are; more tokens than are spread; by the portable kernel.
   const ops::AttentionRope::Desc wide = desc_of(16, 512, 128);
-  for (const int64_t num_entries : {0, 257, 72 * 128}) {
+  for (const int64_t num_entries : {0, 257}) {
     specs.push_back({wide, 1, Fill::kMixed, attention_context(900, num_entries, false)});
   }
-  specs.push_back({wide, 3, Fill::kMixed, attention_context(700, 129, true)});
+  for (const int64_t tokens : {3, 17}) specs.push_back({wide, tokens, Fill::kMixed, attention_context(700, 129, true)});
+  specs.push_back({wide, 5, Fill::kMixed, attention_context(900, 73 * ops::kAttentionPart, false)});
+  specs.push_back({wide, 47, Fill::kMixed, attention_context(700, 129, true)});
+  specs.push_back({desc_of(64, 512, 128), 4, Fill::kMixed, attention_context(700, 600, true)});
   if (is_quick) return specs;
   const ops::AttentionRope::Desc desc = desc_of(64, 512, 128);
   add_published<ops::AttentionRope>(specs, desc, "Flash, window only", attention_context(1000, 0, false));

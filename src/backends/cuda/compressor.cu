@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// compressor_pool: a thread per channel of an entry. What bounds it: the read of the rows, and exp in FP64.
+// compressor_pool: a thread per channel of an entry, online two. What bounds it: the read of the rows, and exp in FP64.
 #include "backends/cuda/compressor_pool.cuh"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"

@@ -2,6 +2,8 @@
 // pool_norm: a thread block has some channels of one entry of a compressor, or one row to norm. What bounds it is the
 // latency of a launch and of a few loads behind each other, which is why all of it is one launch. Many rows, whose
 // bytes and exponentials count, are the kernels of the parts.
+#include <algorithm>
+
 #include "backends/cuda/compressor_pool.cuh"
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The inverse rotation of attention's output (attention_rope), which is done where a token's parts are merged.
+#include <string>
+
 #include "ops/attention_rope/attention_rope.h"
 
 namespace tessera::backends::cuda_common {

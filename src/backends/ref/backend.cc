@@ -74,10 +74,11 @@ extern constinit const Backend ref_backend = {
     "ref",
     available,
     Verification::kRunOnHardware,
-    {{kEmbedding,   kRmsNorm,    kRope,          kMhcPre,      kMhcPost,    kMhcHead,        kLinear,      kMoeExperts,
-      kSwiGlu,      kMoeCombine, kRouter,        kCacheWrite,  kHadamard,   kCompressorPool, kIndexScores, kTopK,
-      kAttention,   kStreamAdd,  kFiniteCheck,   kSample,      kRandomFill, kQuantizeNvfp4,  kNormRope,    kMhcPostPre,
-      kLinearGroup, kAllExperts, kGroupedLinear, kRankExperts, kPoolNorm,   kAttentionRope}},
+    {{kEmbedding,   kRmsNorm,        kRope,        kMhcPre,        kMhcPost,       kMhcHead,
+      kLinear,      kMoeExperts,     kSwiGlu,      kMoeCombine,    kRouter,        kCacheWrite,
+      kHadamard,    kCompressorPool, kIndexScores, kTopK,          kAttention,     kStreamAdd,
+      kFiniteCheck, kSample,         kRandomFill,  kQuantizeNvfp4, kNormRope,      kMhcPostPre,
+      kLinearGroup, kAllExperts,     kPoolNorm,    kAttentionRope, kGroupedLinear, kRankExperts}},
 };
 
 }  // namespace tessera::backends

@@ -47,9 +47,8 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
                              .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
                              .layout = layout,
                              .activation = activation});
-  attention_rope_ =
-      builder.bind_fused<ops::AttentionRope>(prefix + "attention", {.attention = attention_.desc, .rope = out_rope},
-                                             {attention_.chosen(), out_rope_.chosen()});
+  attention_rope_ = builder.bind_fused<ops::AttentionRope>(
+      prefix + "attend", {.attention = attention_.desc, .rope = out_rope}, {attention_.chosen(), out_rope_.chosen()});
   later_window_ = VectorGroup(builder, prefix + "later_window", {&window_steps_});
   if (ratio != 0) {
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
@@ -110,7 +109,7 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size
     of_x[num_of_x++] = {&compressor.wkv(), values};
     of_x[num_of_x++] = {&compressor.wgate(), gates};
     PoolGroup::Call& pool = pools[num_pools++];
-    pool = {&compressor, compressor.pool_args(context, layer, values, gates)};
+    pool = {&compressor, compressor.take_pool_call(context, layer, values, gates)};
     return pool.args.entries;
   };
   if (ratio_ != 0) mapped.entries = add_compressor(compressor_);

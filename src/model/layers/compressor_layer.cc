@@ -25,8 +25,8 @@ CompressorLayer::CompressorLayer(LayerBuilder& builder, const std::string& prefi
       builder.bind<ops::CacheWrite>(prefix + "write", {.layout = layout, .activation = builder.activation()});
 }
 
-ops::CompressorPool::Args CompressorLayer::pool_args(const StepContext& context, size_t layer, const TensorView& values,
-                                                     const TensorView& gates) const {
+ops::CompressorPool::Args CompressorLayer::take_pool_call(const StepContext& context, size_t layer,
+                                                          const TensorView& values, const TensorView& gates) const {
   const RatioRows& rows = context.batch.of_ratio(pool_.desc.ratio);
   const auto state =
       context.caches.states(kind_ == Kind::kMain ? StateId::kCompressor : StateId::kIndexCompressor, layer, nullptr);

@@ -16,10 +16,11 @@ class CompressorLayer {
   // The maps of x [tokens, hidden] whose rows are pooled, FP32.
   const LinearLayer& wkv() const { return wkv_; }
   const LinearLayer& wgate() const { return wgate_; }
-  // Pools those rows into the entries that the slices' tokens complete, from the arena; updates each slice's state.
+  // What pools those rows into the entries that the slices' tokens complete, and updates each slice's state; one call
+  // of it, whose entries are taken from the arena.
   const ops::Bound<ops::CompressorPool>& pool() const { return pool_; }
-  ops::CompressorPool::Args pool_args(const StepContext& context, size_t layer, const TensorView& values,
-                                      const TensorView& gates) const;
+  ops::CompressorPool::Args take_pool_call(const StepContext& context, size_t layer, const TensorView& values,
+                                           const TensorView& gates) const;
   // What steps() are to do to pooled entries: without rows where no entry is complete.
   VectorSteps::Rows entry_rows(const StepContext& context, size_t layer, const TensorView& entries) const;
   const VectorSteps& steps() const { return steps_; }

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include "base/error.h"
+
 namespace tessera::model {
 
 LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& where,
@@ -45,6 +47,7 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
 void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
                            const NormLayer* norm) const {
   const int64_t n = context.num_tokens();
+  TESSERA_CHECK(norm != nullptr || !has_norm(), "whoever norms maps' input");
   if (norm != nullptr && (context.tracer != nullptr || !has_norm())) norm->run(context, x, x, n);
   if (context.tracer != nullptr) {
     for (const Call& call : calls) call.map->run_into(context, x, call.y, n);

@@ -31,9 +31,10 @@ bool PoolGroup::run(const StepContext& context, std::span<const Call> calls, con
   TESSERA_CHECK(calls.size() == op_.desc.pools.size(), "the compressors of a layer");
   ops::PoolNorm::Args args;
   for (size_t i = 0; i < calls.size(); ++i) args.pools[i] = calls[i].args;
-  args.norm = {.x = x, .weight = norm.weight(), .out = x, .num_rows = context.num_tokens()};
+  const bool norms = op_.desc.norm.has_value();
+  if (norms) args.norm = {.x = x, .weight = norm.weight(), .out = x, .num_rows = context.num_tokens()};
   op_.run(args, context.queue);
-  return op_.desc.norm.has_value();
+  return norms;
 }
 
 }  // namespace tessera::model

@@ -23,7 +23,8 @@ class PoolGroup {
             const NormLayer* norm);
 
   // The compressors given to the constructor, in that order. Whether `x` [tokens, width] has been normed too, in place,
-  // with `norm`, the one given to the constructor. A traced step pools one by one and norms nothing.
+  // with `norm`: the one given to the constructor, or, where that was null, any, which is not looked at. A traced step
+  // pools one by one and norms nothing.
   bool run(const StepContext& context, std::span<const Call> calls, const NormLayer& norm, const TensorView& x) const;
 
  private:

@@ -105,6 +105,12 @@ TEST(EmulatedGpu, FusedOpsChangeNoBit) {
       return line.op + " " + line.chosen == op;
     })) << op;
   }
+  const auto count = [&](const char* op) {
+    return std::count_if(with.plan.begin(), with.plan.end(), [&](const ops::PlanLine& line) { return line.op == op; });
+  };
+  const std::vector<int64_t>& ratios = with.config.compress_ratios;
+  EXPECT_GE(count("attention_rope"), with.config.num_layers);
+  EXPECT_GE(count("pool_norm"), std::count_if(ratios.begin(), ratios.end(), [](int64_t ratio) { return ratio != 0; }));
   EXPECT_EQ(testing::num_fused(without), 0);
   const std::vector<int32_t> ids = testing::random_ids(rng, 14, with.runner->facts().vocab_size);
   const auto logits_of = [&](const model::LoadedModel& loaded) {
