@@ -41,9 +41,11 @@ class AttentionLayer {
   VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
                                 const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
-  // Whether attend() rotates its output back as well.
+  // Whether attend() rotates its output back as well. Where it is called for several ranges one rotation of all rows is
+  // shorter.
   bool rotates_in_attention(const StepContext& context) const {
-    return attention_rope_.is_bound() && context.tracer == nullptr;
+    return attention_rope_.is_bound() && context.tracer == nullptr &&
+           first_rows(context).num_rows == context.num_tokens();
   }
   void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
               const RowRange& range, const TensorView& out) const;
