@@ -111,7 +111,8 @@ std::vector<Spec<ops::PoolNorm>> specs_of(ops::PoolNorm, bool is_quick) {
     add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 300, dtype), pool(4, 40, dtype)}, .norm = norm}, 11);
     add_small<ops::PoolNorm>(specs, {.pools = {pool(128, 136, dtype)}, .norm = norm}, 3 * 128 - 1);
     add_small<ops::PoolNorm>(specs, {.pools = {pool(4, 40, dtype), pool(128, 40, dtype)}});
-    // More rows than one launch takes.
+    // More rows to norm, and to pool, than one launch takes.
+    specs.push_back({{.pools = {pool(4, 24, dtype)}, .norm = norm}, 1100, Fill::kNormal, 11});
     specs.push_back({{.pools = {pool(4, 40, dtype), pool(4, 24, dtype)}, .norm = norm}, 259, Fill::kMixed, 11});
   }
   if (is_quick) return specs;
@@ -158,14 +159,15 @@ std::vector<Spec<ops::AttentionRope>> specs_of(ops::AttentionRope, bool is_quick
     // More parts than are spread over thread blocks.
     specs.push_back({desc, 1, Fill::kMixed, attention_context(900, 73 * ops::kAttentionPart, false)});
   }
-  // Heads as wide as Hopper's kernels take them: of one part and of some, in clusters; by tiles of 64 heads, whose
-  // parts are spread; more parts than are; more tokens than are spread; by the portable kernel.
+  // Heads as wide as Hopper's kernels take them: in clusters, of one part, of some and of more than are spread; by
+  // tiles of 64 heads, the same and more tokens than are spread; by the portable kernel.
   const ops::AttentionRope::Desc wide = desc_of(16, 512, 128);
   for (const int64_t num_entries : {0, 257}) {
     specs.push_back({wide, 1, Fill::kMixed, attention_context(900, num_entries, false)});
   }
   for (const int64_t tokens : {3, 17}) specs.push_back({wide, tokens, Fill::kMixed, attention_context(700, 129, true)});
   specs.push_back({wide, 5, Fill::kMixed, attention_context(900, 73 * ops::kAttentionPart, false)});
+  specs.push_back({wide, 17, Fill::kMixed, attention_context(900, 19 * ops::kAttentionPart, false)});
   specs.push_back({wide, 47, Fill::kMixed, attention_context(700, 129, true)});
   specs.push_back({desc_of(64, 512, 128), 4, Fill::kMixed, attention_context(700, 600, true)});
   if (is_quick) return specs;

@@ -41,8 +41,8 @@ class AttentionLayer {
   VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
                                 const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
-  // Whether attend() rotates its output back as well. Where it is called for several ranges one rotation of all rows is
-  // shorter.
+  // Whether attend() rotates its output back as well. Where it is called for several ranges one rotation of all rows
+  // stands for one of each.
   bool rotates_in_attention(const StepContext& context) const {
     return attention_rope_.is_bound() && context.tracer == nullptr &&
            first_rows(context).num_rows == context.num_tokens();
