@@ -24,7 +24,7 @@ class Verify(ProgramTest):
         self.assertLessEqual({'version', 'commit', 'command', 'cpu', 'gpu', 'device', 'seed', 'rows', 'is_sound'}, set(report))
         self.assertTrue(report['is_sound'])
         self.assertEqual(len({row['op'] for row in report['rows']}), len(report['rows']))
-        self.assertEqual(len(report['rows']), 28)
+        self.assertEqual(len(report['rows']), 30)
         for row in report['rows']:
             self.assertEqual((row['failed'], row['is_reference'], row['worst_error']), (0, True, 0), row)
 
