@@ -4,6 +4,7 @@
 // an entry of work by some of a matrix's rows.
 #include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/ptx/wgmma.cuh"
+#include "backends/cuda_common/swiglu_values.cuh"
 #include "backends/cuda_common/values.cuh"
 #include "backends/cuda_common/weight_shares.cuh"
 #include "backends/sm90/arranged_inputs.cuh"
@@ -88,14 +89,25 @@ class GateAndUpTiles final : public WorkTiles {
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
+    constexpr int kGroups = kTokens / 8, kAtOnce = kGroups < 4 ? kGroups : 4;  // of 8 tokens
     const int count = uniform(place.work->count), first = place.work->first;
     const float gate_scale = place.work->tensor_scales[0], up_scale = place.work->tensor_scales[1];
     const int row = place.first_row + warp * 8 + lane % 4 * 2;  // once transposed
-    float2 weights[kTokens / 8];                                // loaded together, before any store
+    const int lane_token = lane % 4 * 2;                        // the first of two, of 8
+    float2 weights[kGroups], factors[kGroups];                  // loaded together, before any store
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      const float* from = job_.scratch.weights + first + j * 8 + lane % 4 * 2;
+    for (int j = 0; j < kGroups; ++j) {
+      const float* from = job_.scratch.weights + first + j * 8 + lane_token;
       weights[j] = j * 8 < count ? *reinterpret_cast<const float2*>(from) : float2{0, 0};
+      factors[j] = {1, 1};
+    }
+    if (job_.scratch.x_factors != nullptr) {
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        const int token = j * 8 + lane_token;
+        if (token < count) factors[j].x = x_factor(first + token);
+        if (token + 1 < count) factors[j].y = x_factor(first + token + 1);
+      }
     }
     char* const h_rows = job_.scratch.h + Inputs::bytes(first, job_.padded_inner);
     const auto place_of = [&](int column) {
@@ -104,24 +116,30 @@ class GateAndUpTiles final : public WorkTiles {
     };
     char* const own = place_of(row);
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
-      if (j * 8 >= count) break;
-      const auto h = [&](int n) {
-        const int token = j * 8 + lane % 4 * 2 + n;
-        const float factor = token < count ? x_factor(first + token) : 1;
-        const uint32_t rounded = ptx::bf16_pair(sums[j * 4 + n] * Share::kFactor * (factor * gate_scale),
-                                                sums[j * 4 + 2 + n] * Share::kFactor * (factor * up_scale));
-        const float gate = __uint_as_float(rounded << 16), up = __uint_as_float(rounded & 0xFFFF0000);
-        const float value = cuda_common::swiglu_value(gate, up, job_.limit, [](float x) { return expf(x); }) *
-                            (n == 0 ? weights[j].x : weights[j].y);
-        return token < count ? value : 0;
-      };
-      const uint32_t pair = ptx::transpose_8x8(ptx::bf16_pair(h(0), h(1)));
-      if (row >= rows()) continue;
-      *reinterpret_cast<uint32_t*>(own + j * Inputs::kBytes) = pair;
-      for (int column = row + rows(); column < job_.padded_inner; column += rows()) {
-        *reinterpret_cast<uint32_t*>(place_of(column) + j * Inputs::kBytes) = 0;
+    for (int begin = 0; begin < kGroups; begin += kAtOnce) {
+      if (begin * 8 >= count) break;
+      uint32_t both[2 * kAtOnce];
+      float weight[2 * kAtOnce], h[2 * kAtOnce];
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int j = begin + i / 2, n = i % 2;
+        const float factor = n == 0 ? factors[j].x : factors[j].y;
+        both[i] = ptx::bf16_pair(sums[j * 4 + n] * Share::kFactor * (factor * gate_scale),
+                                 sums[j * 4 + 2 + n] * Share::kFactor * (factor * up_scale));
+        weight[i] = n == 0 ? weights[j].x : weights[j].y;
       }
+      cuda_common::swiglu_values(both, weight, job_.limit, h);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int j = begin + i, token = j * 8 + lane_token;
+        const float first_h = token < count ? h[2 * i] : 0, second_h = token + 1 < count ? h[2 * i + 1] : 0;
+        const uint32_t pair = ptx::transpose_8x8(ptx::bf16_pair(first_h, second_h));
+        if (row < rows() && j * 8 < count) *reinterpret_cast<uint32_t*>(own + j * Inputs::kBytes) = pair;
+      }
+    }
+    for (int column = row + rows(); column < job_.padded_inner; column += rows()) {
+      char* const to = place_of(column);
+      for (int j = 0; j * 8 < count && row < rows(); ++j) *reinterpret_cast<uint32_t*>(to + j * Inputs::kBytes) = 0;
     }
   }
 };
