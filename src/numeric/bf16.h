@@ -12,6 +12,15 @@ TESSERA_HOST_DEVICE constexpr float bf16_to_float(uint16_t bits) {
 }
 
 TESSERA_HOST_DEVICE constexpr uint16_t bf16_from_float(float value) {
+#if defined(__CUDA_ARCH__) && !defined(TESSERA_CUDA_EMULATED)
+  // One instruction instead of seven, which most kernels that only move values spent their time on. The same bits but
+  // for a NaN, which is 0x7FFF.
+  if (!__builtin_is_constant_evaluated()) {
+    uint16_t rounded = 0;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return rounded;
+  }
+#endif
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   // A NaN whose payload lies in the lower half must not become infinity.
   const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;

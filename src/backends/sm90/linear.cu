@@ -9,6 +9,7 @@
 #include "backends/sm90/arranged_tokens.h"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/linear_chunks.h"
+#include "backends/sm90/linear_wide.h"
 #include "backends/sm90/ring_maps.h"
 #include "backends/sm90/wide_sums.cuh"
 
@@ -128,22 +129,13 @@ int64_t linear_workspace(const ops::Linear::Desc& desc, int64_t max_tokens) {
   return std::max(chunks, ArrangedTokens::bytes(desc.groups, max_tokens, desc.in));
 }
 
-void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  if (args.num_tokens == 0) return;
-  const int64_t multiprocessors = cuda_common::multiprocessors();
-  if (uses_ring({&desc, 1}, 1, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
-  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors);
-  if (choice.kernels == LinearKernels::kPortable) return cuda::linear_packed(desc, args, queue);
-  if (choice.kernels == LinearKernels::kChunks) {
-    return linear_chunks({{&desc, 1}, args.x, &args.weight, &args.y, args.num_tokens, args.workspace},
-                         choice.tile_tokens, queue);
-  }
-  const int32_t tile_tokens = choice.tile_tokens;
+void linear_wide(const ops::Linear::Desc& desc, const ops::Linear::Args& args, int32_t tile_tokens, bool is_arranged,
+                 device::Queue& queue) {
   const LinearJob job{cuda_common::tiled_map(desc, args, tile_tokens),
                       {static_cast<const uint16_t*>(args.x.data), static_cast<char*>(args.workspace), desc.in,
                        desc.groups, args.num_tokens, tile_tokens},
                       static_cast<const float*>(args.weight.block_scales)};
-  arrange_tokens(job.inputs, queue);
+  if (!is_arranged) arrange_tokens(job.inputs, queue);
   const int64_t tiles =
       desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
   switch (desc.format) {
@@ -155,6 +147,22 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
       return launch_wide<LinearTiles<WeightFormat::kBf16>>("linear_wide", queue, tiles, job);
     case WeightFormat::kF32:
       break;  // declined
+  }
+}
+
+void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
+  if (args.num_tokens == 0) return;
+  const int64_t multiprocessors = cuda_common::multiprocessors();
+  if (uses_ring({&desc, 1}, 1, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
+  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors);
+  switch (choice.kernels) {
+    case LinearKernels::kPortable:
+      return cuda::linear_packed(desc, args, queue);
+    case LinearKernels::kChunks:
+      return linear_chunks({{&desc, 1}, args.x, &args.weight, &args.y, args.num_tokens, args.workspace},
+                           choice.tile_tokens, queue);
+    case LinearKernels::kWide:
+      return linear_wide(desc, args, choice.tile_tokens, false, queue);
   }
 }
 

@@ -1,17 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_group with packed weights: few tokens in one launch, ring_maps.cu's or the portable backend's, which reads
-// the same layout and has the same sums; more tokens by one launch for all chunks, or the maps one by one, by this
-// backend's linear.
+// the same layout and has the same sums; more tokens by one launch for all chunks, or the maps one by one, whose
+// input is then arranged once.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/sm90/kernels.h"
 #include "backends/sm90/linear_chunks.h"
+#include "backends/sm90/linear_wide.h"
 #include "backends/sm90/ring_maps.h"
 #include "backends/sm90/sum_plans.h"
 
 namespace tessera::backends::sm90 {
+
+namespace {
+
+// One by one; maps whose tiles have as many tokens arrange their input once.
+void run_maps(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, int64_t multiprocessors,
+              device::Queue& queue) {
+  int32_t arranged_tokens = 0;  // of the tiles for which the workspace has the inputs; 0: it has others
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    const ops::Linear::Args map = ops::linear_of_group(args, i);
+    const LinearChoice choice = linear_choice(desc.maps[i], args.num_tokens, multiprocessors);
+    if (choice.kernels != LinearKernels::kWide) {
+      linear(desc.maps[i], map, queue);
+      arranged_tokens = 0;
+      continue;
+    }
+    linear_wide(desc.maps[i], map, choice.tile_tokens, choice.tile_tokens == arranged_tokens, queue);
+    arranged_tokens = choice.tile_tokens;
+  }
+}
+
+}  // namespace
 
 bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_not) {
   if (!cuda::linear_group_packed_supports(desc, why_not)) return false;
@@ -36,7 +58,8 @@ void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Ar
                           desc.swiglu ? &*desc.swiglu : nullptr},
                          choice.tile_tokens, queue);
   }
-  ops::run_parts(desc, args, queue, linear, cuda::swiglu);
+  run_maps(desc, args, multiprocessors, queue);
+  if (desc.swiglu) cuda::swiglu(*desc.swiglu, ops::swiglu_of_group(args), queue);
 }
 
 }  // namespace tessera::backends::sm90
