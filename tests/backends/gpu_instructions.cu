@@ -27,6 +27,8 @@ __device__ uint32_t result_of(Instruction instruction, uint32_t input) {
       return ptx::e4m3_code(value);
     case Instruction::kBf16:
       return ptx::round_to_bf16x2(value, -value);
+    case Instruction::kBf16Of:
+      return numeric::bf16_from_float(value);
     case Instruction::kLargerBf16:
       return ptx::larger_bf16x2(input, swapped);
     case Instruction::kMultiplyBf16:

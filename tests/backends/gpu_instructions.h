@@ -15,6 +15,7 @@ int multiprocessors();
 enum class Instruction {
   kE4m3,          // ptx::e4m3_code of an FP32
   kBf16,          // ptx::round_to_bf16x2 of an FP32 and its opposite
+  kBf16Of,        // numeric::bf16_from_float of an FP32, compiled for the GPU
   kLargerBf16,    // ptx::larger_bf16x2 of (lower, upper half) and (upper, lower)
   kMultiplyBf16,  // ptx::multiply_bf16x2 of the same
   kPositivePart,  // ptx::positive_part of an FP32

@@ -135,6 +135,12 @@ TEST_F(GpuInstructions, Bf16) {
   });
 }
 
+TEST_F(GpuInstructions, Bf16Of) {
+  check("bf16", Instruction::kBf16Of, kAll, 0, [](uint32_t input, uint32_t result) {
+    return same_bf16(result, numeric::bf16_from_float(float_of(input))) ? 0 : 1;
+  });
+}
+
 // Of zeros either is the larger one.
 TEST_F(GpuInstructions, LargerBf16) {
   check("larger_bf16x2", Instruction::kLargerBf16, kAll, 0, [](uint32_t input, uint32_t result) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norm, rope and Hadamard transform of so many vectors that a GPU takes the kernels of many_vectors.cu: the bits of the
+// Norm, rope and Hadamard transform of so many vectors or rows that a GPU takes the kernels of many_vectors.cu: the bits of the
 // same rows alone, which are few, and those of the reference, at numbers of vectors that leave a tail of a block and of
 // a warp.
 #include <gtest/gtest.h>
@@ -125,6 +125,39 @@ TEST_F(ManyVectorsTest, RmsNormAndHadamard) {
     testing::for_each_variant<ops::Hadamard>(desc, [&](const ops::Variant<ops::Hadamard>& variant, bool) {
       if (testing::is_on_gpu(variant)) compare(transform(variant.run), transformed, false);
     });
+  }
+}
+
+// Longer rows with weights: 64 to 2,048 values, and beyond, which the kernel for few takes.
+TEST_F(ManyVectorsTest, RmsNormOfRows) {
+  const int64_t count = testing::kGpuIsEmulated ? 61 + static_cast<int64_t>(rng_.below(9)) : num_rows_ * 9;
+  for (const int64_t width : {int64_t{64}, int64_t{192}, int64_t{1024}, int64_t{1536}, int64_t{2048}, int64_t{2112}}) {
+    for (const bool has_weight : {true, false}) {
+      SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(width) + (has_weight ? ", weights" : ""));
+      const std::vector<uint16_t> x = vectors(count, width);
+      std::vector<float> weight(static_cast<size_t>(width));
+      for (float& value : weight) value = static_cast<float>(rng_.normal());
+      const ops::RmsNorm::Desc desc{.width = width};
+      const auto normalise = [&](auto* call, int64_t first, int64_t num_rows) {
+        std::vector<uint16_t> from(x.begin() + first * width, x.begin() + (first + num_rows) * width),
+            out(from.size(), 0xFFFF);
+        ops::RmsNorm::Args args{.x = {from.data(), DType::kBF16, {num_rows, width}},
+                                .weight = {},
+                                .out = {out.data(), DType::kBF16, {num_rows, width}},
+                                .num_rows = num_rows};
+        if (has_weight) args.weight = {weight.data(), DType::kF32, {width}};
+        call(desc, args, queue_);
+        return out;
+      };
+      const std::vector<uint16_t> expected = normalise(ops::rms_norm_reference, 0, count);
+      testing::for_each_variant<ops::RmsNorm>(desc, [&](const ops::Variant<ops::RmsNorm>& variant, bool) {
+        if (!testing::is_on_gpu(variant)) return;
+        const std::vector<uint16_t> all = normalise(variant.run, 0, count);
+        compare(all, expected, false);
+        const std::vector<uint16_t> alone = normalise(variant.run, count - 1, 1);
+        compare(alone, {all.end() - width, all.end()}, false);
+      });
+    }
   }
 }
 

@@ -141,6 +141,35 @@ TEST_F(HopperSumsTest, Group) {
   }
 }
 
+// Of so many tokens that maps run one by one and share their arranged input, where their tiles have as many tokens: a
+// narrow map between two that are alike has others, or the portable kernels.
+TEST_F(HopperSumsTest, GroupOfManyTokens) {
+  using backends::sm90::LinearKernels;
+  const int64_t wide = testing::kGpuIsEmulated ? 400 : 4112, narrow = testing::kGpuIsEmulated ? 16 : 144;
+  const int64_t tokens = 257 + static_cast<int64_t>(rng_.below(40));
+  const uint64_t chosen = rng_.below(std::size(kFormats));
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (testing::kGpuIsEmulated && i != chosen) continue;
+    SCOPED_TRACE("format " + std::to_string(static_cast<int>(kFormats[i])));
+    const auto map = [&](int64_t out, DType output) {
+      return ops::Linear::Desc{.in = 1024, .out = out, .format = kFormats[i], .output = output};
+    };
+    const ops::LinearGroup::Desc maps{{map(wide, DType::kBF16), map(wide, DType::kF32), map(narrow, DType::kBF16),
+                                       map(wide, DType::kBF16)}};
+    const ops::LinearGroup::Desc gated{{map(wide, DType::kBF16), map(wide, DType::kBF16)},
+                                       ops::SwiGlu::Desc{.inner = wide, .limit = 0.5f}};
+    const auto choice_of = [&](size_t m) {
+      return backends::sm90::linear_choice(maps.maps[m], tokens, kMultiprocessors);
+    };
+    EXPECT_EQ(choice_of(0).kernels, LinearKernels::kWide);
+    EXPECT_NE(choice_of(0).tile_tokens, choice_of(2).tile_tokens);
+    for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
+      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors).kernels, LinearKernels::kWide);
+      check_group(desc, tokens);
+    }
+  }
+}
+
 void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens) {
   SCOPED_TRACE(std::to_string(num_tokens) + " tokens");
   const ops::Linear::Desc& first = desc.maps.front();

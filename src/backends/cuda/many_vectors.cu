@@ -17,6 +17,7 @@ using namespace cuda_common;
 constexpr int kWarp = 32, kWarps = 8, kBlock = kWarps * kWarp;
 constexpr int kAtOnce = 4, kMostBlockVectors = 64;  // of a warp; of a block
 constexpr int kNormWidth = 512, kHadamardWidth = 128, kMostRopeDim = 256;
+constexpr int64_t kFewest = 12;  // to a multiprocessor: fewer are a matter of latency
 
 struct Job {
   ManyVectors all;
@@ -82,6 +83,27 @@ __device__ uint32_t exact_pair(float first, float second) {
   return __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
 }
 
+// norm_factor() of four vectors of BF16 in shared memory, a warp's: of vector lane / 8, which begins at s_pairs, a lane
+// adds sums number 2 (lane % 8) and the next; then sums are added by halves.
+__device__ float factor_of_four(const uint32_t* s_pairs, int width, float eps) {
+  s_pairs += threadIdx.x % 8;
+  float even = 0, odd = 0;
+#pragma unroll 8
+  for (int k = 0; k < width / kLanes; ++k) {
+    const uint32_t pair = s_pairs[k * kLanes / 2];
+    const float a = low_bf16(pair), b = high_bf16(pair);
+    even += a * a;
+    odd += b * b;
+  }
+#pragma unroll
+  for (int step = 4; step > 0; step /= 2) {
+    even += __shfl_xor_sync(~0u, even, step);
+    odd += __shfl_xor_sync(~0u, odd, step);
+  }
+  const float mean = (even + odd) / static_cast<float>(width);
+  return 1 / sqrtf(mean + eps);
+}
+
 // A lane has channels [8 lane, 8 lane + 8) and those 256 behind them.
 __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ Job job) {
   constexpr int kPacks = kNormWidth / 8, kRowPacks = kPacks + 2;  // so that four vectors lie in banks of their own
@@ -114,23 +136,7 @@ __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ J
       for (int half = 0; half < 2; ++half) s_rows[warp][v * kRowPacks + half * kWarp + lane] = packs[v][half];
     }
     __syncwarp();
-    // Vector lane / 8, its sums number 2 (lane % 8) and the next; then sums are added by halves.
-    const uint32_t* s_pairs = &s_rows[warp][lane / 8 * kRowPacks].x + lane % 8;
-    float even = 0, odd = 0;
-#pragma unroll 8
-    for (int k = 0; k < kNormWidth / kLanes; ++k) {
-      const uint32_t pair = s_pairs[k * kLanes / 2];
-      const float a = low_bf16(pair), b = high_bf16(pair);
-      even += a * a;
-      odd += b * b;
-    }
-#pragma unroll
-    for (int step = 4; step > 0; step /= 2) {
-      even += __shfl_xor_sync(~0u, even, step);
-      odd += __shfl_xor_sync(~0u, odd, step);
-    }
-    const float mean = (even + odd) / static_cast<float>(kNormWidth);
-    const float factor = 1 / sqrtf(mean + all.eps);
+    const float factor = factor_of_four(&s_rows[warp][lane / 8 * kRowPacks].x, kNormWidth, all.eps);
 #pragma unroll
     for (int v = 0; v < kAtOnce; ++v) {
       const float mine = __shfl_sync(~0u, factor, 8 * v);
@@ -152,6 +158,49 @@ __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ J
       }
     }
     if (first + kWarps * kAtOnce < share.end) load(first + kWarps * kAtOnce);
+  }
+}
+
+// Rows of a multiple of 64 values, with weights. They lie in shared memory, in banks of their own as above.
+constexpr int kRowWarps = 4, kMostRowWidth = 2048;
+__host__ __device__ constexpr int row_packs(int width) {
+  return width / 8 + 2;
+}
+__global__ void __launch_bounds__(kRowWarps* kWarp) norm_rows(const __grid_constant__ NormRows job) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int packs = job.width / 8, stride = row_packs(job.width);
+  uint4* s_rows = dynamic_shared<uint4>() + warp * kAtOnce * stride;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kRowWarps + warp) * kAtOnce;
+  const uint4* from = static_cast<const uint4*>(job.x.data);
+  uint4* to = static_cast<uint4*>(job.out.data);
+  wait_for_previous();
+  if (first >= job.num_rows) return;
+  for (int p = lane; p < packs; p += kWarp) {
+    uint4 loaded[kAtOnce];
+#pragma unroll
+    for (int v = 0; v < kAtOnce; ++v) loaded[v] = from[min(first + v, job.num_rows - 1) * packs + p];
+#pragma unroll
+    for (int v = 0; v < kAtOnce; ++v) s_rows[v * stride + p] = loaded[v];
+  }
+  __syncwarp();
+  const float factor = factor_of_four(&s_rows[lane / 8 * stride].x, job.width, job.eps);
+  float factors[kAtOnce];
+#pragma unroll
+  for (int v = 0; v < kAtOnce; ++v) factors[v] = __shfl_sync(~0u, factor, 8 * v);
+  for (int p = lane; p < packs; p += kWarp) {
+    float weights[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) weights[i] = job.weight.data != nullptr ? job.weight[p * 8 + i] : 1.0f;
+#pragma unroll
+    for (int v = 0; v < kAtOnce; ++v) {
+      if (first + v >= job.num_rows) break;
+      const uint4 pack = s_rows[v * stride + p];
+      const auto normed = [&](uint32_t pair, int i) {
+        return ptx::bf16_pair(low_bf16(pair) * factors[v] * weights[i],
+                              high_bf16(pair) * factors[v] * weights[i + 1]);
+      };
+      to[(first + v) * packs + p] = uint4{normed(pack.x, 0), normed(pack.y, 2), normed(pack.z, 4), normed(pack.w, 6)};
+    }
   }
 }
 
@@ -215,7 +264,6 @@ __global__ void __launch_bounds__(kBlock, 4) hadamard_many(const __grid_constant
 }  // namespace
 
 bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& queue) {
-  constexpr int64_t kFewest = 12;  // to a multiprocessor: fewer are a matter of latency
   const bool is_bf16 = all.x.is_bf16 && all.out.is_bf16;
   const bool is_norm = all.has_norm && !all.has_hadamard && all.width == kNormWidth && all.rope_dim <= kMostRopeDim;
   const bool is_hadamard =
@@ -227,6 +275,15 @@ bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& q
   const int groups = ceil_div(all.vectors, block_vectors);
   launch(name, queue, is_norm ? norm_many : hadamard_many, grid_for(all.num_rows * groups, 1), kBlock, 0,
          Job{all, block_vectors, groups});
+  return true;
+}
+
+bool run_norm_rows(const char* name, const NormRows& job, device::Queue& queue) {
+  const bool is_bf16 = job.x.is_bf16 && job.out.is_bf16;
+  if (!is_bf16 || job.width % 64 != 0 || job.width > kMostRowWidth) return false;
+  if (job.num_rows < kFewest * multiprocessors()) return false;
+  launch(name, queue, norm_rows, grid_for(job.num_rows, kRowWarps * kAtOnce), kRowWarps * kWarp,
+         static_cast<size_t>(kRowWarps * kAtOnce * row_packs(job.width)) * sizeof(uint4), job);
   return true;
 }
 

@@ -80,6 +80,8 @@ void rms_norm(const ops::RmsNorm::Desc& desc, const ops::RmsNorm::Args& args, de
   all.vectors = static_cast<int>(args.num_rows), all.width = static_cast<int>(desc.width);
   all.has_norm = true, all.eps = desc.eps;
   if (args.weight.data == nullptr && run_many_vectors("rms_norm", all, queue)) return;
+  const NormRows rows{all.x, values_of(args.weight), all.out, args.num_rows, all.width, desc.eps};
+  if (run_norm_rows("rms_norm", rows, queue)) return;
   const unsigned threads = desc.width <= kBlock * kPerThread / 2 ? kBlock : kMaxNormThreads;
   launch("rms_norm", queue, rms_norm_kernel, grid_for(args.num_rows, 1), threads,
          static_cast<size_t>(desc.width) * sizeof(float), values_of(args.x), values_of(args.weight),

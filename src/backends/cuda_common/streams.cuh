@@ -76,10 +76,24 @@ struct ExpertSum {
 #pragma unroll
       for (int n = 0; n < kWide; ++n) sum.v[n] += term.v[n];
     };
-    if (routed.data != nullptr) {
-#pragma unroll kAtOnce
-      for (int64_t slot = 0; slot < top_k; ++slot) add(load_pack<kWide>(routed, (t * top_k + slot) * hidden + c));
+    const auto index = [&](int64_t slot) { return (t * top_k + slot) * hidden + c; };
+    int64_t slot = routed.data == nullptr ? top_k : 0;
+    if constexpr (kWide == 4) {
+      // Asking what each is would keep the loads from being on their way together.
+      for (; routed.is_bf16 && slot < top_k; slot += kAtOnce) {
+        uint2 words[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (slot + i < top_k) words[i] = load_bf16_words(routed, index(slot + i));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (slot + i < top_k) add(pack_of(words[i]));
+        }
+      }
     }
+#pragma unroll kAtOnce
+    for (; slot < top_k; ++slot) add(load_pack<kWide>(routed, index(slot)));
     if (shared.data != nullptr) add(load_pack<kWide>(shared, t * hidden + c));
     return sum;
   }

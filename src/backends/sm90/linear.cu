@@ -41,10 +41,11 @@ __global__ void __launch_bounds__(256) arrange_inputs(ArrangedTokens tokens) {
 }
 
 // Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
-template <WeightFormat kWeightFormat>
+template <WeightFormat kWeightFormat, int kProductTokens>
 class LinearTiles : public cuda_common::MapTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr int kTileTokens = kProductTokens;
   static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
   using Share = cuda_common::PackedShare<kFormat>;
@@ -80,15 +81,15 @@ class LinearTiles : public cuda_common::MapTiles {
     if (job_.y.is_bf16) {
       // A branch that leaves before the end would make the loop over tiles one of lanes that differ (uniform()).
       const int64_t row = place.first_row + warp * Layout::kRows + lane % 4 * 2;
-      const int64_t first_token = place.first_token + lane / 4;
-      uint16_t* y = static_cast<uint16_t*>(job_.y.data) + first_token * num_rows + place.group * job_.out + row;
+      const int64_t first_token = place.first_token + lane / 4, step = num_rows * 8;
+      // Of its tokens, every eighth, this lane stores those before the end.
+      const int end = row < job_.out ? static_cast<int>(min(job_.num_tokens - first_token, int64_t{kTokens})) : 0;
+      uint16_t* to = static_cast<uint16_t*>(job_.y.data) + first_token * num_rows + place.group * job_.out + row;
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; i += 4) {  // tokens of 8
+      for (int i = 0; i < kTokens / 2; i += 4, to += step) {  // tokens of 8
         const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(i), value(i + 1)));
         const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(i + 2), value(i + 3)));
-        if (row >= job_.out || first_token + i * 2 >= job_.num_tokens) continue;
-        uint16_t* to = y + i * 2 * num_rows;
-        *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
+        if (i * 2 < end) *reinterpret_cast<uint32_t*>(to) = low, *reinterpret_cast<uint32_t*>(to + 8) = high;
       }
       return;
     }
@@ -138,16 +139,9 @@ void linear_wide(const ops::Linear::Desc& desc, const ops::Linear::Args& args, i
   if (!is_arranged) arrange_tokens(job.inputs, queue);
   const int64_t tiles =
       desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
-  switch (desc.format) {
-    case WeightFormat::kNvfp4:
-      return launch_wide<LinearTiles<WeightFormat::kNvfp4>>("linear_wide", queue, tiles, job);
-    case WeightFormat::kFp8Block:
-      return launch_wide<LinearTiles<WeightFormat::kFp8Block>>("linear_wide", queue, tiles, job);
-    case WeightFormat::kBf16:
-      return launch_wide<LinearTiles<WeightFormat::kBf16>>("linear_wide", queue, tiles, job);
-    case WeightFormat::kF32:
-      break;  // declined
-  }
+  with_wide_tiles(desc.format, tile_tokens, [&](auto format, auto tokens) {
+    launch_wide<LinearTiles<format.value, tokens.value>>("linear_wide", queue, tiles, job);
+  });
 }
 
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {

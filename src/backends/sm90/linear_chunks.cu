@@ -43,10 +43,11 @@ struct ChunkJob {
 };
 
 // Map by map, then chunks, token tiles, row tiles: blocks at work share inputs.
-template <WeightFormat kWeightFormat>
+template <WeightFormat kWeightFormat, int kProductTokens>
 class ChunkTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr int kTileTokens = kProductTokens;
   static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
   using Share = cuda_common::PackedShare<kFormat>;
@@ -159,13 +160,14 @@ __global__ void __launch_bounds__(kAddThreads) add_chunks(const __grid_constant_
   }
 }
 
-template <WeightFormat kFormat>
-void run(const ChunkJob& job, bool is_gated, const device::Queue& queue) {
-  launch_wide<ChunkTiles<kFormat>>("linear_chunks", queue, job.num_tiles, job);
-  const int64_t items = job.num_tokens * job.quads.divisor();
-  cuda_common::launch("add_chunks", queue, is_gated ? add_chunks<true> : add_chunks<false>,
-                      cuda_common::grid_for(items, kAddThreads), kAddThreads, 0, job,
-                      cuda_common::PackedShare<kFormat>::kFactor);
+void run(WeightFormat weight_format, const ChunkJob& job, bool is_gated, const device::Queue& queue) {
+  with_wide_tiles(weight_format, job.inputs.tile_tokens, [&](auto format, auto tokens) {
+    launch_wide<ChunkTiles<format.value, tokens.value>>("linear_chunks", queue, job.num_tiles, job);
+    const int64_t items = job.num_tokens * job.quads.divisor();
+    cuda_common::launch("add_chunks", queue, is_gated ? add_chunks<true> : add_chunks<false>,
+                        cuda_common::grid_for(items, kAddThreads), kAddThreads, 0, job,
+                        cuda_common::PackedShare<format.value>::kFactor);
+  });
 }
 
 // The workspace: inputs, then sums.
@@ -216,17 +218,7 @@ void linear_chunks(const ChunkedMaps& all, int32_t tile_tokens, device::Queue& q
   job.quads = FastDivisor(static_cast<uint32_t>(stored_rows / kRowsAtOnce));
   if (all.swiglu != nullptr) job.limit = all.swiglu->limit;
   arrange_tokens(job.inputs, queue);
-  const bool is_gated = all.swiglu != nullptr;
-  switch (all.maps.front().format) {
-    case WeightFormat::kNvfp4:
-      return run<WeightFormat::kNvfp4>(job, is_gated, queue);
-    case WeightFormat::kFp8Block:
-      return run<WeightFormat::kFp8Block>(job, is_gated, queue);
-    case WeightFormat::kBf16:
-      return run<WeightFormat::kBf16>(job, is_gated, queue);
-    case WeightFormat::kF32:
-      break;  // declined
-  }
+  run(all.maps.front().format, job, all.swiglu != nullptr, queue);
 }
 
 }  // namespace tessera::backends::sm90

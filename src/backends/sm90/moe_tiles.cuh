@@ -19,6 +19,7 @@ class WorkTiles {
  public:
   static constexpr auto kFormat = ops::WeightFormat::kNvfp4;
   static constexpr bool kKnowsWeights = false;  // chosen by the kernel before
+  static constexpr int kTileTokens = 0;         // as many as it happens
   struct Place {
     const ExpertWork* work;
     int first_row;
@@ -162,26 +163,32 @@ class DownTilesOf : public WorkTiles {
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
     const int count = uniform(place.work->count), first = place.work->first;
-    const int32_t* slots = job_.scratch.slots + first;
+    constexpr int kGroups = kTokens / 8;  // of 8 tokens
     const float scale = place.work->tensor_scales[2];
-    const float* factors = job_.scratch.h_factors;
-    const auto value = [&](int i) {
-      const int token = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      const float factor = factors == nullptr || token >= count ? 1.0f : factors[first + token];
-      return sums[i] * Share::kFactor * (factor * scale);
-    };
-    const int row = place.first_row + warp * Layout::kRows + lane % 4 * 2;
-    int32_t slot[kTokens / 8];  // loaded together, before any store
+    int32_t slot[kGroups];    // loaded together, before any store, as are
+    float2 factors[kGroups];  // those of two tokens' sums
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+    for (int j = 0; j < kGroups; ++j) {
       const int token = j * 8 + lane / 4;
-      slot[j] = token < count ? slots[token] : -1;
+      slot[j] = token < count ? job_.scratch.slots[first + token] : -1;
+      factors[j] = {1, 1};
     }
+    if (const float* h_factors = job_.scratch.h_factors; h_factors != nullptr) {
 #pragma unroll
-    for (int j = 0; j < kTokens / 8; ++j) {
+      for (int j = 0; j < kGroups; ++j) {
+        const int token = j * 8 + lane % 4 * 2;
+        if (token < count) factors[j].x = h_factors[first + token];
+        if (token + 1 < count) factors[j].y = h_factors[first + token + 1];
+      }
+    }
+    const int row = place.first_row + warp * Layout::kRows + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
       if (j * 8 >= count) break;
-      const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4), value(j * 4 + 1)));
-      const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(j * 4 + 2), value(j * 4 + 3)));
+      const float by[2] = {factors[j].x * scale, factors[j].y * scale};
+      const auto value = [&](int i) { return sums[j * 4 + i] * Share::kFactor * by[i % 2]; };
+      const uint32_t low = ptx::transpose_8x8(ptx::bf16_pair(value(0), value(1)));
+      const uint32_t high = ptx::transpose_8x8(ptx::bf16_pair(value(2), value(3)));
       static_cast<const Job&>(job_).store_columns(row < rows() ? slot[j] : -1, row, low, high);
     }
   }

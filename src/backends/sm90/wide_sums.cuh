@@ -20,6 +20,8 @@
 //   block_scales(place, slot)   FP8: the scales of its rows, of column 0 on
 //   inputs(place)        the tile's inputs, arranged (arranged_inputs.cuh)
 //   tokens(place)        1 to kTokens
+//   kTileTokens          tokens of the products of every tile: the kernel then has one loop instead of one for each
+//                        number, which ptxas makes shorter where tokens are few; 0: by each tile's tokens
 //   share(weights, block, part, warp, lane)
 //                        of a stage: a lane's codes of a block of 128 columns of the unit, of these a part: NVFP4 all,
 //                        FP8 a half, BF16 a quarter (unit_stage.cuh)
@@ -116,16 +118,10 @@ class WideConsumer {
     int tile = static_cast<int>(blockIdx.x);
     if (tile < tiles_.count()) load(0, 0);
     for (; tile < tiles_.count(); tile += static_cast<int>(gridDim.x)) {
-      const int tokens = uniform(tiles_.tokens(tiles_.place(tile)));
-      const int product_tokens = Wide::product_tokens(tokens);
-      if (product_tokens == Wide::kTokens) {
-        run_tile<Wide::kTokens>(tile);
-      } else if (product_tokens == 96) {
-        run_tile<96>(tile);
-      } else if (product_tokens == 64) {
-        run_tile<64>(tile);
+      if constexpr (Tiles::kTileTokens > 0) {
+        run_tile<Tiles::kTileTokens>(tile);
       } else {
-        run_tile<32>(tile);
+        run_tile_of(Wide::product_tokens(uniform(tiles_.tokens(tiles_.place(tile)))), tile);
       }
     }
   }
@@ -160,6 +156,14 @@ class WideConsumer {
     if (lane() == 0) free.arrive();
   }
 
+  // There is a loop for each number of tokens.
+  template <int kTokens = Wide::product_tokens(1)>
+  __device__ void run_tile_of(int product_tokens, int tile) {
+    if constexpr (kTokens < Wide::kTokens) {
+      if (product_tokens != kTokens) return run_tile_of<Wide::product_tokens(kTokens + 1)>(product_tokens, tile);
+    }
+    run_tile<kTokens>(tile);
+  }
   template <int kTokens>
   __device__ void run_tile(int tile) {
     constexpr int kSums = kTokens / 2;
@@ -244,9 +248,11 @@ class WideConsumer {
     for (int i = 0; i < 4; ++i) a[0][i] = w[i % 2][i / 2], a[1][i] = w[i % 2][2 + i / 2];
   }
 
-  // Rows with a NaN among their weights are NaN, whatever the token. What is NaN stays so: once for a tile is enough.
+  // Rows with a NaN among their weights are NaN, whatever the token. What is NaN stays so: once for a tile is enough,
+  // and most have none.
   template <int kSums>
   __device__ static void add_nans(const uint32_t (&nans)[2], float (&sums)[kSums]) {
+    if (!__any_sync(~0u, Share::has_nan(nans[0], 0) || Share::has_nan(nans[1], 1))) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       uint32_t of_row = nans[r] | __shfl_xor_sync(~0u, nans[r], 1);
@@ -290,6 +296,28 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
   } else {
     ptx::take_registers<Wide::kConsumerRegisters>();
     WideConsumer<Tiles>(tiles, s).run();
+  }
+}
+
+// Calls function(format, tile tokens) with constants, the latter Tiles::kTileTokens for tiles of so many (wide_tiles). A
+// kernel with one loop of the most tokens is 5 % slower than one that has the others too (docs/performance/hopper.md).
+template <class Function>
+void with_wide_tiles(ops::WeightFormat format, int32_t tile_tokens, const Function& function) {
+  using ops::WeightFormat;
+  const auto with_tokens = [&](auto of) {
+    if (tile_tokens == 32) return function(of, std::integral_constant<int, 32>());
+    if (tile_tokens == 64) return function(of, std::integral_constant<int, 64>());
+    function(of, std::integral_constant<int, 0>());
+  };
+  switch (format) {
+    case WeightFormat::kNvfp4:
+      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kNvfp4>());
+    case WeightFormat::kFp8Block:
+      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kFp8Block>());
+    case WeightFormat::kBf16:
+      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kBf16>());
+    case WeightFormat::kF32:
+      break;  // declined
   }
 }
 
