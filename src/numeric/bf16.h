@@ -5,6 +5,10 @@
 
 #include "base/host_device.h"
 
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#endif
+
 namespace tessera::numeric {
 
 TESSERA_HOST_DEVICE constexpr float bf16_to_float(uint16_t bits) {
@@ -15,11 +19,7 @@ TESSERA_HOST_DEVICE constexpr uint16_t bf16_from_float(float value) {
 #if defined(__CUDA_ARCH__) && !defined(TESSERA_CUDA_EMULATED)
   // One instruction instead of seven, which most kernels that only move values spent their time on. The same bits but
   // for a NaN, which is 0x7FFF.
-  if (!__builtin_is_constant_evaluated()) {
-    uint16_t rounded = 0;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
-    return rounded;
-  }
+  if (!__builtin_is_constant_evaluated()) return __bfloat16_as_ushort(__float2bfloat16_rn(value));
 #endif
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   // A NaN whose payload lies in the lower half must not become infinity.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norm, rope and Hadamard transform of so many vectors or rows that a GPU takes the kernels of many_vectors.cu: the bits of the
-// same rows alone, which are few, and those of the reference, at numbers of vectors that leave a tail of a block and of
-// a warp.
+// Norm, rope and Hadamard transform of so many vectors or rows that a GPU takes the kernels of many_vectors.cu: the
+// bits of the same rows alone, which are few, and those of the reference, at numbers of vectors that leave a tail of a
+// block and of a warp.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -154,8 +154,8 @@ TEST_F(HopperSumsTest, GroupOfManyTokens) {
     const auto map = [&](int64_t out, DType output) {
       return ops::Linear::Desc{.in = 1024, .out = out, .format = kFormats[i], .output = output};
     };
-    const ops::LinearGroup::Desc maps{{map(wide, DType::kBF16), map(wide, DType::kF32), map(narrow, DType::kBF16),
-                                       map(wide, DType::kBF16)}};
+    const ops::LinearGroup::Desc maps{
+        {map(wide, DType::kBF16), map(wide, DType::kF32), map(narrow, DType::kBF16), map(wide, DType::kBF16)}};
     const ops::LinearGroup::Desc gated{{map(wide, DType::kBF16), map(wide, DType::kBF16)},
                                        ops::SwiGlu::Desc{.inner = wide, .limit = 0.5f}};
     const auto choice_of = [&](size_t m) {

@@ -44,7 +44,11 @@ __global__ void moe_combine_kernel(ExpertSum experts, Values out, int64_t count)
   wait_for_previous();
   const int64_t i = item_index() * kWide;
   if (i >= count) return;
-  store_pack(out, i, experts.at<kWide, kSlotsAtOnce>(i / experts.hidden, i % experts.hidden));
+  const int64_t t = i / experts.hidden, c = i % experts.hidden;
+  if constexpr (kWide == 4) {
+    if (experts.routed.is_bf16) return store_pack(out, i, experts.of_bf16<kSlotsAtOnce>(t, c));
+  }
+  store_pack(out, i, experts.at<kWide, kSlotsAtOnce>(t, c));
 }
 
 // All four streams of a channel in one thread: `out` may be `x`.

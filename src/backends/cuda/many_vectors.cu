@@ -196,8 +196,7 @@ __global__ void __launch_bounds__(kRowWarps* kWarp) norm_rows(const __grid_const
       if (first + v >= job.num_rows) break;
       const uint4 pack = s_rows[v * stride + p];
       const auto normed = [&](uint32_t pair, int i) {
-        return ptx::bf16_pair(low_bf16(pair) * factors[v] * weights[i],
-                              high_bf16(pair) * factors[v] * weights[i + 1]);
+        return ptx::bf16_pair(low_bf16(pair) * factors[v] * weights[i], high_bf16(pair) * factors[v] * weights[i + 1]);
       };
       to[(first + v) * packs + p] = uint4{normed(pack.x, 0), normed(pack.y, 2), normed(pack.z, 4), normed(pack.w, 6)};
     }

@@ -68,34 +68,44 @@ struct ExpertSum {
   Values routed, shared;  // data null: bypassed
   int64_t top_k = 0, hidden = 0;
 
-  // kAtOnce: slots that are on their way at once.
+  // kAtOnce: slots that are on their way at once, where the compiler knows what they are.
   template <int kWide, int kAtOnce>
   __device__ Pack<kWide> at(int64_t t, int64_t c) const {
     Pack<kWide> sum;
-    const auto add = [&](const Pack<kWide>& term) {
+    if (routed.data != nullptr) {
+#pragma unroll kAtOnce
+      for (int64_t slot = 0; slot < top_k; ++slot) add(load_pack<kWide>(routed, index(t, slot, c)), sum);
+    }
+    if (shared.data != nullptr) add(load_pack<kWide>(shared, t * hidden + c), sum);
+    return sum;
+  }
+  // The same of slots in BF16, so many of which are on their way together: in registers that not every kernel has.
+  template <int kTogether>
+  __device__ Pack<4> of_bf16(int64_t t, int64_t c) const {
+    Pack<4> sum;
+    for (int64_t slot = routed.data == nullptr ? top_k : 0; slot < top_k; slot += kTogether) {
+      uint2 words[kTogether];
 #pragma unroll
-      for (int n = 0; n < kWide; ++n) sum.v[n] += term.v[n];
-    };
-    const auto index = [&](int64_t slot) { return (t * top_k + slot) * hidden + c; };
-    int64_t slot = routed.data == nullptr ? top_k : 0;
-    if constexpr (kWide == 4) {
-      // Asking what each is would keep the loads from being on their way together.
-      for (; routed.is_bf16 && slot < top_k; slot += kAtOnce) {
-        uint2 words[kAtOnce];
+      for (int i = 0; i < kTogether; ++i) {
+        if (slot + i < top_k) words[i] = load_bf16_words(routed, index(t, slot + i, c));
+      }
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (slot + i < top_k) words[i] = load_bf16_words(routed, index(slot + i));
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          if (slot + i < top_k) add(pack_of(words[i]));
-        }
+      for (int i = 0; i < kTogether; ++i) {
+        if (slot + i < top_k) add(pack_of(words[i]), sum);
       }
     }
-#pragma unroll kAtOnce
-    for (; slot < top_k; ++slot) add(load_pack<kWide>(routed, index(slot)));
-    if (shared.data != nullptr) add(load_pack<kWide>(shared, t * hidden + c));
+    if (shared.data != nullptr) add(load_pack<4>(shared, t * hidden + c), sum);
     return sum;
+  }
+
+ private:
+  __device__ int64_t index(int64_t t, int64_t slot, int64_t c) const {
+    return (t * top_k + slot) * hidden + c;
+  }
+  template <int kWide>
+  __device__ static void add(const Pack<kWide>& term, Pack<kWide>& sum) {
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) sum.v[n] += term.v[n];
   }
 };
 

@@ -299,8 +299,9 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
   }
 }
 
-// Calls function(format, tile tokens) with constants, the latter Tiles::kTileTokens for tiles of so many (wide_tiles). A
-// kernel with one loop of the most tokens is 5 % slower than one that has the others too (docs/performance/hopper.md).
+// Calls function(format, tile tokens) with constants, the latter Tiles::kTileTokens for tiles of so many (wide_tiles).
+// A kernel with one loop of the most tokens is 5 % slower than one that has the others too
+// (docs/performance/hopper.md).
 template <class Function>
 void with_wide_tiles(ops::WeightFormat format, int32_t tile_tokens, const Function& function) {
   using ops::WeightFormat;
