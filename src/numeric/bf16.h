@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// BF16: the upper half of an FP32. Rounding to nearest, ties to even; NaN stays NaN (quiet), overflow gives infinity.
+// BF16: the upper half of an FP32. Rounding to nearest, ties to even; NaN stays NaN (quiet; on a GPU 0x7FFF, whatever
+// its sign and payload), overflow gives infinity.
 #include <cstdint>
 
 #include "base/host_device.h"

@@ -128,33 +128,40 @@ TEST_F(ManyVectorsTest, RmsNormAndHadamard) {
   }
 }
 
-// Longer rows with weights: 64 to 2,048 values, and beyond, which the kernel for few takes.
+// Rows of rms_norm with weights and without: 64 to 2,048 values, and beyond, which the kernel for few takes; into other
+// memory or in place. Numbers of rows leave a tail of a block and of a warp.
 TEST_F(ManyVectorsTest, RmsNormOfRows) {
-  const int64_t count = testing::kGpuIsEmulated ? 61 + static_cast<int64_t>(rng_.below(9)) : num_rows_ * 9;
-  for (const int64_t width : {int64_t{64}, int64_t{192}, int64_t{1024}, int64_t{1536}, int64_t{2048}, int64_t{2112}}) {
-    for (const bool has_weight : {true, false}) {
-      SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(width) + (has_weight ? ", weights" : ""));
-      const std::vector<uint16_t> x = vectors(count, width);
-      std::vector<float> weight(static_cast<size_t>(width));
-      for (float& value : weight) value = static_cast<float>(rng_.normal());
+  const int64_t count = (testing::kGpuIsEmulated ? 61 : 2801) + static_cast<int64_t>(rng_.below(3));
+  enum class Weights { kNone, kF32, kBf16 };
+  for (const int64_t width : {64, 192, 512, 1024, 1536, 2048, 2112}) {
+    for (const Weights weights : {Weights::kNone, Weights::kF32, Weights::kBf16}) {
+      SCOPED_TRACE(std::to_string(count) + " rows of " + std::to_string(width) + ", weights " +
+                   std::to_string(static_cast<int>(weights)));
+      const std::vector<uint16_t> x = vectors(count, width), halves = vectors(1, width);
+      std::vector<float> floats_of_weights;
+      for (int64_t i = 0; i < width; ++i) floats_of_weights.push_back(static_cast<float>(rng_.normal()));
       const ops::RmsNorm::Desc desc{.width = width};
-      const auto normalise = [&](auto* call, int64_t first, int64_t num_rows) {
-        std::vector<uint16_t> from(x.begin() + first * width, x.begin() + (first + num_rows) * width),
-            out(from.size(), 0xFFFF);
+      const auto normalise = [&](auto* call, int64_t first, int64_t num_rows, bool in_place) {
+        std::vector<uint16_t> from(x.begin() + first * width, x.begin() + (first + num_rows) * width);
+        std::vector<uint16_t> out(from.size(), 0xFFFF);
         ops::RmsNorm::Args args{.x = {from.data(), DType::kBF16, {num_rows, width}},
                                 .weight = {},
-                                .out = {out.data(), DType::kBF16, {num_rows, width}},
+                                .out = {in_place ? from.data() : out.data(), DType::kBF16, {num_rows, width}},
                                 .num_rows = num_rows};
-        if (has_weight) args.weight = {weight.data(), DType::kF32, {width}};
+        if (weights == Weights::kF32) args.weight = {floats_of_weights.data(), DType::kF32, {width}};
+        if (weights == Weights::kBf16) {
+          args.weight = {const_cast<uint16_t*>(halves.data()), DType::kBF16, {width}};
+        }
         call(desc, args, queue_);
-        return out;
+        return in_place ? from : out;
       };
-      const std::vector<uint16_t> expected = normalise(ops::rms_norm_reference, 0, count);
+      const std::vector<uint16_t> expected = normalise(ops::rms_norm_reference, 0, count, false);
       testing::for_each_variant<ops::RmsNorm>(desc, [&](const ops::Variant<ops::RmsNorm>& variant, bool) {
         if (!testing::is_on_gpu(variant)) return;
-        const std::vector<uint16_t> all = normalise(variant.run, 0, count);
+        const std::vector<uint16_t> all = normalise(variant.run, 0, count, false);
         compare(all, expected, false);
-        const std::vector<uint16_t> alone = normalise(variant.run, count - 1, 1);
+        EXPECT_EQ(normalise(variant.run, 0, count, true), all);
+        const std::vector<uint16_t> alone = normalise(variant.run, count - 1, 1, false);
         compare(alone, {all.end() - width, all.end()}, false);
       });
     }

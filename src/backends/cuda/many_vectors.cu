@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread block has up to 64 vectors of a token (32 where blocks would be few), so that sines and cosines are worked
-// out once for them, and a warp four at a time. What bounds it is the read and the write of the vectors. Their order of
-// sums is that of norm_factor(): for it a warp's vectors go through shared memory, where eight lanes have two of a
-// vector's 16 sums each.
+// out once for them, or 16 rows, and a warp four at a time. What bounds it is the read and the write of the vectors.
+// Their order of sums is that of norm_factor(): for it a warp's vectors go through shared memory, where eight lanes
+// have two of a vector's 16 sums each.
 #include "backends/cuda/many_vectors.cuh"
 
 #include "backends/cuda_common/launch.cuh"
@@ -17,7 +17,7 @@ using namespace cuda_common;
 constexpr int kWarp = 32, kWarps = 8, kBlock = kWarps * kWarp;
 constexpr int kAtOnce = 4, kMostBlockVectors = 64;  // of a warp; of a block
 constexpr int kNormWidth = 512, kHadamardWidth = 128, kMostRopeDim = 256;
-constexpr int64_t kFewest = 12;  // to a multiprocessor: fewer are a matter of latency
+constexpr int64_t kFewest = 12;  // vectors to a multiprocessor: fewer are a matter of latency
 
 struct Job {
   ManyVectors all;
@@ -161,9 +161,9 @@ __global__ void __launch_bounds__(kBlock, 2) norm_many(const __grid_constant__ J
   }
 }
 
-// Rows of a multiple of 64 values, with weights. They lie in shared memory, in banks of their own as above.
+// Rows of a multiple of 64 values, by weights or without. They lie in shared memory, in banks of their own as above.
 constexpr int kRowWarps = 4, kMostRowWidth = 2048;
-__host__ __device__ constexpr int row_packs(int width) {
+TESSERA_HOST_DEVICE constexpr int row_packs(int width) {
   return width / 8 + 2;
 }
 __global__ void __launch_bounds__(kRowWarps* kWarp) norm_rows(const __grid_constant__ NormRows job) {
@@ -280,7 +280,7 @@ bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& q
 bool run_norm_rows(const char* name, const NormRows& job, device::Queue& queue) {
   const bool is_bf16 = job.x.is_bf16 && job.out.is_bf16;
   if (!is_bf16 || job.width % 64 != 0 || job.width > kMostRowWidth) return false;
-  if (job.num_rows < kFewest * multiprocessors()) return false;
+  if (job.num_rows < int64_t{kRowWarps} * kAtOnce * multiprocessors()) return false;  // a block to each
   launch(name, queue, norm_rows, grid_for(job.num_rows, kRowWarps * kAtOnce), kRowWarps * kWarp,
          static_cast<size_t>(kRowWarps * kAtOnce * row_packs(job.width)) * sizeof(uint4), job);
   return true;

@@ -23,7 +23,7 @@ struct ManyVectors {
 // and then hadamard, of 128; enough vectors. The bits are those of row_parts.cuh.
 bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& queue);
 
-// Rows of rms_norm, longer than such vectors, with weights.
+// Rows of rms_norm that are no such vectors.
 struct NormRows {
   cuda_common::Values x, weight, out;  // [rows, width]; [width], data null: none; [rows, width]
   int64_t num_rows = 0;
@@ -31,7 +31,8 @@ struct NormRows {
   float eps = 0;
 };
 
-// Queues the work where there is a kernel for it: BF16, a multiple of 64 values, enough rows. The bits are those of
+// Queues the work where there is a kernel for it: BF16 (weights in F32 or BF16), a multiple of 64 values up to
+// 2,048, enough rows. The bits are those of
 // row_parts.cuh.
 bool run_norm_rows(const char* name, const NormRows& job, device::Queue& queue);
 

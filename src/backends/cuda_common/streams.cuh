@@ -68,7 +68,7 @@ struct ExpertSum {
   Values routed, shared;  // data null: bypassed
   int64_t top_k = 0, hidden = 0;
 
-  // kAtOnce: slots that are on their way at once, where the compiler knows what they are.
+  // kAtOnce: slots that the loop is unrolled by. Each is asked whether it is F32 or BF16, so that loads stay apart.
   template <int kWide, int kAtOnce>
   __device__ Pack<kWide> at(int64_t t, int64_t c) const {
     Pack<kWide> sum;

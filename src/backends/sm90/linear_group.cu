@@ -16,7 +16,7 @@ namespace tessera::backends::sm90 {
 
 namespace {
 
-// One by one; maps whose tiles have as many tokens arrange their input once.
+// One by one; maps whose tiles have as many tokens arrange their input once. (So many tokens take no ring.)
 void run_maps(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, int64_t multiprocessors,
               device::Queue& queue) {
   int32_t arranged_tokens = 0;  // of the tiles for which the workspace has the inputs; 0: it has others
