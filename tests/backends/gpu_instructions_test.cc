@@ -206,7 +206,7 @@ TEST_F(GpuInstructions, Exponentials) {
   });
 }
 
-// SwiGLU of all gates: the quotient has the bits of a division by the same sum. Bounds: cuda_common/scaled_experts.cuh.
+// SwiGLU of all gates: the quotient has the bits of a division by the same sum. Bounds: cuda_common/swiglu_values.cuh.
 TEST_F(GpuInstructions, QuotientsOfEveryGateAreIeees) {
   constexpr int64_t kGates = 1 << 16;
   const std::vector<uint32_t> sums = results_of(Instruction::kGateSum, kGates),
