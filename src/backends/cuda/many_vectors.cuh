@@ -32,8 +32,7 @@ struct NormRows {
 };
 
 // Queues the work where there is a kernel for it: BF16 (weights in F32 or BF16), a multiple of 64 values up to
-// 2,048, enough rows. The bits are those of
-// row_parts.cuh.
+// 2,048, enough rows. The bits are those of row_parts.cuh.
 bool run_norm_rows(const char* name, const NormRows& job, device::Queue& queue);
 
 }  // namespace tessera::backends::cuda
