@@ -217,7 +217,7 @@ class Bench final : public Verb {
     if (takes_steps && !plot_.empty()) fail_usage("--plot: expected none beside --batches, --gpus and --ranks");
     if (!takes_steps && !record_.empty()) fail_usage("--record: expected --batches, --gpus or --ranks, found none");
     if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;
-    check("--step-tokens", step_tokens_, 1, 4096);
+    check("--step-tokens", step_tokens_, 1, 65536);
     model_options_.load.max_step_tokens = step_tokens_;
     if (contexts_.empty() && is_synthetic) contexts_ = {512, 4096, 32768};
     for (const int64_t context : contexts_) check("--contexts", context, 1, 1 << 20);

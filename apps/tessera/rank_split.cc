@@ -20,10 +20,10 @@ using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan;
 constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seldom has them
 
 const std::array<RankSplit, 4>& splits() {
-  static const std::array<RankSplit, 4> all{{{"experts", AttentionSplit::kWhole, ExpertSplit::kById, ""},
-                                             {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, ""},
-                                             {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, ""},
-                                             {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, ""}}};
+  static const std::array<RankSplit, 4> all{{{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, ""},
+                                             {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, ""},
+                                             {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, ""},
+                                             {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, ""}}};
   return all;
 }
 
@@ -62,6 +62,7 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
                         {kUsualContext, std::min(load.sequences, kUsualSequences), load.step_tokens, load.precision});
   const bench::Candidate& best = plan.best();
   RankSplit split = split_of(best.plan);
+  split.keeps_all_heads = best.plan.keeps_all_heads;
   split.why = fmt::format(
       "--rank-split {} ({}): {}; a step of {} sequence{} behind {} tokens is predicted to take {:.2f} ms by the "
       "figures of {}{}",
@@ -73,6 +74,15 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
 } catch (const Error& error) {
   if (error.code() != ErrorCode::kUnsupported) throw;
   return splits().front();
+}
+
+bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
+                            const device::GpuDevice& gpu) try {
+  const ParallelPlan plan{.world = world, .attention = split.attention, .experts = split.experts};
+  return bench::has_room_for_all_heads(model, plan, gpu.name, gpu.memory_bytes);
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::kUnsupported) throw;
+  return false;  // the cut itself says why not
 }
 
 }  // namespace tessera::app

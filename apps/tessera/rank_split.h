@@ -12,13 +12,14 @@
 
 namespace tessera::app {
 
-inline constexpr std::string_view kAutoSplit = "auto";
+inline constexpr std::string_view kAutoSplit = "auto", kAutoHeads = "auto", kOwnHeads = "own", kAllHeads = "all";
 constexpr int64_t kUsualContext = 8192;  // tokens for which plans are compared where nobody says how many
 
 struct RankSplit {
   std::string_view name;  // as --rank-split takes it
   model::AttentionSplit attention = model::AttentionSplit::kWhole;
   model::ExpertSplit experts = model::ExpertSplit::kById;
+  bool keeps_all_heads = false;  // model::Shard
   std::string why;  // a line for people, where it was chosen
 };
 
@@ -35,6 +36,11 @@ struct SplitLoad {
 };
 // On GPUs of that name: the shortest predicted decode step of what fits, by the figures of an H200 where nobody has any
 // of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
+// Keeps all heads where bench::has_room_for_all_heads().
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load);
+
+// The same of a split that was named.
+bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
+                            const device::GpuDevice& gpu);
 
 }  // namespace tessera::app

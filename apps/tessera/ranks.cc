@@ -108,6 +108,7 @@ std::vector<comm::Fact> facts_of(std::string_view split, const std::string& dige
       {"checkpoint", digest},
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
       {"split", std::string(split)},
+      {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
       {"--rank-timeout", fmt::format("{:g}", timeout_seconds)},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
@@ -137,6 +138,13 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->capture_default_str()
       ->group("Ranks");
   command
+      .add_option("--rank-heads", flags.heads,
+                  "Attention's heads whose maps a rank holds: its own, or all, which makes prompts faster; auto: all "
+                  "where an eighth of the memory that weights leave holds them")
+      ->type_name("auto|own|all")
+      ->capture_default_str()
+      ->group("Ranks");
+  command
       .add_option("--rank-secret-file", flags.secret_file,
                   "File with a secret of 16 characters or more, the same for all ranks: where a launcher starts them")
       ->type_name("FILE")
@@ -162,7 +170,7 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
 bool refuse_stray_rank_flags(const RankFlags& flags) {
   const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
   if (is_given("--gpus") || is_given("--ranks")) return true;
-  for (const char* name : {"--rank-split", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+  for (const char* name : {"--rank-split", "--rank-heads", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
     if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
   }
   return false;
@@ -179,6 +187,9 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld, asked));
   }
   if (flags.split != kAutoSplit) split_ = named_split(flags.split);
+  if (flags.heads != kAutoHeads && flags.heads != kOwnHeads && flags.heads != kAllHeads) {
+    fail_usage(fmt::format("--rank-heads: expected auto, own or all, found \"{}\"", printable(flags.heads, 40)));
+  }
   peer_sums_setting();  // one line of complaint, before there are others
   const auto check = [](const char* name, double value, double least) {
     if (value >= least && value <= 1e6) return;
@@ -238,14 +249,20 @@ std::string Ranks::named(const std::string& message) const {
 template <class Stored>
 void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
                          int64_t sequences, const Stored& stored) {
-  if (flags_.split != kAutoSplit) return;
+  const bool is_split_named = flags_.split != kAutoSplit, are_heads_named = flags_.heads != kAutoHeads;
   if (!on_gpus_) {
-    split_ = cpu_split(config, place_.world);
-    return;
+    if (!is_split_named) split_ = cpu_split(config, place_.world);
+  } else if (!is_split_named || !are_heads_named) {
+    const device::Machine machine = device::machine_of(model.device);
+    const model::StoredModel& weights = stored();
+    if (is_split_named) {
+      split_.keeps_all_heads = has_room_for_all_heads(weights, split_, place_.world, *machine.gpu);
+    } else {
+      split_ = gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision});
+      if (!is_follower() && !split_.why.empty()) print_note(split_.why);
+    }
   }
-  const device::Machine machine = device::machine_of(model.device);
-  split_ = gpu_split(stored(), place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision});
-  if (!is_follower() && !split_.why.empty()) print_note(split_.why);
+  if (are_heads_named) split_.keeps_all_heads = flags_.heads == kAllHeads;
 }
 
 // Before anybody is started or waited for.

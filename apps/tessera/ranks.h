@@ -20,12 +20,12 @@ namespace tessera::app {
 struct RankFlags {
   const CLI::App* command = nullptr;  // of which they are
   int64_t ranks = 0, gpus = 0;
-  std::string split = "auto", secret_file, listen;
+  std::string split = "auto", heads = "auto", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
   bool only_last_rank = false;  // without the others (comm/echo.h): for measurements. It sees most of a prompt
 };
 
-// Adds --gpus, --ranks, --rank-split, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
+// Adds --gpus, --ranks, --rank-split, --rank-heads, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
 void add_rank_flags(CLI::App& command, RankFlags& flags);
 
 // Whether --gpus or --ranks is given. Throws kInvalidArgument where neither is, but another of the flags.
@@ -90,7 +90,13 @@ class Ranks final : public comm::LossSink {
   void choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
                     int64_t sequences, const Stored& stored);
   void check_cut(const model::Config& config) const;
-  model::Shard shard() const { return {place_.rank, place_.world, split_.attention, split_.experts}; }
+  model::Shard shard() const {
+    return {.rank = place_.rank,
+            .world = place_.world,
+            .attention = split_.attention,
+            .experts = split_.experts,
+            .keeps_all_heads = split_.keeps_all_heads};
+  }
   // `digest` is called once the ranks have met.
   template <class Digest>
   void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest);

@@ -25,6 +25,10 @@ using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::Sto
 
 constexpr int64_t kMostStepTokens = 65536;
 
+// All heads are kept where they take at most this part of what a rank's own weights leave. Caches are given four fifths
+// of that (model/memory_fit.h), so both have room.
+constexpr uint64_t kShareOfHeads = 8;
+
 [[noreturn]] void fail_gpus(std::string_view text) {
   std::string names;
   for (const Target& target : targets()) names += fmt::format("{}{}", names.empty() ? "" : ", ", target.name);
@@ -68,6 +72,15 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
   c.fits = c.needed_bytes <= capacity;
   if (c.memory.fixed() < capacity) c.room = static_cast<int64_t>((capacity - c.memory.fixed()) / c.sequence_bytes);
   return c;
+}
+
+bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity) {
+  if (plan.attention != AttentionSplit::kByGroup || plan.world == 1 || !plan.is_written()) return false;
+  const auto bytes = [&] { return rank_memory(model, plan, {}, 1, packed_unit(target.family)).weight_bytes(); };
+  plan.keeps_all_heads = false;
+  const uint64_t own = bytes();
+  plan.keeps_all_heads = true;
+  return own < capacity && bytes() - own <= (capacity - own) / kShareOfHeads;
 }
 
 // Whether a written plan of so many GPUs holds the load.
@@ -150,6 +163,9 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
   if (best.plan.attention == AttentionSplit::kByGroup) {
     why.push_back(fmt::format("attention: {} of {} heads ({} of {} output groups) on each rank; a sum a layer",
                               c.num_heads / world, c.num_heads, c.o_groups / world, c.o_groups));
+    why.push_back(best.plan.keeps_all_heads
+                      ? "prompts: attention of all heads of a rank's own tokens, for which it holds all heads' maps"
+                      : "prompts: attention of a rank's heads of all tokens; there is no room for the others' maps");
   } else {
     why.push_back(fmt::format("attention: all {} heads on every rank; no sum", c.num_heads));
   }
@@ -220,7 +236,8 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   check_load(model.config, load);
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
-  for (const ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
+  for (ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
+    plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes());
     Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
     c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
     c.chunk = std::min(load.step_tokens, load.context);
@@ -241,6 +258,12 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   out.why = reasons(out);
   if (!out.best().fits) out.advice = advice_for(model, out);
   return out;
+}
+
+bool has_room_for_all_heads(const StoredModel& model, const ParallelPlan& plan, std::string_view gpu_name,
+                            uint64_t memory_bytes) {
+  const Target* target = target_of_gpu(gpu_name);
+  return has_room_for_all_heads(model, plan, target != nullptr ? *target : target_of("h200"), memory_bytes);
 }
 
 MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,

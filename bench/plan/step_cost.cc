@@ -63,7 +63,9 @@ class Layer {
     for (size_t i = 0; i < stored.rows.size(); ++i) {
       const WeightRow& row = stored.rows[i];
       if (row.expert > 0 || !row.name.starts_with(prefix)) continue;
-      const model::WeightSlice slice = model::slice_of(row, c_, plan.shard(0));
+      const model::Shard shard = plan.shard(0);
+      const model::WeightSlice slice =
+          model::slice_of(row, c_, are_heads_whole() ? model::with_whole_attention(shard) : shard);
       held_[row.name.substr(prefix.size())] = {slice.row_end - slice.row_begin, slice.col_end - slice.col_begin,
                                                stored.formats[i],
                                                static_cast<double>(slice_bytes(row, stored.formats[i], slice))};
@@ -80,13 +82,25 @@ class Layer {
                   {"attn.indexer.compressor.wkv", "attn.indexer.compressor.wgate", "attn.indexer.weights_proj"});
       of_qr.push_back("attn.indexer.wq_b");
     }
-    maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1);
-    maps("maps of queries", of_qr);
-    const double q = rows() * static_cast<double>(held_.at("attn.wq_b").rows);
+    if (!are_heads_whole()) {
+      maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1);
+    } else {
+      of_x.erase(of_x.begin());
+      maps("maps of the input", of_x);
+      of_queries([&] { maps("maps of the input", {"attn.wq_a"}); });
+    }
+    of_queries([&] { maps("maps of queries", of_qr); });
+    const double q = head_rows() * static_cast<double>(held_.at("attn.wq_b").rows);
     add("norms, rotations, caches", {pass(2 * q, 2 * q)});
     if (ratio != 0) compress(ratio);
     attend(ratio);
-    maps("output maps", {"attn.wo_a", "attn.wo_b"});
+    of_queries([&] { maps("output maps", {"attn.wo_a", "attn.wo_b"}); });
+    if (are_heads_whole() && plan_.attention == model::AttentionSplit::kByGroup) {
+      // Each rank's part of wo_b by itself, from columns that are set apart, and the sum of what they give.
+      const double low = 2 * head_rows() * static_cast<double>(c_.o_groups * c_.o_lora_rank);
+      const double out = head_rows() * static_cast<double>(c_.hidden_size);
+      add("output maps", {pass(low, low), pass(4 * out * static_cast<double>(plan_.world), 2 * out)});
+    }
   }
 
   void experts() {
@@ -114,10 +128,10 @@ class Layer {
     const bool are_heads_cut = plan_.attention == model::AttentionSplit::kByGroup;
     const bool are_widths_cut = plan_.experts == model::ExpertSplit::kByWidth;
     if (are_tokens_cut()) {
-      if (are_heads_cut) scatter(vector, DType::kF32);
+      if (are_heads_cut && !are_heads_whole()) scatter(vector, DType::kF32);
       if (are_widths_cut) scatter(vector, DType::kBF16);
       for (int sublayer = 0; sublayer < 2; ++sublayer) gather(2 * vector / static_cast<double>(plan_.world));
-      if (ratio == 4 && is_choice_cut()) gather(4 * own_rows() * static_cast<double>(c_.index_topk));
+      if (ratio == 4 && is_choice_cut() && !are_heads_whole()) gather(4 * own_rows() * static_cast<double>(c_.index_topk));
     } else {
       // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
       if (are_heads_cut) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
@@ -159,6 +173,20 @@ class Layer {
   // Of a prompt (model/layers/token_run.h): a decode step is recorded, and whole.
   bool are_tokens_cut() const {
     return plan_.world > 1 && load_.tokens > 1 && load_.rows() >= plan_.fewest_tokens_to_cut;
+  }
+
+  // Of a prompt whose rank has all heads' maps (model/layers/attention_heads.h): they are of its own tokens.
+  bool are_heads_whole() const {
+    return are_tokens_cut() && (plan_.keeps_all_heads || plan_.attention == model::AttentionSplit::kWhole);
+  }
+  double head_rows() const { return are_heads_whole() ? own_rows() : rows(); }
+  // What `work` adds up is of as many tokens as queries are.
+  template <class Work>
+  void of_queries(const Work& work) {
+    const StepLoad whole = load_;
+    if (are_heads_whole()) load_.tokens = ceil_div(load_.tokens, plan_.world);
+    work();
+    load_ = whole;
   }
 
   Kernel pass(double read_bytes, double written_bytes, double end_cycles = 0) const {
@@ -214,7 +242,7 @@ class Layer {
       PlanShape shape;
       shape.map = {.in = held.cols, .out = ceil_div(held.rows, parts), .format = held.format};
       if (std::string_view(map) == "attn.wo_a") {
-        shape.map.groups = c_.o_groups / (plan_.attention == model::AttentionSplit::kByGroup ? plan_.world : 1);
+        shape.map.groups = held.rows / c_.o_lora_rank;
         shape.map.out = held.rows / shape.map.groups;
       }
       std::vector<Kernel> kernels;
@@ -262,7 +290,7 @@ class Layer {
     if (ratio != 4) return;
     add("compressed entries", {pass(16 * rows() * static_cast<double>(c_.index_head_dim), 0)});
     // Scores of all entries of each sequence, read once, and the choice among them.
-    const double entries = index_entries(), tokens = is_choice_cut() ? own_rows() : rows();
+    const double entries = index_entries(), tokens = is_choice_cut() ? own_rows() : head_rows();
     const double flops = 2 * tokens * entries * static_cast<double>(c_.index_num_heads * c_.index_head_dim);
     const double bytes = static_cast<double>(load_.sequences) * entries *
                          static_cast<double>(ops::index_entry_layout({}, c_.index_head_dim).entry_bytes());
@@ -316,13 +344,14 @@ class Layer {
   void attend(int64_t ratio) {
     const auto heads = static_cast<double>(held_.at("attn.attn_sink").rows);
     const auto [keys, parts] = mean_sight(ratio);
+    const auto n = static_cast<int64_t>(head_rows());
     const auto num_parts = static_cast<int64_t>(std::ceil(parts)), num_heads = static_cast<int64_t>(heads);
-    const bool are_few = parts > 1 && load_.rows() <= kFewRows &&
-                         load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
+    const bool are_few = parts > 1 && n <= kFewRows &&
+                         n * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
     const bool are_clusters =
-        t_.family == Family::kHopper && load_.rows() * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewClusters;
+        t_.family == Family::kHopper && n * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewClusters;
     const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few && !are_clusters;
-    const int64_t blocks = load_.rows() * ceil_div(num_heads, is_wide ? int64_t{64} : int64_t{16});
+    const int64_t blocks = n * ceil_div(num_heads, is_wide ? int64_t{64} : int64_t{16});
     Kernel kernel = pass(0, 0);
     // Parts of few tokens are spread over multiprocessors and merged by a second kernel.
     const bool is_spread = parts > 1 && (is_wide ? blocks <= kMostSpread : blocks < t_.multiprocessors);
@@ -334,8 +363,8 @@ class Layer {
     kernel.memory_bytes = bytes;
     add("attention", {kernel});
     if (is_spread) add("attention", {pass(0, 0)});
-    add("attention", {pass(0, 4 * rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
-    need("attention", bytes, 4 * rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
+    add("attention", {pass(0, 4 * head_rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
+    need("attention", bytes, 4 * head_rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
   }
 
   bool are_experts_by_id() const { return plan_.experts == model::ExpertSplit::kById && plan_.world > 1; }

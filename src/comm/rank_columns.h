@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Where ranks hold columns of one matrix: what all_gather() gives lies rank behind rank, and becomes rows here.
+// Where ranks hold columns of one matrix: what all_gather() gives lies rank behind rank, and becomes rows here; and the
+// way back.
 #include "device/queue.h"
 #include "tensor/tensor_view.h"
 
@@ -11,5 +12,9 @@ namespace tessera::comm {
 // queued, or on the calling thread; nothing is allocated. Bound by reading and writing the matrix once.
 // Errors: kInvalidArgument for types and shapes that don't fit.
 void join_columns(const TensorView& parts, const TensorView& out, device::Queue& queue);
+
+// The inverse: parts [world, rows, columns] = in [rows, world * columns]. Both F32, or both BF16 with an even number of
+// columns; else as above.
+void split_columns(const TensorView& in, const TensorView& parts, device::Queue& queue);
 
 }  // namespace tessera::comm

@@ -58,7 +58,7 @@ void log_unused(const WeightSource& weights, LogSink& log) {
   }
 }
 
-constexpr int64_t kMostStepTokens = 4096, kMixedStepTokens = 512;
+constexpr int64_t kMostStepTokens = 8192, kMixedStepTokens = 512;
 
 }  // namespace
 

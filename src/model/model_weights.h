@@ -15,17 +15,23 @@ namespace tessera::model {
 class ModelWeights {
  public:
   virtual ~ModelWeights() = default;
-  // The format in memory of this rank's slice.
-  virtual ops::WeightFormat format(const std::string& name) const = 0;
-  // Rows and columns of a linear map that this rank holds.
-  virtual Shape local_shape(const std::string& name) const = 0;
+  // Of the part that `shard` has of a tensor: its format in memory, rows and columns of a linear map; of one of
+  // held_shards() the map itself, in the checkpoint's layout, or packed where `layout` is not null, or a small tensor in
+  // FP32.
+  virtual ops::WeightFormat part_format(const std::string& name, const Shard& shard) const = 0;
+  virtual Shape part_shape(const std::string& name, const Shard& shard) const = 0;
+  virtual Matrix load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) = 0;
+  virtual device::Tensor load_vector_part(const std::string& name, const Shard& shard) = 0;
+  // The same of this rank's part.
+  ops::WeightFormat format(const std::string& name) const { return part_format(name, shard()); }
+  Shape local_shape(const std::string& name) const { return part_shape(name, shard()); }
+  Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) {
+    return load_part(name, shard(), layout);
+  }
+  device::Tensor load_vector(const std::string& name) { return load_vector_part(name, shard()); }
   // Bytes that all weights of this rank take in memory.
   virtual uint64_t total_bytes() const = 0;
 
-  // A linear map in the checkpoint's layout, or packed where `layout` is not null.
-  virtual Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) = 0;
-  // A small tensor in FP32.
-  virtual device::Tensor load_vector(const std::string& name) = 0;
   // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
   virtual device::Tensor load_table(const std::string& name) = 0;
 

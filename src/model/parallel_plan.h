@@ -18,13 +18,16 @@ struct ParallelPlan {
   AttentionSplit attention = AttentionSplit::kWhole;
   ExpertSplit experts = ExpertSplit::kById;
   int64_t fewest_tokens_to_cut = Shard{}.fewest_tokens_to_cut;  // of a step
+  bool keeps_all_heads = false;  // each rank's, for its own tokens of steps that are cut (Shard)
   // What no layer does yet, for planning.
   bool cuts_projections = false;  // of the input, of compressors and indexers: by rows, behind an all-gather a layer
   bool cuts_entries = false;      // compressed entries by position, merged behind attention
 
   // Whether the layers compute it. A slice_of() with shard() is what a rank then holds.
   bool is_written() const { return !cuts_projections && !cuts_entries; }
-  Shard shard(int64_t rank) const { return {rank, world, attention, experts, fewest_tokens_to_cut}; }
+  Shard shard(int64_t rank) const {
+    return {rank, world, attention, experts, fewest_tokens_to_cut, keeps_all_heads};
+  }
   // "heads, experts by width": short, for tables.
   std::string name() const;
 

@@ -5,11 +5,11 @@
 
 namespace tessera::model {
 
-Matrix PlacedWeights::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
-  if (memory_.is_host()) return source_.load_matrix(name, layout);
+Matrix PlacedWeights::load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) {
+  if (memory_.is_host()) return source_.load_part(name, shard, layout);
   // A CPU's layout, where its memory only pretends to be another, is packed before.
   const bool packs_here = layout != nullptr && layout->pack_on_device != nullptr;
-  Matrix placed = source_.load_matrix(name, packs_here ? nullptr : layout);
+  Matrix placed = source_.load_part(name, shard, packs_here ? nullptr : layout);
   if (&placed.data.memory() != &memory_) {
     placed.data = placed.data.clone_into(memory_);
     placed.scales = placed.scales.clone_into(memory_);

@@ -13,11 +13,17 @@ class PlacedWeights final : public ModelWeights {
   PlacedWeights(ModelWeights& source, device::MemorySpace& memory, device::Queue& queue)
       : source_(source), memory_(memory), queue_(queue) {}
 
-  ops::WeightFormat format(const std::string& name) const override { return source_.format(name); }
-  Shape local_shape(const std::string& name) const override { return source_.local_shape(name); }
+  ops::WeightFormat part_format(const std::string& name, const Shard& shard) const override {
+    return source_.part_format(name, shard);
+  }
+  Shape part_shape(const std::string& name, const Shard& shard) const override {
+    return source_.part_shape(name, shard);
+  }
   uint64_t total_bytes() const override { return source_.total_bytes(); }
-  Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
-  device::Tensor load_vector(const std::string& name) override { return placed(source_.load_vector(name)); }
+  Matrix load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) override;
+  device::Tensor load_vector_part(const std::string& name, const Shard& shard) override {
+    return placed(source_.load_vector_part(name, shard));
+  }
   device::Tensor load_table(const std::string& name) override { return placed(source_.load_table(name)); }
   uint64_t fingerprint() const override { return source_.fingerprint(); }
   const Shard& shard() const override { return source_.shard(); }

@@ -67,12 +67,14 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
     auto held = std::find_if(memory.weights.begin(), memory.weights.end(),
                              [&](const HeldWeights& other) { return other.kind == kind; });
     if (held == memory.weights.end()) held = memory.weights.insert(held, {kind});
-    const WeightSlice slice = slice_of(row, config, plan.shard(0));
     const uint64_t parts =
         plan.cuts_projections && is_projection(row, kind) ? static_cast<uint64_t>(plan.world) : uint64_t{1};
-    const uint64_t bytes = ceil_div(slice_bytes(row, model.formats[i], slice, unit), parts);
-    held->bytes += bytes;
-    held->padding += bytes - ceil_div(slice_bytes(row, model.formats[i], slice), parts);
+    for (const Shard& shard : held_shards(row, plan.shard(0))) {
+      const WeightSlice slice = slice_of(row, config, shard);
+      const uint64_t bytes = ceil_div(slice_bytes(row, model.formats[i], slice, unit), parts);
+      held->bytes += bytes;
+      held->padding += bytes - ceil_div(slice_bytes(row, model.formats[i], slice), parts);
+    }
     held->of += slice_bytes(row, model.formats[i], slice_of(row, config, {}));
   }
   std::sort(memory.weights.begin(), memory.weights.end(),

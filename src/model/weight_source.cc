@@ -49,13 +49,15 @@ WeightSource::WeightSource(const checkpoint::Checkpoint& checkpoint, const Confi
   for (WeightRow& weight : make_weight_spec(config, num_draft_layers)) {
     const StoredTensor stored = resolve_weight(checkpoint, config, weight, used);
     weight.scale_rows = rows_of_a_scale(stored.format);
-    const WeightSlice slice = slice_of(weight, config, shard);
-    const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
-    if (weight.kind == WeightKind::kLinear || weight.kind == WeightKind::kPlain) {
-      const ops::WeightView view{format_in_memory(stored, weight.shape, slice), rows, cols};
-      total_bytes_ += static_cast<uint64_t>(view.data_bytes() + view.scale_bytes());
-    } else {
-      total_bytes_ += static_cast<uint64_t>(weight.shape.num_elements()) * 4;
+    for (const Shard& held : held_shards(weight, shard)) {
+      const WeightSlice slice = slice_of(weight, config, held);
+      const int64_t rows = slice.row_end - slice.row_begin, cols = slice.col_end - slice.col_begin;
+      if (weight.kind == WeightKind::kLinear || weight.kind == WeightKind::kPlain) {
+        const ops::WeightView view{format_in_memory(stored, weight.shape, slice), rows, cols};
+        total_bytes_ += static_cast<uint64_t>(view.data_bytes() + view.scale_bytes());
+      } else {
+        total_bytes_ += static_cast<uint64_t>(weight.shape.num_elements()) * 4;
+      }
     }
     stored_.emplace(weight.name, stored);
     rows_.emplace(weight.name, std::move(weight));
@@ -79,19 +81,23 @@ const StoredTensor& WeightSource::resolved(const std::string& name) const {
   return at->second;
 }
 
-ops::WeightFormat WeightSource::format(const std::string& name) const {
+ops::WeightFormat WeightSource::part_format(const std::string& name, const Shard& shard) const {
   const WeightRow& weight = row(name);
-  return format_in_memory(resolved(name), weight.shape, slice(name));
+  return format_in_memory(resolved(name), weight.shape, slice_of(weight, config_, shard));
 }
 
-Shape WeightSource::local_shape(const std::string& name) const {
-  const WeightSlice part = slice(name);
+Shape WeightSource::part_shape(const std::string& name, const Shard& shard) const {
+  const WeightSlice part = slice_of(row(name), config_, shard);
   return {part.row_end - part.row_begin, part.col_end - part.col_begin};
 }
 
 std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name) const {
   const StoredTensor& stored = resolved(name);
-  const WeightSlice part = slice(name);
+  WeightSlice part = slice(name);
+  for (const Shard& held : held_shards(row(name), shard_)) {
+    const WeightSlice other = slice_of(row(name), config_, held);
+    part.row_begin = std::min(part.row_begin, other.row_begin), part.row_end = std::max(part.row_end, other.row_end);
+  }
   std::vector<checkpoint::FilePart> parts;
   const auto add_all = [&](const LocatedTensor& tensor) {
     if (tensor.entry != nullptr) parts.push_back({tensor.file, tensor.entry->file_offset, tensor.entry->num_bytes});
@@ -192,11 +198,11 @@ int WeightSource::global_exponent(const std::string& name) {
   return found.global_exponent;
 }
 
-Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayout* layout) {
+Matrix WeightSource::load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
-  const WeightSlice part = slice(name);
-  count_as_read(name);
+  const WeightSlice part = slice_of(weight, config_, shard);
+  if (shard == shard_) count_as_read(name);  // which counts all parts
   const bool is_empty = part.row_begin == part.row_end;
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
   Matrix matrix = reader_.read(stored, weight.shape, part, exponent);
@@ -207,17 +213,17 @@ Matrix WeightSource::load_matrix(const std::string& name, const ops::PackedLayou
   return layout == nullptr ? std::move(matrix) : packed(std::move(matrix), *layout, queue_);
 }
 
-device::Tensor WeightSource::load_vector(const std::string& name) {
+device::Tensor WeightSource::load_vector_part(const std::string& name, const Shard& shard) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
-  count_as_read(name);
+  if (shard == shard_) count_as_read(name);
   std::vector<char> bytes(stored.codes.entry->num_bytes);
   reader_.read_bytes(stored.codes, 0, bytes.size(), bytes.data());
   std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
   widen(*stored.codes.entry->dtype, bytes.data(), weight.shape.num_elements(), values.data());
   check_finite(stored.codes, values.data(), weight.shape.num_elements());
   add_fingerprint(name, bytes.data(), bytes.size());
-  const WeightSlice part = slice(name);
+  const WeightSlice part = slice_of(weight, config_, shard);
   const int64_t cols = weight.shape.rank() > 1 ? weight.shape[1] : 1, rows = part.row_end - part.row_begin;
   device::Tensor tensor(DType::kF32, weight.shape.rank() > 1 ? Shape{rows, cols} : Shape{rows});
   std::copy_n(values.data() + part.row_begin * cols, rows * cols, tensor.as<float>());

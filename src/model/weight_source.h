@@ -43,11 +43,11 @@ class WeightSource final : public ModelWeights {
   WeightSource(const checkpoint::Checkpoint& checkpoint, const Config& config, int64_t num_draft_layers, Shard shard,
                ProgressSink* progress, Inexact inexact = Inexact::kRefuse);
 
-  ops::WeightFormat format(const std::string& name) const override;
+  ops::WeightFormat part_format(const std::string& name, const Shard& shard) const override;
   // How the checkpoint stores it.
   const StoredTensor& stored(const std::string& name) const { return resolved(name); }
-  Shape local_shape(const std::string& name) const override;
-  // The part of a tensor that is read.
+  Shape part_shape(const std::string& name, const Shard& shard) const override;
+  // The part of a tensor that is this rank's.
   WeightSlice slice(const std::string& name) const { return slice_of(row(name), config_, shard_); }
   uint64_t total_bytes() const override { return total_bytes_; }
   // Names in the checkpoint that no row of the table asked for: those of draft blocks (MTP, DSpark), which are known
@@ -58,10 +58,10 @@ class WeightSource final : public ModelWeights {
   // A linear map in the checkpoint's layout (MXFP4 as NVFP4, w1 and w3 of an expert with one tensor scale), or packed
   // where `layout` is not null. Checks that no value is NaN or infinite and no scale negative, naming the tensor.
   // Throws kUnsupported with the count for MXFP4 blocks that NVFP4 can't hold exactly, unless these may be rounded.
-  Matrix load_matrix(const std::string& name, const ops::PackedLayout* layout = nullptr) override;
+  Matrix load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) override;
   // Where matrices are read to from now on (Executor::loading()).
   void set_memory(device::MemorySpace& memory) { reader_.set_memory(memory); }
-  // Those bytes of the files that loading `name` reads; of columns their whole rows. (Of MXFP4 not what is looked at
+  // Those bytes of the files that loading all held parts of `name` reads; of columns their whole rows. (Of MXFP4 not what is looked at
   // besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
   std::vector<checkpoint::FilePart> parts_of(const std::string& name) const;
   // Of all weights, about in the order in which a model loads them.
@@ -71,7 +71,7 @@ class WeightSource final : public ModelWeights {
   // Null: none. Must outlive the source.
   void set_edit(const WeightEdit* edit) { edit_ = edit; }
   // A small tensor, widened exactly to FP32.
-  device::Tensor load_vector(const std::string& name) override;
+  device::Tensor load_vector_part(const std::string& name, const Shard& shard) override;
   device::Tensor load_table(const std::string& name) override;
 
   // MXFP4 blocks rounded so far; 0 unless Inexact::kRound.

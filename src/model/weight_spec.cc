@@ -167,4 +167,23 @@ WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& sh
   return slice;
 }
 
+Shard with_whole_attention(Shard shard) {
+  shard.attention = AttentionSplit::kWhole;
+  shard.keeps_all_heads = false;
+  return shard;
+}
+
+std::vector<Shard> held_shards(const WeightRow& row, const Shard& shard) {
+  std::vector<Shard> held{shard};
+  if (!shard.keeps_all_heads || shard.attention != AttentionSplit::kByGroup || shard.world == 1) return held;
+  if (row.shard == ShardRule::kRowsByHead || row.shard == ShardRule::kRowsByGroup) {
+    held.push_back(with_whole_attention(shard));
+  } else if (row.shard == ShardRule::kColsByGroup) {
+    for (int64_t rank = 0; rank < shard.world; ++rank) {
+      if (rank != shard.rank) held.push_back(shard), held.back().rank = rank;
+    }
+  }
+  return held;
+}
+
 }  // namespace tessera::model

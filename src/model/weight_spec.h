@@ -51,6 +51,12 @@ struct Shard {
   // gained on two H100: of 512 tokens a step became 2 to 10 % longer, of 1,024 2 % shorter, of 4,096 7 %
   // (docs/performance/several_gpus.md).
   int64_t fewest_tokens_to_cut = 1024;
+  // Beside its own heads a rank holds the others', and computes all of them for its own tokens in steps that are cut so
+  // (layers/attention_heads.h): more memory for shorter prompts. With kByGroup alone; whoever has whole attention does
+  // so anyway.
+  bool keeps_all_heads = false;
+
+  friend bool operator==(const Shard&, const Shard&) = default;
 };
 
 struct WeightRow {
@@ -74,5 +80,12 @@ struct WeightSlice {
 // Throws kUnsupported where the world does not divide heads, groups or experts. The head is cut whatever `shard` says
 // of these: each of its rows is a logit, so cutting them changes no bit.
 WeightSlice slice_of(const WeightRow& row, const Config& config, const Shard& shard);
+
+// The ranks' parts of heads together, as one rank would hold them.
+Shard with_whole_attention(Shard shard);
+// Every shard whose part of a tensor the rank holds, its own first: with keeps_all_heads of what is cut by rows of
+// heads the whole as well, of what is cut by columns each other rank's part, since their products are rounded
+// apart.
+std::vector<Shard> held_shards(const WeightRow& row, const Shard& shard);
 
 }  // namespace tessera::model

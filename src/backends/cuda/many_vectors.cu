@@ -280,7 +280,7 @@ bool run_many_vectors(const char* name, const ManyVectors& all, device::Queue& q
 bool run_norm_rows(const char* name, const NormRows& job, device::Queue& queue) {
   const bool is_bf16 = job.x.is_bf16 && job.out.is_bf16;
   if (!is_bf16 || job.width % 64 != 0 || job.width > kMostRowWidth) return false;
-  if (job.num_rows < int64_t{kRowWarps} * kAtOnce * multiprocessors()) return false;  // a block to each
+  if (2 * job.num_rows < int64_t{kRowWarps} * kAtOnce * multiprocessors()) return false;  // a block to every other
   launch(name, queue, norm_rows, grid_for(job.num_rows, kRowWarps * kAtOnce), kRowWarps * kWarp,
          static_cast<size_t>(kRowWarps * kAtOnce * row_packs(job.width)) * sizeof(uint4), job);
   return true;

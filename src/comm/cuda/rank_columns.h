@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// join_columns() of a GPU; `stream` is a cudaStream_t.
+// join_columns() and split_columns() of a GPU; `stream` is a cudaStream_t.
 #include <cstdint>
 
 namespace tessera::comm {
 
-// out [rows, world, columns] = parts [world, rows, columns], words of 4 bytes.
-void join_columns_on_gpu(const void* parts, int64_t world, int64_t rows, int64_t columns, void* out, void* stream);
+// out [inner, outer, words] = in [outer, inner, words], words of 4 bytes.
+void swap_rows_on_gpu(const void* in, int64_t outer, int64_t inner, int64_t words, void* out, void* stream);
 
 }  // namespace tessera::comm

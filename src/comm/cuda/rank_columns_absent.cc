@@ -5,7 +5,7 @@
 
 namespace tessera::comm {
 
-void join_columns_on_gpu(const void*, int64_t, int64_t, int64_t, void*, void*) {
+void swap_rows_on_gpu(const void*, int64_t, int64_t, int64_t, void*, void*) {
   fail(ErrorCode::kUnsupported, "this build has no CUDA");
 }
 

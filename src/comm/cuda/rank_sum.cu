@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sum over ranks. Bound by reading world * count elements; a thread has one element, so that the order of additions
-// is that of ranks wherever it lies.
+// The sum over ranks. Bound by reading world * count elements; a thread has one element or four, each of
+// which it adds up in the order of ranks, wherever it lies.
 #include "comm/cuda/rank_sum.h"
 
+#include <cstdint>
+
+#include "base/integer_math.h"
 #include "comm/rank_sum.h"
 #include "device/cuda/check.h"
 
@@ -12,23 +15,69 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// N values of one type as they lie in memory.
+template <int N>
+struct alignas(4 * N) Floats {
+  float value[N];
+};
+template <int N>
+struct alignas(2 * N) Bf16s {
+  uint16_t value[N];
+};
+
+template <int N>
+__device__ void load(const void* data, bool is_bf16, int64_t i, float (&values)[N]) {
+  if (is_bf16) {
+    const Bf16s<N> found = *reinterpret_cast<const Bf16s<N>*>(static_cast<const uint16_t*>(data) + i);
+    for (int j = 0; j < N; ++j) values[j] = load_value(found.value, true, j);
+  } else {
+    const Floats<N> found = *reinterpret_cast<const Floats<N>*>(static_cast<const float*>(data) + i);
+    for (int j = 0; j < N; ++j) values[j] = found.value[j];
+  }
+}
+
+template <int N>
+__device__ void store(void* data, bool is_bf16, int64_t i, const float (&values)[N]) {
+  if (is_bf16) {
+    Bf16s<N> rounded;
+    for (int j = 0; j < N; ++j) store_value(rounded.value, true, j, values[j]);
+    *reinterpret_cast<Bf16s<N>*>(static_cast<uint16_t*>(data) + i) = rounded;
+  } else {
+    Floats<N> all;
+    for (int j = 0; j < N; ++j) all.value[j] = values[j];
+    *reinterpret_cast<Floats<N>*>(static_cast<float*>(data) + i) = all;
+  }
+}
+
+template <int N>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const void* parts, bool in_bf16, int world, int64_t stride, void* out, bool out_bf16, int64_t count) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
   if (i >= count) return;
-  store_value(out, out_bf16, i, sum_in_order(world, [&](int r) { return load_value(parts, in_bf16, r * stride + i); }));
+  float sums[N], values[N];
+  load(parts, in_bf16, i, sums);
+  for (int r = 1; r < world; ++r) {
+    load(parts, in_bf16, r * stride + i, values);
+    for (int j = 0; j < N; ++j) sums[j] += values[j];
+  }
+  store(out, out_bf16, i, sums);
 }
 
 }  // namespace
 
 void sum_ranks_on_gpu(const void* parts, bool in_bf16, int world, int64_t stride, void* out, bool out_bf16,
                       int64_t count, void* stream) {
-  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  // Four values begin together where all of them do: in every part, and in the result.
+  constexpr int kWide = 4;
+  const auto is_multiple = [&](auto value) { return value % (kWide * sizeof(float)) == 0; };
+  const bool is_wide = count % kWide == 0 && stride % kWide == 0 && is_multiple(reinterpret_cast<uintptr_t>(parts)) &&
+                       is_multiple(reinterpret_cast<uintptr_t>(out));
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div<int64_t>(count, kThreads * (is_wide ? kWide : 1))));
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
-  TESSERA_CUDA_CHECK(cudaLaunchKernelEx(&config, sum_kernel, parts, in_bf16, world, stride, out, out_bf16, count));
+  TESSERA_CUDA_CHECK(cudaLaunchKernelEx(&config, is_wide ? sum_kernel<kWide> : sum_kernel<1>, parts, in_bf16, world,
+                                        stride, out, out_bf16, count));
 }
 
 }  // namespace tessera::comm

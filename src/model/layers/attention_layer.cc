@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/layers/attention_layer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <span>
+
+#include "comm/rank_columns.h"
+#include "comm/rank_sum.h"
 
 namespace tessera::model {
 
@@ -15,74 +19,80 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
   frequencies_ = builder.place(ratio == 0 ? ops::rope_frequencies(c.rope_dim, c.rope_theta, nullptr)
                                           : ops::rope_frequencies(c.rope_dim, c.compress_rope_theta, &c.yarn));
   wq_a_ = LinearLayer(builder, prefix + "wq_a", InputRole::kQuantised, activation);
-  wq_b_ = LinearLayer(builder, prefix + "wq_b", InputRole::kQuantised, activation);
   wkv_ = LinearLayer(builder, prefix + "wkv", InputRole::kQuantised, activation);
-  // Heads and groups of this rank, from the weights' slices.
-  const int64_t heads = wq_b_.out_features() / c.head_dim;
-  const int64_t groups = heads / c.heads_per_group();
-  wo_a_ = LinearLayer(builder, prefix + "wo_a", InputRole::kGrouped, activation, groups);
-  head_sum_ = RankSum(builder, builder.weights.shard().attention == AttentionSplit::kByGroup);
+  const Shard& shard = builder.weights.shard();
+  heads_ = AttentionHeads(builder, prefix, prefix, shard);
+  head_sum_ = RankSum(builder, shard.attention == AttentionSplit::kByGroup);
   // What ranks add is rounded once, behind the sum.
-  wo_b_ =
-      LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, head_sum_.is_needed() ? DType::kF32 : activation);
+  const DType output = head_sum_.is_needed() ? DType::kF32 : activation;
+  wo_b_ = LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, output);
+  if (head_sum_.is_needed()) all_heads_ = AttentionHeads::all_like(heads_, builder, prefix);
+  if (all_heads_ != nullptr) {
+    Shard part = shard;
+    for (part.rank = 0; part.rank < part.world; ++part.rank) {
+      LinearLayer& map = wo_b_of_ranks_.emplace_back();
+      if (part.rank == shard.rank) continue;
+      map = LinearLayer(builder, prefix + "wo_b", part, fmt::format("{}all_heads.wo_b.{}", prefix, part.rank),
+                        InputRole::kQuantised, output);
+    }
+  }
   q_norm_ = NormLayer(builder, prefix + "q_norm", prefix + "q_norm.weight", c.q_lora_rank);
-  query_steps_.norm.emplace(builder, prefix + "q_head_norm", "", c.head_dim);
   window_steps_.norm.emplace(builder, prefix + "kv_norm", prefix + "kv_norm.weight", c.head_dim);
-  sink_ = builder.weights.load_vector(prefix + "attn_sink");
-  const ops::Rope::Desc q_rope{.vectors = heads, .width = c.head_dim, .rope_dim = c.rope_dim, .activation = activation};
-  ops::Rope::Desc out_rope = q_rope, kv_rope = q_rope;
-  out_rope.is_inverse = true;
-  kv_rope.vectors = 1;
-  query_steps_.rope = builder.bind<ops::Rope>(prefix + "q_rope", q_rope);
-  window_steps_.rope = builder.bind<ops::Rope>(prefix + "kv_rope", kv_rope);
-  out_rope_ = builder.bind<ops::Rope>(prefix + "out_rope", out_rope);
-  const ops::EntryLayout layout = ops::kv_entry_layout(builder.precision, c.head_dim, c.rope_dim);
-  window_steps_.write =
-      builder.bind<ops::CacheWrite>(prefix + "window_write", {.layout = layout, .activation = activation});
-  query_steps_.rotated = prefix + "q", window_steps_.rotated = prefix + "kv";
-  attention_ = builder.bind<ops::Attention>(
-      prefix + "attention", {.heads = heads,
-                             .head_dim = c.head_dim,
-                             .window = c.sliding_window,
-                             .scale = static_cast<float>(1 / std::sqrt(static_cast<double>(c.head_dim))),
-                             .layout = layout,
-                             .activation = activation});
-  attention_rope_ = builder.bind_fused<ops::AttentionRope>(
-      prefix + "attend", {.attention = attention_.desc, .rope = out_rope}, {attention_.chosen(), out_rope_.chosen()});
+  window_steps_.rope = builder.bind<ops::Rope>(
+      prefix + "kv_rope", {.vectors = 1, .width = c.head_dim, .rope_dim = c.rope_dim, .activation = activation});
+  window_steps_.write = builder.bind<ops::CacheWrite>(
+      prefix + "window_write",
+      {.layout = ops::kv_entry_layout(builder.precision, c.head_dim, c.rope_dim), .activation = activation});
+  window_steps_.rotated = prefix + "kv";
   later_window_ = VectorGroup(builder, prefix + "later_window", {&window_steps_});
+
+  std::vector<const LinearLayer*> of_x = {&wkv_}, of_qr = {&heads_.wq_b()};
+  std::vector<const CompressorLayer*> compressors;
+  const auto add_compressor = [&](const CompressorLayer& compressor) {
+    of_x.insert(of_x.end(), {&compressor.wkv(), &compressor.wgate()});
+    compressors.push_back(&compressor);
+  };
   if (ratio != 0) {
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
+    add_compressor(compressor_);
   }
-  const CompressorLayer &main = compressor_, &index = indexer_.compressor();
   if (ratio == 4) {
     indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio);
-    maps_of_x_ = LinearGroupLayer(
-        builder, prefix + "maps_of_x",
-        {&wq_a_, &wkv_, &main.wkv(), &main.wgate(), &index.wkv(), &index.wgate(), &indexer_.weights_proj()});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_, &indexer_.wq_b()}, &q_norm_);
-    vectors_ = VectorGroup(builder, prefix + "vectors",
-                           {&query_steps_, &window_steps_, &main.steps(), &index.steps(), &indexer_.steps()});
-  } else if (ratio != 0) {
-    maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_, &main.wkv(), &main.wgate()});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_}, &q_norm_);
-    vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_, &main.steps()});
-  } else {
-    maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", {&wq_a_, &wkv_});
-    maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", {&wq_b_}, &q_norm_);
-    vectors_ = VectorGroup(builder, prefix + "vectors", {&query_steps_, &window_steps_});
+    add_compressor(indexer_.compressor());
+    of_x.push_back(&indexer_.weights_proj());
+    of_qr.push_back(&indexer_.wq_b());
   }
-  const NormLayer* norm = maps_of_qr_.has_norm() ? nullptr : &q_norm_;
-  if (ratio == 4) {
-    pools_ = PoolGroup(builder, prefix + "pools", {&main, &index}, norm);
-  } else if (ratio != 0) {
-    pools_ = PoolGroup(builder, prefix + "pools", {&main}, norm);
+  vectors_ = bind_vectors(builder, prefix + "vectors", heads_);
+  maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", of_qr, &q_norm_);
+  if (builder.comm != nullptr && has_all_heads()) {
+    maps_of_all_x_ = LinearGroupLayer(builder, prefix + "maps_of_all_x", of_x);
   }
+  if (all_heads_ != nullptr) {
+    of_qr.front() = &all_heads_->wq_b();
+    // Normed by whoever norms this rank's.
+    all_maps_of_qr_ = LinearGroupLayer(builder, prefix + "all_heads.maps_of_qr", of_qr,
+                                       maps_of_qr_.has_norm() ? &q_norm_ : nullptr);
+    all_vectors_ = bind_vectors(builder, prefix + "all_heads.vectors", *all_heads_);
+  }
+  of_x.insert(of_x.begin(), &wq_a_);
+  maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", of_x);
+  if (ratio != 0) {
+    pools_ = PoolGroup(builder, prefix + "pools", compressors, maps_of_qr_.has_norm() ? nullptr : &q_norm_);
+  }
+}
+
+VectorGroup AttentionLayer::bind_vectors(LayerBuilder& builder, const std::string& where,
+                                         const AttentionHeads& heads) const {
+  std::vector<const VectorSteps*> all = {&heads.steps(), &window_steps_};
+  if (ratio_ != 0) all.push_back(&compressor_.steps());
+  if (ratio_ == 4) all.insert(all.end(), {&indexer_.compressor().steps(), &indexer_.steps()});
+  return VectorGroup(builder, where, all);
 }
 
 LayerCacheLayout AttentionLayer::cache_layout() const {
   LayerCacheLayout layout;
   layout.ratio = ratio_;
-  layout.window = attention_.desc.window;
+  layout.window = heads_.desc().window;
   layout.window_slots = window_slots_;
   layout.kv = window_steps_.write->desc.layout;
   if (ratio_ != 0) layout.compressor = compressor_.pool_desc();
@@ -94,18 +104,22 @@ LayerCacheLayout AttentionLayer::cache_layout() const {
   return layout;
 }
 
-AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size_t layer, const TensorView& x) const {
+AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size_t layer, const TensorView& x,
+                                                const Queries& queries) const {
   using Call = LinearGroupLayer::Call;
-  const auto output_of = [&](const LinearLayer& map) { return map.take_output(context); };
+  const int64_t n = context.num_tokens(), num_queries = queries.rows.num_rows;
+  const LinearLayer& wq_b = queries.heads.wq_b();
   Mapped mapped;
-  mapped.qr = output_of(wq_a_), mapped.kv = output_of(wkv_), mapped.q = output_of(wq_b_);
+  mapped.qr = wq_a_.take_output(context, num_queries), mapped.kv = wkv_.take_output(context, n);
+  mapped.q = wq_b.take_output(context, num_queries);
   std::array<Call, 7> of_x{{{&wq_a_, mapped.qr}, {&wkv_, mapped.kv}}};
-  std::array<Call, 2> of_qr{{{&wq_b_, mapped.q}}};
+  std::array<Call, 2> of_qr{{{&wq_b, mapped.q}}};
   std::array<PoolGroup::Call, ops::PoolNorm::kMostPools> pools;
   size_t num_of_x = 2, num_of_qr = 1, num_pools = 0;
   // Where its entries will be.
   const auto add_compressor = [&](const CompressorLayer& compressor) {
-    const TensorView values = output_of(compressor.wkv()), gates = output_of(compressor.wgate());
+    const TensorView values = compressor.wkv().take_output(context, n);
+    const TensorView gates = compressor.wgate().take_output(context, n);
     of_x[num_of_x++] = {&compressor.wkv(), values};
     of_x[num_of_x++] = {&compressor.wgate(), gates};
     PoolGroup::Call& pool = pools[num_pools++];
@@ -115,20 +129,27 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size
   if (ratio_ != 0) mapped.entries = add_compressor(compressor_);
   if (ratio_ == 4) {
     mapped.index_keys = add_compressor(indexer_.compressor());
-    mapped.index_weights = output_of(indexer_.weights_proj());
-    mapped.index_queries = output_of(indexer_.wq_b());
+    mapped.index_weights = indexer_.weights_proj().take_output(context, n);
+    mapped.index_queries = indexer_.wq_b().take_output(context, num_queries);
     of_x[num_of_x++] = {&indexer_.weights_proj(), mapped.index_weights};
     of_qr[num_of_qr++] = {&indexer_.wq_b(), mapped.index_queries};
   }
-  maps_of_x_.run(context, x, std::span(of_x).first(num_of_x));
+  const std::span<const Call> maps_of_x = std::span(of_x).first(num_of_x);
+  if (num_queries == n) {
+    maps_of_x_.run(context, x, maps_of_x);
+  } else {
+    wq_a_.run_into(context, rows_of(x, queries.rows.begin, num_queries), mapped.qr, num_queries);
+    maps_of_all_x_.run(context, x, maps_of_x.subspan(1));
+  }
   const bool is_normed = pools_.run(context, std::span(pools).first(num_pools), q_norm_, mapped.qr);
-  maps_of_qr_.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), is_normed ? nullptr : &q_norm_);
+  const LinearGroupLayer& maps_of_qr = &queries.heads == &heads_ ? maps_of_qr_ : all_maps_of_qr_;
+  maps_of_qr.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), is_normed ? nullptr : &q_norm_);
   return mapped;
 }
 
 // A ring holds the windows of so many rows at once, whoever's they are.
 AttentionLayer::RowRange AttentionLayer::first_rows(const StepContext& context) const {
-  return {0, std::min(context.num_tokens(), window_slots_ - attention_.desc.window + 1)};
+  return {0, std::min(context.num_tokens(), window_slots_ - heads_.desc().window + 1)};
 }
 
 VectorSteps::Rows AttentionLayer::window_rows(const StepContext& context, size_t layer, const TensorView& kv,
@@ -140,11 +161,12 @@ VectorSteps::Rows AttentionLayer::window_rows(const StepContext& context, size_t
           .cache = context.caches.states(StateId::kWindow, layer, context.batch.places() + range.begin)};
 }
 
-void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const {
-  const int64_t n = context.num_tokens(), *positions = context.batch.positions();
+void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped,
+                                    const Queries& queries) const {
+  const int64_t num_queries = queries.rows.num_rows, *positions = context.batch.positions() + queries.rows.begin;
   const RowRange range = first_rows(context);
   std::array<VectorGroup::Call, ops::NormRope::kMostSets> calls{
-      {{&query_steps_, {.x = mapped.q, .positions = positions, .num_rows = n}},
+      {{&queries.heads.steps(), {.x = mapped.q, .positions = positions, .num_rows = num_queries}},
        {&window_steps_, window_rows(context, layer, mapped.kv, range)}}};
   size_t num_calls = 2;
   VectorSteps::Rows entries, keys;
@@ -155,9 +177,9 @@ void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, co
   if (ratio_ == 4) {
     keys = indexer_.compressor().entry_rows(context, layer, mapped.index_keys);
     calls[num_calls++] = {&indexer_.compressor().steps(), keys};
-    calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = n}};
+    calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = num_queries}};
   }
-  vectors_.run(context, frequencies_.as<float>(), std::span(calls).first(num_calls));
+  queries.vectors.run(context, frequencies_.as<float>(), std::span(calls).first(num_calls));
   trace_window(context, layer, range);
   if (entries.num_rows > 0) compressor_.trace_entries(context, layer, entries.x);
   if (keys.num_rows > 0) indexer_.compressor().trace_entries(context, layer, keys.x);
@@ -183,70 +205,92 @@ void AttentionLayer::trace_window(const StepContext& context, size_t layer, cons
   }
 }
 
-void AttentionLayer::attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
-                            const RowRange& range, const TensorView& out) const {
-  const int64_t begin = range.begin;
+void AttentionLayer::attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
+                            const int32_t* selected, const RowRange& range, const TensorView& out) const {
+  const RowRange& all = queries.rows;
+  const int64_t begin = std::max(range.begin, all.begin);
+  const int64_t num_rows = std::min(range.begin + range.num_rows, all.begin + all.num_rows) - begin;
+  if (num_rows <= 0) return;
   const int32_t* places = context.batch.places() + begin;
   ops::PagedEntries<const uint8_t> entries;
   if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, places);
-  const int64_t stride = selected == nullptr ? 0 : indexer_.top_k();
-  const ops::Attention::Args args{
-      .q = rows_of(q, begin, range.num_rows),
-      .positions = context.batch.positions() + begin,
-      .window_cache = context.caches.states(StateId::kWindow, layer, places),
-      .window_slots = window_slots_,
-      .entry_cache = entries,
-      .num_entries = ratio_ == 0 ? nullptr : context.batch.of_ratio(ratio_).attended + begin,
-      .selected = selected == nullptr ? nullptr : selected + begin * stride,
-      .selected_stride = stride,
-      .sink = sink_.as<float>(),
-      .out = rows_of(out, begin, range.num_rows),
-      .num_tokens = range.num_rows,
-      .workspace = context.workspace};
-  if (rotates_in_attention(context)) {
-    attention_rope_.run({.attention = args,
-                         .frequencies = frequencies_.as<float>(),
-                         .num_tokens = args.num_tokens,
-                         .workspace = args.workspace},
-                        context.queue);
-  } else {
-    attention_.run(args, context.queue);
+  const int64_t stride = selected == nullptr ? 0 : indexer_.top_k(), first = begin - all.begin;
+  queries.heads.attend(context,
+                       {.q = rows_of(q, first, num_rows),
+                        .positions = context.batch.positions() + begin,
+                        .window_cache = context.caches.states(StateId::kWindow, layer, places),
+                        .window_slots = window_slots_,
+                        .entry_cache = entries,
+                        .num_entries = ratio_ == 0 ? nullptr : context.batch.of_ratio(ratio_).attended + begin,
+                        .selected = selected == nullptr ? nullptr : selected + first * stride,
+                        .selected_stride = stride,
+                        .out = rows_of(out, first, num_rows),
+                        .num_tokens = num_rows},
+                       rotates_in_attention(context) ? frequencies_.as<float>() : nullptr);
+}
+
+TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, const TensorView& x,
+                                     const Queries& queries) const {
+  const int64_t n = context.num_tokens();
+  const Mapped mapped = run_maps(context, layer, x, queries);
+  // A token attends itself, and the entry that it completes: caches are written before scores and attention. Windows of
+  // many rows take turns in the rings, each as long as a ring has room, with attention after each.
+  finish_vectors(context, layer, mapped, queries);
+  const int32_t* selected = nullptr;
+  if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
+
+  const TensorView out = context.take(context.activation, mapped.q.shape);
+  RowRange range = first_rows(context);
+  attend(context, layer, queries, mapped.q, selected, range, out);
+  while (range.begin + range.num_rows < n) {
+    range.begin += range.num_rows;
+    range.num_rows = std::min(range.num_rows, n - range.begin);
+    write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
+    attend(context, layer, queries, mapped.q, selected, range, out);
   }
+  if (!rotates_in_attention(context)) {
+    context.trace(prefix_, "attention", out);
+    queries.heads.rotate_back(context, out, context.batch.positions() + queries.rows.begin, frequencies_.as<float>());
+  }
+  context.trace(prefix_, "attention_unrotated", out);
+  return queries.heads.to_groups(context, out);
 }
 
 void AttentionLayer::run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
                          bool leaves_sum) const {
   const int64_t n = context.num_tokens();
   const ArenaScope scope(context.arena);
-  const Mapped mapped = run_maps(context, layer, x);
-  // A token attends itself, and the entry that it completes: caches are written before scores and attention. Windows of
-  // many rows take turns in the rings, each as long as a ring has room, with attention after each.
-  finish_vectors(context, layer, mapped);
-  const int32_t* selected = nullptr;
-  if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
-
-  const TensorView out = context.take(context.activation, mapped.q.shape);
-  RowRange range = first_rows(context);
-  attend(context, layer, mapped.q, selected, range, out);
-  while (range.begin + range.num_rows < n) {
-    range.begin += range.num_rows;
-    range.num_rows = std::min(range.num_rows, n - range.begin);
-    write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
-    attend(context, layer, mapped.q, selected, range, out);
-  }
-  if (!rotates_in_attention(context)) {
-    context.trace(prefix_, "attention", out);
-    out_rope_.run(
-        {.x = out, .positions = context.batch.positions(), .frequencies = frequencies_.as<float>(), .num_tokens = n},
-        context.queue);
-  }
-  context.trace(prefix_, "attention_unrotated", out);
-  const TensorView low = wo_a_.run(context, out, n);
+  const TensorView low = run_heads(context, layer, x, {heads_, vectors_, {0, n}});
   if (head_sum_.is_needed() && !leaves_sum) {
     head_sum_.run(context, wo_b_.run(context, low, n), result);
   } else {
     wo_b_.run_into(context, low, result, n);
   }
+}
+
+void AttentionLayer::run_own(const StepContext& context, size_t layer, const TensorView& x,
+                             const TensorView& result) const {
+  const ArenaScope scope(context.arena);
+  const RowRange own{context.run.first, context.run.count};
+  if (all_heads_ == nullptr) {
+    return wo_b_.run_into(context, run_heads(context, layer, x, {heads_, vectors_, own}), result, own.num_rows);
+  }
+  // As ranks do it: each part of the columns is a product of its own, and they are added up in the order of ranks.
+  const TensorView low = run_heads(context, layer, x, {*all_heads_, all_vectors_, own});
+  const auto world = static_cast<int64_t>(wo_b_of_ranks_.size()), width = low.shape[1] / world;
+  const TensorView parts = context.take(low.dtype, {world, own.num_rows, width});
+  comm::split_columns(low, parts, context.queue);
+  const TensorView summands = context.take(DType::kF32, {world, own.num_rows, result.shape[1]});
+  const auto of_rank = [](const TensorView& all, int64_t rank) {
+    return reshape(rows_of(all, rank, 1), {all.shape[1], all.shape[2]});
+  };
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const bool is_own = rank == context.run.comm->rank();
+    const LinearLayer& wo_b = is_own ? wo_b_ : wo_b_of_ranks_[static_cast<size_t>(rank)];
+    wo_b.run_into(context, of_rank(parts, rank), of_rank(summands, rank), own.num_rows);
+  }
+  comm::sum_ranks(summands.data, DType::kF32, static_cast<int>(world), own.num_rows * result.shape[1], result.data,
+                  result.dtype, own.num_rows * result.shape[1], context.queue);
 }
 
 }  // namespace tessera::model

@@ -2,6 +2,7 @@
 #pragma once
 // Attention of one layer: sliding window alone (SWA), with the indexer's choice of compressed entries (CSA), or with
 // all heavily compressed entries (HCA). Source: DeepSeek-V4 inference/model.py, Attention; docs/contracts/numerics.md.
+#include "model/layers/attention_heads.h"
 #include "model/layers/indexer_layer.h"
 #include "model/layers/linear_group_layer.h"
 #include "model/layers/pool_group.h"
@@ -19,55 +20,69 @@ class AttentionLayer {
   // output_sum() is needed, the result is what this rank adds to it, in F32; who asks for that makes the sum.
   void run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
            bool leaves_sum) const;
+  // Whether this rank computes all heads of its own tokens in steps that are cut by token.
+  bool has_all_heads() const { return !head_sum_.is_needed() || all_heads_ != nullptr; }
+  // That: x of all tokens -> result [run.count, hidden] of this rank's. Writes caches as run() does.
+  void run_own(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result) const;
   LayerCacheLayout cache_layout() const;
   const RankSum& output_sum() const { return head_sum_; }
 
  private:
-  // What the maps of the input leave, as far as the layer has them.
+  // Consecutive rows of a step.
+  struct RowRange {
+    int64_t begin, num_rows;
+  };
+  // What queries are computed of which rows with.
+  struct Queries {
+    const AttentionHeads& heads;
+    const VectorGroup& vectors;
+    RowRange rows;
+  };
+  // What the maps of the input leave, as far as the layer has them: of all rows, but queries and qr.
   struct Mapped {
     TensorView q, qr, kv;
     TensorView entries;     // pooled by the compressor
     TensorView index_keys;  // pooled by the indexer's
     TensorView index_queries, index_weights;
   };
-  Mapped run_maps(const StepContext& context, size_t layer, const TensorView& x) const;
-  // Rows of a step whose window entries lie in the rings together: consecutive ones.
-  struct RowRange {
-    int64_t begin, num_rows;
-  };
+  VectorGroup bind_vectors(LayerBuilder& builder, const std::string& where, const AttentionHeads& heads) const;
+  Mapped run_maps(const StepContext& context, size_t layer, const TensorView& x, const Queries& queries) const;
+  // Rows whose window entries lie in the rings together.
   RowRange first_rows(const StepContext& context) const;
   // Queries as attention wants them, and all that the tokens leave in caches, but for the windows behind first_rows().
-  void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped) const;
+  void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped, const Queries& queries) const;
   VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
                                 const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
   // Whether attend() rotates its output back as well. Where it is called for several ranges one rotation of all rows
   // stands for one of each.
   bool rotates_in_attention(const StepContext& context) const {
-    return attention_rope_.is_bound() && context.tracer == nullptr &&
-           first_rows(context).num_rows == context.num_tokens();
+    return heads_.can_rotate() && context.tracer == nullptr && first_rows(context).num_rows == context.num_tokens();
   }
-  void attend(const StepContext& context, size_t layer, const TensorView& q, const int32_t* selected,
-              const RowRange& range, const TensorView& out) const;
+  // Those of `range` that queries are of. q, out and selected are of the queries' rows.
+  void attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
+              const int32_t* selected, const RowRange& range, const TensorView& out) const;
+  // x -> heads' output for the output projection [rows of queries, groups * o_lora_rank], from the arena.
+  TensorView run_heads(const StepContext& context, size_t layer, const TensorView& x, const Queries& queries) const;
   void trace_window(const StepContext& context, size_t layer, const RowRange& range) const;
 
   std::string prefix_;
   int64_t ratio_ = 0, window_slots_ = 0;
   bool with_entries_ = true;
   device::Tensor frequencies_;
-  LinearLayer wq_a_, wq_b_, wkv_, wo_a_, wo_b_;
+  LinearLayer wq_a_, wkv_, wo_b_;
   RankSum head_sum_;  // of what each rank's heads give
   NormLayer q_norm_;
-  device::Tensor sink_;
-  VectorSteps query_steps_, window_steps_;
-  ops::Bound<ops::Rope> out_rope_;
-  ops::Bound<ops::Attention> attention_;
-  ops::Bound<ops::AttentionRope> attention_rope_;
+  AttentionHeads heads_;                       // this rank's
+  std::unique_ptr<AttentionHeads> all_heads_;  // null: not kept
+  std::vector<LinearLayer> wo_b_of_ranks_;     // with all_heads_: the other ranks' wo_b, each at its place
+  VectorSteps window_steps_;
   CompressorLayer compressor_;
   IndexerLayer indexer_;
-  LinearGroupLayer maps_of_x_, maps_of_qr_;
+  // Maps of x of which wq_a is one; those of all tokens, where wq_a's are this rank's own tokens.
+  LinearGroupLayer maps_of_x_, maps_of_all_x_, maps_of_qr_, all_maps_of_qr_;
   PoolGroup pools_;
-  VectorGroup vectors_, later_window_;
+  VectorGroup vectors_, all_vectors_, later_window_;
 };
 
 }  // namespace tessera::model

@@ -129,11 +129,17 @@ void Block::run_cut(const StepContext& context, size_t layer, const TensorView& 
   const ArenaScope scope(context.arena);
   const int64_t rows = context.run.all_rows(), hidden = attention_site_.pre().desc.hidden;
   HyperConnection::Read read = attention_site_.read(context, streams);
-  const bool leaves_sum = attention_.output_sum().is_needed();
-  const TensorView attended = context.take(leaves_sum ? DType::kF32 : context.activation, {rows, hidden});
-  attention_.run(context, layer, gather_tokens(context, read.y), rows_of(attended, 0, context.num_tokens()),
-                 leaves_sum);
-  const TensorView mid = turn(context, streams, own_tokens(context, attention_.output_sum(), attended), nullptr, read);
+  const TensorView all = gather_tokens(context, read.y);
+  TensorView attended;
+  if (attention_.has_all_heads()) {
+    attended = context.take(context.activation, {context.run.count, hidden});
+    attention_.run_own(context, layer, all, attended);
+  } else {
+    const TensorView summands = context.take(DType::kF32, {rows, hidden});
+    attention_.run(context, layer, all, rows_of(summands, 0, context.num_tokens()), true);
+    attended = own_tokens(context, attention_.output_sum(), summands);
+  }
+  const TensorView mid = turn(context, streams, attended, nullptr, read);
   const TensorView combined = context.take(context.activation, {rows, hidden});
   moe_.combine().run(moe_.run(context, gather_tokens(context, read.y), rows_of(combined, 0, context.num_tokens())),
                      context.queue);

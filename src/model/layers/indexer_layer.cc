@@ -33,7 +33,7 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
   const int64_t ratio = compressor_.pool_desc().ratio;
   const int64_t most = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, 0, n);
   // Whoever sees no more entries than are chosen has all of them, which is less work than to gather.
-  const bool is_cut = context.run.is_cut() && most > k;
+  const bool are_own = queries.shape[0] != n, is_cut = are_own || (context.run.is_cut() && most > k);
   const int64_t begin = is_cut ? context.run.first : 0, end = is_cut ? begin + context.run.count : n;
   const TensorView selected = context.take(DType::kI32, {is_cut ? context.run.rows : n, k});
   const int32_t* counts = context.batch.of_ratio(ratio).visible;
@@ -41,7 +41,7 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
   for (int64_t row = begin; row < end; row += most_rows) {
     const int64_t rows = std::min(most_rows, end - row);
     const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
-    scores_.run({.queries = rows_of(queries, row, rows),
+    scores_.run({.queries = rows_of(queries, are_own ? row - begin : row, rows),
                  .weights = rows_of(weights, row, rows),
                  .keys = context.caches.entries(EntriesId::kIndexKeys, layer, context.batch.places() + row),
                  .counts = counts + row,
@@ -63,7 +63,7 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
                context.queue);
   }
   context.trace(prefix_, "selection", selected);
-  return (is_cut ? gather_tokens(context, selected) : selected).as<int32_t>();
+  return (is_cut && !are_own ? gather_tokens(context, selected) : selected).as<int32_t>();
 }
 
 }  // namespace tessera::model

@@ -8,8 +8,7 @@
 namespace tessera::model {
 
 LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& where,
-                                   std::initializer_list<const LinearLayer*> maps, const NormLayer* norm) {
-  const std::vector<const LinearLayer*> all(maps);
+                                   const std::vector<const LinearLayer*>& all, const NormLayer* norm) {
   std::vector<bool> is_taken(all.size());
   for (size_t first = 0; first < all.size(); ++first) {
     if (is_taken[first]) continue;
@@ -46,7 +45,7 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
 
 void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls,
                            const NormLayer* norm) const {
-  const int64_t n = context.num_tokens();
+  const int64_t n = x.shape[0];
   TESSERA_CHECK(norm != nullptr || !has_norm(), "whoever norms maps' input");
   if (norm != nullptr && (context.tracer != nullptr || !has_norm())) norm->run(context, x, x, n);
   if (context.tracer != nullptr) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Linear maps of one input, in one call where their backend has one (decision 0023).
-#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +19,7 @@ class LinearGroupLayer {
   LinearGroupLayer() = default;
   // `where` names the group in plans. Maps that one call can't compute together stay alone, and so does `norm`, which
   // may be null, where that isn't all of them.
-  LinearGroupLayer(LayerBuilder& builder, const std::string& where, std::initializer_list<const LinearLayer*> maps,
+  LinearGroupLayer(LayerBuilder& builder, const std::string& where, const std::vector<const LinearLayer*>& maps,
                    const NormLayer* norm = nullptr);
 
   // Whether the norm is a part of that call.

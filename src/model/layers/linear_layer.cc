@@ -20,9 +20,13 @@ ops::InputMode resolve_input(ops::InputMode mode, ops::WeightFormat format, Inpu
 }
 
 LinearLayer::LinearLayer(LayerBuilder& builder, const std::string& name, InputRole role, DType output, int64_t groups)
-    : name_(name) {
-  const ops::WeightFormat format = builder.weights.format(name);
-  const Shape shape = builder.weights.local_shape(name);
+    : LinearLayer(builder, name, builder.weights.shard(), name, role, output, groups) {}
+
+LinearLayer::LinearLayer(LayerBuilder& builder, const std::string& name, const Shard& shard, const std::string& where,
+                         InputRole role, DType output, int64_t groups)
+    : name_(where) {
+  const ops::WeightFormat format = builder.weights.part_format(name, shard);
+  const Shape shape = builder.weights.part_shape(name, shard);
   const ops::Linear::Desc desc{.in = shape[1],
                                .out = shape[0] / groups,
                                .groups = groups,
@@ -30,12 +34,12 @@ LinearLayer::LinearLayer(LayerBuilder& builder, const std::string& name, InputRo
                                .input = resolve_input(builder.precision.input, format, role),
                                .activation = builder.activation(),
                                .output = output};
-  op_ = builder.bind<ops::Linear>(name, desc, builder.max_tokens * ops::kHcStreams);
-  weight_ = builder.weights.load_matrix(name, op_.packed_layout());
+  op_ = builder.bind<ops::Linear>(where, desc, builder.max_tokens * ops::kHcStreams);
+  weight_ = builder.weights.load_part(name, shard, op_.packed_layout());
 }
 
 TensorView LinearLayer::run(const StepContext& context, const TensorView& x, int64_t num_rows) const {
-  const TensorView y = context.take(op_.desc.output, {num_rows, out_features()});
+  const TensorView y = take_output(context, num_rows);
   run_into(context, x, y, num_rows);
   return y;
 }

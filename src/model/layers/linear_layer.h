@@ -23,13 +23,17 @@ class LinearLayer {
   // Loads and binds `name` (official, without ".weight"), a map of `groups` blocks on the diagonal.
   LinearLayer(LayerBuilder& builder, const std::string& name, InputRole role, DType output, int64_t groups = 1);
 
+  // The part of it that `shard` has (ModelWeights::load_part); `where` names it in plans and traces.
+  LinearLayer(LayerBuilder& builder, const std::string& name, const Shard& shard, const std::string& where,
+              InputRole role, DType output, int64_t groups = 1);
+
   // x [rows, groups * in] -> y [rows, groups * out]; y is taken from the arena, or given.
   TensorView run(const StepContext& context, const TensorView& x, int64_t num_rows) const;
   void run_into(const StepContext& context, const TensorView& x, const TensorView& y, int64_t num_rows) const;
   int64_t out_features() const { return op_.desc.out * op_.desc.groups; }
-  // Memory for y of the step's tokens.
-  TensorView take_output(const StepContext& context) const {
-    return context.take(op_.desc.output, {context.num_tokens(), out_features()});
+  // Memory for y of so many rows.
+  TensorView take_output(const StepContext& context, int64_t num_rows) const {
+    return context.take(op_.desc.output, {num_rows, out_features()});
   }
   // What a fused op of which the map is a part is made of.
   const ops::Bound<ops::Linear>& op() const { return op_; }

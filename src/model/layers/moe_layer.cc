@@ -139,8 +139,8 @@ ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView
   ops::Linear::Args down{.weight = shared_w2_.weight(), .num_tokens = n, .workspace = context.workspace};
   if (!bypass_.routed_experts) routed.out = context.take(context.activation, {n, k, experts_.desc.hidden});
   if (!bypass_.shared_experts) {
-    gated.y = {shared_w1_.take_output(context), shared_w3_.take_output(context)};
-    down.x = gated.y[0], down.y = shared_w2_.take_output(context);
+    gated.y = {shared_w1_.take_output(context, n), shared_w3_.take_output(context, n)};
+    down.x = gated.y[0], down.y = shared_w2_.take_output(context, n);
   }
   const bool are_fused = all_experts_.is_bound() && context.tracer == nullptr;
   if (are_fused) {

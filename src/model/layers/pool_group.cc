@@ -8,7 +8,7 @@
 namespace tessera::model {
 
 PoolGroup::PoolGroup(LayerBuilder& builder, const std::string& where,
-                     std::initializer_list<const CompressorLayer*> compressors, const NormLayer* norm) {
+                     const std::vector<const CompressorLayer*>& compressors, const NormLayer* norm) {
   ops::PoolNorm::Desc desc;
   std::vector<ops::Chosen> parts;
   for (const CompressorLayer* compressor : compressors) {
@@ -32,7 +32,7 @@ bool PoolGroup::run(const StepContext& context, std::span<const Call> calls, con
   ops::PoolNorm::Args args;
   for (size_t i = 0; i < calls.size(); ++i) args.pools[i] = calls[i].args;
   const bool norms = op_.desc.norm.has_value();
-  if (norms) args.norm = {.x = x, .weight = norm.weight(), .out = x, .num_rows = context.num_tokens()};
+  if (norms) args.norm = {.x = x, .weight = norm.weight(), .out = x, .num_rows = x.shape[0]};
   op_.run(args, context.queue);
   return norms;
 }

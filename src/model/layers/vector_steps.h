@@ -2,10 +2,10 @@
 #pragma once
 // What vectors go through between a map and attention: a norm, rotary positions, the indexer's Hadamard transform, a
 // cache, as far as they want it; and all vectors of a layer, in one call where their backend has one (decision 0023).
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "model/layers/linear_layer.h"
 
@@ -39,7 +39,7 @@ class VectorGroup {
   };
 
   VectorGroup() = default;
-  VectorGroup(LayerBuilder& builder, const std::string& where, std::initializer_list<const VectorSteps*> all);
+  VectorGroup(LayerBuilder& builder, const std::string& where, const std::vector<const VectorSteps*>& all);
 
   // The steps given to the constructor, in that order. A traced step runs them one by one.
   void run(const StepContext& context, const float* frequencies, std::span<const Call> calls) const;
