@@ -29,8 +29,9 @@ double ms(const bench::Samples& samples, double share) {
 void print_made(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
   std::string cut;
   if (!ranks.is_alone()) {
-    cut = fmt::format(", rank {} of {}{}, cut by {}", ranks.is_echo() ? ranks.world() - 1 : 0, ranks.world(),
-                      ranks.is_echo() ? " by itself" : "", ranks.split().name);
+    cut = fmt::format(", rank {} of {}{}, cut by {}{}", ranks.is_echo() ? ranks.world() - 1 : 0, ranks.world(),
+                      ranks.is_echo() ? " by itself" : "", ranks.split().name,
+                      ranks.split().keeps_all_heads ? ", all heads kept" : "");
   }
   print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
                            report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),
@@ -71,6 +72,7 @@ ordered_json json_of(const bench::StepReport& report, const BenchSteps& bench, c
               {"ranks", ranks.world()},
               {"only_last_rank", ranks.is_echo()},
               {"split", ranks.is_alone() ? "" : ranks.split().name},
+              {"keeps_all_heads", ranks.split().keeps_all_heads},
               {"mode", bench.model.mode},
               {"shape", bench.options.shape},
               {"dense", ops::to_string(bench.options.dense)},

@@ -107,6 +107,7 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     layout.layers.push_back(draft_->cache_layout());
     layout.num_draft_layers = 1;
   }
+  for (const auto& block : blocks_) block->prepare_own_tokens(builder);
   layout.snapshot_fingerprint =
       mix(mix(weights.fingerprint(), config.fingerprint()),
           static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache));

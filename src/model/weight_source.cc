@@ -91,13 +91,9 @@ Shape WeightSource::part_shape(const std::string& name, const Shard& shard) cons
   return {part.row_end - part.row_begin, part.col_end - part.col_begin};
 }
 
-std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name) const {
+std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name, const Shard& shard) const {
   const StoredTensor& stored = resolved(name);
-  WeightSlice part = slice(name);
-  for (const Shard& held : held_shards(row(name), shard_)) {
-    const WeightSlice other = slice_of(row(name), config_, held);
-    part.row_begin = std::min(part.row_begin, other.row_begin), part.row_end = std::max(part.row_end, other.row_end);
-  }
+  const WeightSlice part = slice_of(row(name), config_, shard);
   std::vector<checkpoint::FilePart> parts;
   const auto add_all = [&](const LocatedTensor& tensor) {
     if (tensor.entry != nullptr) parts.push_back({tensor.file, tensor.entry->file_offset, tensor.entry->num_bytes});
@@ -126,11 +122,16 @@ std::vector<checkpoint::FilePart> WeightSource::parts_of(const std::string& name
 }
 
 std::vector<checkpoint::FilePart> WeightSource::parts_in_order() const {
-  std::vector<checkpoint::FilePart> parts, head;
+  std::vector<checkpoint::FilePart> parts, head, others;
   const auto append = [&](const std::vector<checkpoint::FilePart>& more) {
     parts.insert(parts.end(), more.begin(), more.end());
   };
   for (const WeightRow& weight : make_weight_spec(config_, num_draft_layers_)) {
+    for (const Shard& held : held_shards(weight, shard_)) {
+      if (held == shard_) continue;
+      const std::vector<checkpoint::FilePart> more = parts_of(weight.name, held);
+      others.insert(others.end(), more.begin(), more.end());
+    }
     // The table names the head before the layers; a model loads it behind them, and drafts behind it.
     if (weight.shard == ShardRule::kRowsByToken) {
       head = parts_of(weight.name);
@@ -140,6 +141,7 @@ std::vector<checkpoint::FilePart> WeightSource::parts_in_order() const {
     append(parts_of(weight.name));
   }
   append(head);
+  append(others);
   return parts;
 }
 
@@ -151,10 +153,10 @@ void WeightSource::read_ahead() {
   }
 }
 
-void WeightSource::count_as_read(const std::string& name) {
+void WeightSource::count_as_read(const std::string& name, const Shard& shard) {
   if (!ahead_) return;
   uint64_t num_bytes = 0;
-  for (const checkpoint::FilePart& part : parts_of(name)) num_bytes += part.num_bytes;
+  for (const checkpoint::FilePart& part : parts_of(name, shard)) num_bytes += part.num_bytes;
   ahead_->used(num_bytes);
 }
 
@@ -202,7 +204,7 @@ Matrix WeightSource::load_part(const std::string& name, const Shard& shard, cons
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
   const WeightSlice part = slice_of(weight, config_, shard);
-  if (shard == shard_) count_as_read(name);  // which counts all parts
+  count_as_read(name, shard);
   const bool is_empty = part.row_begin == part.row_end;
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
   Matrix matrix = reader_.read(stored, weight.shape, part, exponent);
@@ -216,7 +218,7 @@ Matrix WeightSource::load_part(const std::string& name, const Shard& shard, cons
 device::Tensor WeightSource::load_vector_part(const std::string& name, const Shard& shard) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
-  if (shard == shard_) count_as_read(name);
+  count_as_read(name, shard);
   std::vector<char> bytes(stored.codes.entry->num_bytes);
   reader_.read_bytes(stored.codes, 0, bytes.size(), bytes.data());
   std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
@@ -235,7 +237,7 @@ device::Tensor WeightSource::load_table(const std::string& name) {
   const WeightRow& weight = row(name);
   const StoredTensor& stored = resolved(name);
   const int64_t count = weight.shape.num_elements(), top_k = weight.shape[1];
-  count_as_read(name);
+  count_as_read(name, shard_);
   std::vector<char> bytes(stored.codes.entry->num_bytes);
   reader_.read_bytes(stored.codes, 0, bytes.size(), bytes.data());
   device::Tensor table(DType::kI32, weight.shape);

@@ -61,9 +61,10 @@ class WeightSource final : public ModelWeights {
   Matrix load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) override;
   // Where matrices are read to from now on (Executor::loading()).
   void set_memory(device::MemorySpace& memory) { reader_.set_memory(memory); }
-  // Those bytes of the files that loading all held parts of `name` reads; of columns their whole rows. (Of MXFP4 not what is looked at
-  // besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
-  std::vector<checkpoint::FilePart> parts_of(const std::string& name) const;
+  // Those bytes of the files that loading the part of `name` reads; of columns their whole rows. (Of MXFP4 not what is
+  // looked at besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
+  std::vector<checkpoint::FilePart> parts_of(const std::string& name, const Shard& shard) const;
+  std::vector<checkpoint::FilePart> parts_of(const std::string& name) const { return parts_of(name, shard_); }
   // Of all weights, about in the order in which a model loads them.
   std::vector<checkpoint::FilePart> parts_in_order() const;
   // All of it will be loaded from now on: the disk may read ahead of that (checkpoint/read_ahead.h).
@@ -86,7 +87,7 @@ class WeightSource final : public ModelWeights {
   const StoredTensor& resolved(const std::string& name) const;
   const Mxfp4Scaling& scaling(const std::string& name);
   int global_exponent(const std::string& name);
-  void count_as_read(const std::string& name);
+  void count_as_read(const std::string& name, const Shard& shard);
   void add_fingerprint(const std::string& name, const void* data, size_t bytes);
 
   const Config& config_;

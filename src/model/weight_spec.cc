@@ -176,6 +176,7 @@ Shard with_whole_attention(Shard shard) {
 std::vector<Shard> held_shards(const WeightRow& row, const Shard& shard) {
   std::vector<Shard> held{shard};
   if (!shard.keeps_all_heads || shard.attention != AttentionSplit::kByGroup || shard.world == 1) return held;
+  if (row.name.starts_with("mtp.")) return held;  // a draft block's steps are whole
   if (row.shard == ShardRule::kRowsByHead || row.shard == ShardRule::kRowsByGroup) {
     held.push_back(with_whole_attention(shard));
   } else if (row.shard == ShardRule::kColsByGroup) {

@@ -112,6 +112,10 @@ class Ranks(ProgramTest):
             with self.subTest(split=split):
                 shared = generate('--ranks', '2', '--rank-split', split)
                 self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
+        for heads in ('own', 'all'):
+            with self.subTest(heads=heads):
+                shared = generate('--ranks', '2', '--rank-split', 'width', '--rank-heads', heads)
+                self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
 
     def test_the_programs_name_and_left_over_variables_do_no_harm(self):
         shared = generate('--ranks', '2', LOCAL_WORLD_SIZE='8')
@@ -309,6 +313,8 @@ class Ranks(ProgramTest):
                             (('--gpus', '0'), '--gpus: expected 1 to 1024, found 0'),
                             (('--gpus', '0', '--ranks', '2'), 'give --gpus or --ranks, not both'),
                             (('--rank-split', 'heads'), '--rank-split: expected --gpus or --ranks besides'),
+                            (('--rank-heads', 'all'), '--rank-heads: expected --gpus or --ranks besides'),
+                            (('--ranks', '2', '--rank-heads', 'some'), '--rank-heads: expected auto, own or all, found "some"'),
                             (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
                             (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),

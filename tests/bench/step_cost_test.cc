@@ -215,6 +215,21 @@ TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
   EXPECT_GT(streams, 0.5);
   EXPECT_LT(streams, 0.52);
   EXPECT_EQ(of(cut, "attention", &CostPart::us), of(whole, "attention", &CostPart::us));
+
+  // All heads of a rank's own tokens: as many blocks of attention for half of the tokens, whose output is nobody's
+  // summand; and no choice is gathered. Of decode steps nothing changes.
+  ParallelPlan all = cut;
+  all.keeps_all_heads = true;
+  EXPECT_NEAR(of(all, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (2 + 2 + 2) + 8), 1);
+  const double attention = of(all, "attention", &CostPart::us) / of(cut, "attention", &CostPart::us);
+  EXPECT_GT(attention, 0.45);
+  EXPECT_LT(attention, 0.6);
+  EXPECT_NEAR(of(all, "maps of queries", &CostPart::flops), of(cut, "maps of queries", &CostPart::flops) -
+              2 * 4096.0 / 2 * 21 * 1024 * 8192, 1e6) << "the indexer's are of half of the tokens";
+  const auto decode = [](const ParallelPlan& plan) {
+    return step_cost(stored("flash"), plan, target_of("h200"), {32, 1, 8191}).us();
+  };
+  EXPECT_EQ(decode(all), decode(cut));
 }
 
 // By hand, for 7,168 channels: of 128 tokens attention's sum goes in shares of F32 and comes back in BF16, a layer's
@@ -313,6 +328,41 @@ TEST(MachinePlan, ProOnEightH200HoldsFourMillionTokens) {
   const auto json = nlohmann::json::parse(machine_plan_json(plan, "pro"));
   EXPECT_EQ(json["candidates"].size(), plan.candidates.size());
   EXPECT_EQ(json["longest_sequences"], plan.best().room);
+}
+
+// All heads' maps, 2 GB more of Flash on each of two, 9 of Pro on each of eight: in an eighth of what weights leave.
+TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
+  const auto best = [](const char* model, const char* gpus) {
+    return plan_machine(stored(model), parse_gpus(gpus), {8192, 1, 4096, {}});
+  };
+  const MachinePlan flash = best("flash", "2xh200"), pro = best("pro", "8xh200");
+  EXPECT_TRUE(flash.best().plan.keeps_all_heads);
+  EXPECT_FALSE(pro.best().plan.keeps_all_heads);
+  EXPECT_THAT(machine_plan_text(flash, "flash"), HasSubstr("all heads of a rank's own tokens"));
+  EXPECT_THAT(machine_plan_text(pro, "pro"), HasSubstr("no room for the others' maps"));
+  for (const Candidate& candidate : flash.candidates) {
+    const ParallelPlan& plan = candidate.plan;
+    EXPECT_EQ(plan.keeps_all_heads, plan.attention == AttentionSplit::kByGroup && plan.is_written()) << plan.name();
+  }
+  // From one byte to the next.
+  const auto has_room = [&](uint64_t memory) {
+    return has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", memory);
+  };
+  uint64_t least = 0;
+  for (uint64_t step = uint64_t{1} << 40; step > 0; step /= 2) {
+    if (!has_room(least + step)) least += step;
+  }
+  const auto weights = [&](uint64_t memory) {
+    for (const Candidate& candidate : plan_ranks(stored("flash"), 2, "NVIDIA H200", memory, {8192, 1, 64, {}}).candidates) {
+      if (candidate.plan.experts == ExpertSplit::kByWidth) return candidate.memory.weight_bytes();
+    }
+    return uint64_t{0};
+  };
+  const uint64_t own = weights(least), all = weights(least + 1);
+  EXPECT_NEAR(static_cast<double>(all - own), 43 * (2.5 * 32768 * 1024) * 9 / 16, 1e7) << "wq_b, wo_a, half of wo_b";
+  EXPECT_LE(all - own, (least + 1 - own) / 8);
+  EXPECT_GT(all - own, (least - own) / 8);
+  EXPECT_FALSE(has_room(own / 2)) << "not even the weights";
 }
 
 TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {

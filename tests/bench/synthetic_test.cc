@@ -178,6 +178,44 @@ TEST_F(SyntheticTest, RanksHaveSharesOfTheWeights) {
   }
 }
 
+// Who keeps all heads has the others' parts, so that it computes what they do.
+TEST_F(SyntheticTest, AllHeadsAreThoseOfTheRanks) {
+  const model::Config config = published_config("small");
+  for (const auto dense : {ops::WeightFormat::kNvfp4, ops::WeightFormat::kFp8Block}) {
+    std::vector<std::unique_ptr<SyntheticWeights>> ranks;
+    for (int64_t r = 0; r < 2; ++r) {
+      model::Shard shard{r, 2, model::AttentionSplit::kByGroup, model::ExpertSplit::kByWidth};
+      shard.keeps_all_heads = true;
+      ranks.push_back(std::make_unique<SyntheticWeights>(config, seed_, 1, shard, dense));
+    }
+    const auto bytes = [](const device::Buffer& buffer) {
+      return std::string(buffer.as<char>(), buffer.as<char>() + buffer.size());
+    };
+    const model::Shard all = model::with_whole_attention(ranks[0]->shard());
+    for (const char* name : {"layers.0.attn.wq_b", "layers.0.attn.wo_a"}) {
+      const model::Matrix whole = ranks[0]->load_part(name, all, nullptr);
+      const model::Matrix first = ranks[0]->load_matrix(name), second = ranks[1]->load_matrix(name);
+      EXPECT_EQ(bytes(whole.data), bytes(first.data) + bytes(second.data)) << name;
+      EXPECT_EQ(bytes(whole.scales), bytes(first.scales) + bytes(second.scales)) << name;
+      EXPECT_EQ(whole.view.tensor_scale, second.view.tensor_scale);
+    }
+    const char* wo_b = "layers.0.attn.wo_b";
+    EXPECT_EQ(bytes(ranks[0]->load_part(wo_b, ranks[1]->shard(), nullptr).data),
+              bytes(ranks[1]->load_matrix(wo_b).data));
+    const char* sink = "layers.0.attn.attn_sink";
+    const device::Tensor whole = ranks[1]->load_vector_part(sink, all);
+    for (int64_t r = 0; r < 2; ++r) {
+      const device::Tensor part = ranks[static_cast<size_t>(r)]->load_vector(sink);
+      for (int64_t i = 0; i < config.num_heads / 2; ++i) {
+        EXPECT_EQ(whole.as<float>()[r * config.num_heads / 2 + i], part.as<float>()[i]);
+      }
+    }
+    model::Shard own = ranks[0]->shard();
+    own.keeps_all_heads = false;
+    EXPECT_GT(ranks[0]->total_bytes(), SyntheticWeights(config, seed_, 1, own, dense).total_bytes());
+  }
+}
+
 TEST_F(SyntheticTest, RoutersAndIndexersChooseVariously) {
   const model::Config config = published_config("small");
   constexpr int64_t kTokens = 128;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Columns of ranks as rows: every bit at its place and nothing beside it written, on the host and on a GPU.
+// Columns of ranks as rows, and back: every bit at its place and nothing beside it written, on the host and on a GPU.
 #include "comm/rank_columns.h"
 
 #include <fmt/format.h>
@@ -113,6 +113,75 @@ TEST(JoinColumns, PlacesEveryBitOnAGpu) {
                                                                one.rows, one.columns, parts_begin, out_begin);
     }
   }
+}
+
+// Every row back to where it came from; a matrix of BF16 has two values in a word.
+TEST(SplitColumns, UndoesJoining) {
+  const uint64_t seed = fresh_seed();
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  device::Queue queue(1);
+  for (const Case& one : kCases) {
+    const std::vector<uint32_t> parts = random_words(rng, parts_shape(one).num_elements());
+    std::vector<uint32_t> joined = expected_of(parts, one);
+    for (const DType type : {DType::kF32, DType::kBF16}) {
+      const int64_t columns = one.columns * (type == DType::kF32 ? 1 : 2);
+      std::vector<uint32_t> out(2 * kGuard + parts.size(), kPoison), expected = out;
+      std::copy(parts.begin(), parts.end(), expected.begin() + kGuard);
+      split_columns({joined.data() + kGuard, type, {one.rows, one.world * columns}},
+                    {out.data() + kGuard, type, {one.world, one.rows, columns}}, queue);
+      EXPECT_EQ(out, expected) << one.world << ' ' << one.rows << ' ' << one.columns;
+    }
+  }
+}
+
+// More rows than a grid has blocks in its second dimension, too.
+TEST(SplitColumns, UndoesJoiningOnAGpu) {
+  std::unique_ptr<device::Executor> executor;
+  try {
+    executor = device::make_executor(device::machine_of("cuda"), 1);
+  } catch (const Error& error) {
+    GTEST_SKIP() << error.what();
+  }
+  const uint64_t seed = fresh_seed();
+  SCOPED_TRACE(seed);
+  Rng rng(seed);
+  device::MemorySpace& memory = executor->memory();
+  for (const Case& one : {Case{2, 5, 4}, Case{3, 7, 5}, Case{8, 33, 2048}, Case{2, 70'000, 2}}) {
+    const std::vector<uint32_t> parts = random_words(rng, parts_shape(one).num_elements());
+    const std::vector<uint32_t> joined = expected_of(parts, one);
+    const size_t bytes = parts.size() * sizeof(uint32_t);
+    const device::Buffer in(bytes, memory), out(bytes, memory);
+    memory.upload(in.data(), joined.data() + kGuard, bytes);
+    split_columns({in.data(), DType::kBF16, {one.rows, 2 * one.world * one.columns}},
+                  {out.data(), DType::kBF16, {one.world, one.rows, 2 * one.columns}}, executor->queue());
+    executor->synchronize();
+    std::vector<uint32_t> found(parts.size());
+    memory.download(found.data(), out.data(), bytes);
+    EXPECT_EQ(found, parts) << one.world << ' ' << one.rows << ' ' << one.columns;
+  }
+}
+
+TEST(SplitColumns, WhatDoesNotFitIsNamed) {
+  device::Queue queue(1);
+  std::vector<float> values(64);
+  const auto refusal = [&](const TensorView& in, const TensorView& parts) -> std::string {
+    try {
+      split_columns(in, parts, queue);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal(view(values.data(), {3, 9}), view(values.data() + 27, {2, 3, 4})),
+              HasSubstr("found F32 [3, 9] into F32 [2, 3, 4]"));
+  EXPECT_THAT(refusal({values.data(), DType::kBF16, {3, 6}}, {values.data() + 27, DType::kBF16, {2, 3, 3}}),
+              HasSubstr("an even number of columns"));
+  EXPECT_THAT(refusal({values.data(), DType::kBF16, {3, 8}}, view(values.data() + 27, {2, 3, 4})),
+              HasSubstr("found BF16 [3, 8] into F32 [2, 3, 4]"));
+  EXPECT_THAT(refusal({values.data(), DType::kI32, {3, 8}}, {values.data() + 27, DType::kI32, {2, 3, 4}}),
+              HasSubstr("found I32"));
 }
 
 // What ranks gather of a matrix of which each has columns is the matrix.

@@ -40,13 +40,15 @@ TEST(DefaultSteps, TakeAnEighthOfWhatWeightsLeaveOnAGpu) {
     return default_step_tokens(folder.path(), config, options, gpu_of(100 * kGiB, left), 1);
   };
   EXPECT_EQ(default_running("cuda:0"), 256);
-  EXPECT_EQ(steps(8 * step(4096)), 4096) << "all of it free";
+  EXPECT_EQ(steps(8 * step(8192)), 8192) << "all of it free";
+  EXPECT_EQ(steps(uint64_t{64} * step(8192)), 8192) << "the most";
+  EXPECT_EQ(steps(8 * step(8192) - 8), 4096);
   EXPECT_EQ(steps(8 * step(4096) - 8), 2048);
   EXPECT_EQ(steps(8 * step(2048) - 8), 1024);
   EXPECT_EQ(steps(0), 512) << "the least, which the fit check refuses then";
   // What else has to fit.
   options.extra_bytes = static_cast<int64_t>(8 * step(4096) - step(2048) -
-                                             sequence_bytes(config, options.precision, 0, ring_slots(config, 4096)));
+                                             sequence_bytes(config, options.precision, 0, ring_slots(config, 8192)));
   EXPECT_EQ(steps(8 * step(4096)), 2048);
   options.extra_bytes = 0;
   // Weights of the folder, of which each rank has its part; ranks do not look at what is free.

@@ -217,6 +217,57 @@ TEST(Ranks, EachHoldsAndReadsItsShare) {
   }
 }
 
+// The parts of a rank that keeps all heads: the bits of one rank's, and what is counted is what is read.
+TEST(Ranks, WhoKeepsAllHeadsHoldsTheOthers) {
+  const Config config = load_config(kTiny);
+  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(kTiny);
+  WeightSource whole(checkpoint, config, 0, {}, nullptr);
+  const auto bytes_of = [](const Matrix& matrix) {
+    const auto* bytes = matrix.data.as<uint8_t>();
+    return std::vector<uint8_t>(bytes, bytes + matrix.data.size());
+  };
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    const Shard cut{rank, 2, AttentionSplit::kByGroup, ExpertSplit::kById};
+    Shard keeps = cut;
+    keeps.keeps_all_heads = true;
+    WeightSource own(checkpoint, config, 0, cut, nullptr), all(checkpoint, config, 0, keeps, nullptr);
+    uint64_t more = 0;
+    for (const WeightRow& row : make_weight_spec(config, 0)) {
+      for (const Shard& held : held_shards(row, keeps)) {
+        if (held == keeps) continue;
+        if (row.kind == WeightKind::kVector) {
+          const device::Tensor vector = all.load_vector_part(row.name, held), expected = whole.load_vector(row.name);
+          ASSERT_EQ(vector.view().shape, expected.view().shape) << row.name;
+          EXPECT_TRUE(std::equal(vector.as<float>(), vector.as<float>() + row.shape.num_elements(),
+                                 expected.as<float>()))
+              << row.name;
+          more += static_cast<uint64_t>(row.shape.num_elements()) * 4;
+          continue;
+        }
+        const Matrix part = all.load_part(row.name, held, nullptr);
+        more += part.data.size() + part.scales.size();
+        if (held.attention == AttentionSplit::kWhole) {
+          EXPECT_EQ(bytes_of(part), bytes_of(whole.load_matrix(row.name))) << row.name;
+        } else {
+          Shard other = cut;
+          other.rank = 1 - rank;
+          EXPECT_EQ(bytes_of(part), bytes_of(WeightSource(checkpoint, config, 0, other, nullptr).load_matrix(row.name)))
+              << row.name;
+        }
+      }
+    }
+    EXPECT_GT(more, 0u);
+    EXPECT_EQ(all.total_bytes(), own.total_bytes() + more);
+    const auto parts_bytes = [](const WeightSource& source) {
+      uint64_t sum = 0;
+      for (const checkpoint::FilePart& part : source.parts_in_order()) sum += part.num_bytes;
+      return sum;
+    };
+    EXPECT_GT(parts_bytes(all), parts_bytes(own));
+    EXPECT_LT(parts_bytes(all), parts_bytes(whole));
+  }
+}
+
 TEST(Ranks, WhatCanNotBeCutIsNamed) {
   const Config config = load_config(kTiny);
   const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(kTiny);

@@ -195,6 +195,26 @@ TEST_F(TokenRunTest, StreamsComeTogetherForWhoReadsThem) {
               Each(""));
 }
 
+// Of its own tokens a rank has attention's output whole and its choice alone: neither is summed or gathered.
+TEST_F(TokenRunTest, AllHeadsNeedNoSumAndNoOtherChoice) {
+  for (const Cut& cut : {Cut{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth, true},
+                         Cut{4, AttentionSplit::kWhole, ExpertSplit::kByWidth}}) {
+    auto ranks = comm::make_loopback(cut.world, 120);
+    EXPECT_THAT(run_ranks(ranks,
+                          [&](comm::Communicator& comm, device::Queue&) {
+                            Counting counting(comm);
+                            const LoadedModel loaded = load(cut, counting, cut.world, {}, false);
+                            const auto state = loaded.runner->new_sequence(kStepTokens);
+                            counting.num_gathers = counting.num_shares = 0;
+                            feed(*loaded.runner, *state, testing::generated_ids(testing::Generated::kT0, kStepTokens),
+                                 LogitRows::kNone);
+                            EXPECT_EQ(counting.num_shares, loaded.config.num_layers) << "of experts alone";
+                            EXPECT_EQ(counting.num_gathers, 2 * loaded.config.num_layers);
+                          }),
+                Each(""));
+  }
+}
+
 // Steps of fewer tokens than that are whole.
 TEST_F(TokenRunTest, FewTokensAreNotCut) {
   auto ranks = comm::make_loopback(2, 120);

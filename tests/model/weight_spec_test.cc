@@ -57,6 +57,42 @@ TEST_F(HeadSlices, DoNotPartRowsThatShareScales) {
   }
 }
 
+// Of what is cut by heads the whole, or the other ranks' columns; of all else this rank's part.
+TEST_F(HeadSlices, AllAreHeldWhereTheyAreKept) {
+  const Shard cut{1, 2, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+  Shard keeps = cut;
+  keeps.keeps_all_heads = true;
+  for (const WeightRow& row : make_weight_spec(config_, 1)) {
+    EXPECT_EQ(held_shards(row, cut), std::vector<Shard>{cut}) << row.name;
+    const std::vector<Shard> held = held_shards(row, keeps);
+    ASSERT_FALSE(held.empty());
+    EXPECT_EQ(held[0], keeps) << row.name;
+    if (row.name.starts_with("mtp.")) {
+      EXPECT_EQ(held.size(), 1u) << row.name;
+      continue;
+    }
+    const bool has_rows = row.name.ends_with("wo_a") || row.name.ends_with("attn_sink") ||
+                          (row.name.ends_with("wq_b") && !row.name.ends_with("indexer.wq_b"));
+    if (has_rows) {
+      ASSERT_EQ(held.size(), 2u) << row.name;
+      const WeightSlice whole = slice_of(row, config_, held[1]), part = slice_of(row, config_, cut);
+      EXPECT_EQ(whole.row_begin, 0);
+      EXPECT_EQ(whole.row_end, row.shape[0]) << row.name;
+      EXPECT_EQ(part.row_end - part.row_begin, row.shape[0] / 2) << "its own part stays";
+    } else if (row.name.ends_with("wo_b")) {
+      ASSERT_EQ(held.size(), 2u) << row.name;
+      const WeightSlice other = slice_of(row, config_, held[1]);
+      EXPECT_EQ(other.col_begin, 0);
+      EXPECT_EQ(other.col_end, row.shape[1] / 2) << row.name;
+    } else {
+      EXPECT_EQ(held.size(), 1u) << row.name;
+    }
+    Shard whole = keeps;
+    whole.attention = AttentionSplit::kWhole;
+    EXPECT_EQ(held_shards(row, whole).size(), 1u) << "has all anyway";
+  }
+}
+
 // A draft block has no head of its own, and who looks tokens up needs all rows of the embedding.
 TEST_F(HeadSlices, AreOfTheHeadAlone) {
   for (const WeightRow& row : make_weight_spec(config_, 1)) {

@@ -26,16 +26,6 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
   // What ranks add is rounded once, behind the sum.
   const DType output = head_sum_.is_needed() ? DType::kF32 : activation;
   wo_b_ = LinearLayer(builder, prefix + "wo_b", InputRole::kQuantised, output);
-  if (head_sum_.is_needed()) all_heads_ = AttentionHeads::all_like(heads_, builder, prefix);
-  if (all_heads_ != nullptr) {
-    Shard part = shard;
-    for (part.rank = 0; part.rank < part.world; ++part.rank) {
-      LinearLayer& map = wo_b_of_ranks_.emplace_back();
-      if (part.rank == shard.rank) continue;
-      map = LinearLayer(builder, prefix + "wo_b", part, fmt::format("{}all_heads.wo_b.{}", prefix, part.rank),
-                        InputRole::kQuantised, output);
-    }
-  }
   q_norm_ = NormLayer(builder, prefix + "q_norm", prefix + "q_norm.weight", c.q_lora_rank);
   window_steps_.norm.emplace(builder, prefix + "kv_norm", prefix + "kv_norm.weight", c.head_dim);
   window_steps_.rope = builder.bind<ops::Rope>(
@@ -46,39 +36,60 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
   window_steps_.rotated = prefix + "kv";
   later_window_ = VectorGroup(builder, prefix + "later_window", {&window_steps_});
 
-  std::vector<const LinearLayer*> of_x = {&wkv_}, of_qr = {&heads_.wq_b()};
-  std::vector<const CompressorLayer*> compressors;
-  const auto add_compressor = [&](const CompressorLayer& compressor) {
-    of_x.insert(of_x.end(), {&compressor.wkv(), &compressor.wgate()});
-    compressors.push_back(&compressor);
-  };
   if (ratio != 0) {
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
-    add_compressor(compressor_);
   }
-  if (ratio == 4) {
-    indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio);
-    add_compressor(indexer_.compressor());
-    of_x.push_back(&indexer_.weights_proj());
-    of_qr.push_back(&indexer_.wq_b());
-  }
-  vectors_ = bind_vectors(builder, prefix + "vectors", heads_);
-  maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", of_qr, &q_norm_);
-  if (builder.comm != nullptr && has_all_heads()) {
-    maps_of_all_x_ = LinearGroupLayer(builder, prefix + "maps_of_all_x", of_x);
-  }
-  if (all_heads_ != nullptr) {
-    of_qr.front() = &all_heads_->wq_b();
-    // Normed by whoever norms this rank's.
-    all_maps_of_qr_ = LinearGroupLayer(builder, prefix + "all_heads.maps_of_qr", of_qr,
-                                       maps_of_qr_.has_norm() ? &q_norm_ : nullptr);
-    all_vectors_ = bind_vectors(builder, prefix + "all_heads.vectors", *all_heads_);
-  }
+  if (ratio == 4) indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio);
+  std::vector<const LinearLayer*> of_x = maps_of_all_tokens();
   of_x.insert(of_x.begin(), &wq_a_);
   maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", of_x);
+  maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", maps_of_queries(heads_), &q_norm_);
+  vectors_ = bind_vectors(builder, prefix + "vectors", heads_);
+  std::vector<const CompressorLayer*> compressors;
+  if (ratio != 0) compressors.push_back(&compressor_);
+  if (ratio == 4) compressors.push_back(&indexer_.compressor());
   if (ratio != 0) {
     pools_ = PoolGroup(builder, prefix + "pools", compressors, maps_of_qr_.has_norm() ? nullptr : &q_norm_);
   }
+}
+
+void AttentionLayer::prepare_own_tokens(LayerBuilder& builder) {
+  if (builder.comm == nullptr) return;
+  if (head_sum_.is_needed()) {
+    all_heads_ = AttentionHeads::all_like(heads_, builder, prefix_);
+    if (all_heads_ == nullptr) return;
+    const Shard& shard = builder.weights.shard();
+    Shard part = shard;
+    for (part.rank = 0; part.rank < part.world; ++part.rank) {
+      LinearLayer& map = wo_b_of_ranks_.emplace_back();
+      if (part.rank == shard.rank) continue;
+      map = LinearLayer(builder, prefix_ + "wo_b", part, fmt::format("{}all_heads.wo_b.{}", prefix_, part.rank),
+                        InputRole::kQuantised, wo_b_.op().desc.output);
+    }
+    // Normed by whoever norms this rank's.
+    all_maps_of_qr_ = LinearGroupLayer(builder, prefix_ + "all_heads.maps_of_qr", maps_of_queries(*all_heads_),
+                                       maps_of_qr_.has_norm() ? &q_norm_ : nullptr);
+    all_vectors_ = bind_vectors(builder, prefix_ + "all_heads.vectors", *all_heads_);
+  }
+  maps_of_all_x_ = LinearGroupLayer(builder, prefix_ + "maps_of_all_x", maps_of_all_tokens());
+}
+
+std::vector<const LinearLayer*> AttentionLayer::maps_of_all_tokens() const {
+  std::vector<const LinearLayer*> maps = {&wkv_};
+  const auto add = [&](const CompressorLayer& compressor) {
+    maps.insert(maps.end(), {&compressor.wkv(), &compressor.wgate()});
+  };
+  if (ratio_ != 0) add(compressor_);
+  if (ratio_ == 4) {
+    add(indexer_.compressor());
+    maps.push_back(&indexer_.weights_proj());
+  }
+  return maps;
+}
+
+std::vector<const LinearLayer*> AttentionLayer::maps_of_queries(const AttentionHeads& heads) const {
+  if (ratio_ == 4) return {&heads.wq_b(), &indexer_.wq_b()};
+  return {&heads.wq_b()};
 }
 
 VectorGroup AttentionLayer::bind_vectors(LayerBuilder& builder, const std::string& where,

@@ -16,11 +16,16 @@ class AttentionLayer {
   // `prefix`: "layers.2.attn."; `with_entries` false: compressed entries are computed but not attended (a bypass).
   AttentionLayer(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bool with_entries);
 
+  // Loads the others' heads, where they are kept, and binds what is of this rank's own tokens: for run_own(), which a
+  // layer of a draft block, whose steps are whole, is not asked for. Once.
+  void prepare_own_tokens(LayerBuilder& builder);
+
   // x [tokens, hidden], normalised -> result [tokens, hidden]. Writes the caches of every slice. `leaves_sum`: where
   // output_sum() is needed, the result is what this rank adds to it, in F32; who asks for that makes the sum.
   void run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
            bool leaves_sum) const;
   // Whether this rank computes all heads of its own tokens in steps that are cut by token.
+  // Behind prepare_own_tokens().
   bool has_all_heads() const { return !head_sum_.is_needed() || all_heads_ != nullptr; }
   // That: x of all tokens -> result [run.count, hidden] of this rank's. Writes caches as run() does.
   void run_own(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result) const;
@@ -45,6 +50,9 @@ class AttentionLayer {
     TensorView index_keys;  // pooled by the indexer's
     TensorView index_queries, index_weights;
   };
+  // Of x, in this order, but for wq_a; and of qr.
+  std::vector<const LinearLayer*> maps_of_all_tokens() const;
+  std::vector<const LinearLayer*> maps_of_queries(const AttentionHeads& heads) const;
   VectorGroup bind_vectors(LayerBuilder& builder, const std::string& where, const AttentionHeads& heads) const;
   Mapped run_maps(const StepContext& context, size_t layer, const TensorView& x, const Queries& queries) const;
   // Rows whose window entries lie in the rings together.

@@ -29,6 +29,8 @@ class Block {
   // A block by itself. Of a step whose tokens are cut over ranks: streams [run.count, 4, hidden], this rank's.
   void run(const StepContext& context, size_t layer, const TensorView& streams) const;
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
+  // For steps whose tokens are cut; once (AttentionLayer::prepare_own_tokens).
+  void prepare_own_tokens(LayerBuilder& builder) { attention_.prepare_own_tokens(builder); }
 
  private:
   void run_cut(const StepContext& context, size_t layer, const TensorView& streams) const;
