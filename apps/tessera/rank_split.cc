@@ -20,10 +20,11 @@ using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan;
 constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seldom has them
 
 const std::array<RankSplit, 4>& splits() {
-  static const std::array<RankSplit, 4> all{{{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, ""},
-                                             {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, ""},
-                                             {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, ""},
-                                             {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, ""}}};
+  static const std::array<RankSplit, 4> all{
+      {{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, ""},
+       {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, ""},
+       {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, ""},
+       {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, ""}}};
   return all;
 }
 

@@ -20,7 +20,7 @@ struct RankSplit {
   model::AttentionSplit attention = model::AttentionSplit::kWhole;
   model::ExpertSplit experts = model::ExpertSplit::kById;
   bool keeps_all_heads = false;  // model::Shard
-  std::string why;  // a line for people, where it was chosen
+  std::string why;               // a line for people, where it was chosen
 };
 
 // Throws kInvalidArgument, naming those there are. Not for "auto".

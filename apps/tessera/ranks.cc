@@ -170,7 +170,8 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
 bool refuse_stray_rank_flags(const RankFlags& flags) {
   const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
   if (is_given("--gpus") || is_given("--ranks")) return true;
-  for (const char* name : {"--rank-split", "--rank-heads", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+  for (const char* name :
+       {"--rank-split", "--rank-heads", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
     if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
   }
   return false;
@@ -262,7 +263,10 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
       if (!is_follower() && !split_.why.empty()) print_note(split_.why);
     }
   }
-  if (are_heads_named) split_.keeps_all_heads = flags_.heads == kAllHeads;
+  // Whoever has whole attention has all heads anyway.
+  if (are_heads_named) {
+    split_.keeps_all_heads = flags_.heads == kAllHeads && split_.attention == model::AttentionSplit::kByGroup;
+  }
 }
 
 // Before anybody is started or waited for.

@@ -165,7 +165,7 @@ Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 do
       ->type_name("N")
       ->group("Service");
   c.add_option("--max-step-tokens", flags_.max_step_tokens,
-               "Most tokens of one step: answers and pieces of prompts [64; with a GPU 512 to 4096, as memory allows]")
+               "Most tokens of one step: answers and pieces of prompts [64; with a GPU 512 to 8192, as memory allows]")
       ->type_name("N")
       ->group("Service");
   c.add_option("--max-mixed-step-tokens", flags_.max_mixed_step_tokens,
@@ -462,8 +462,12 @@ int Serve::answer(Ranks& ranks) {
   if (memory.prefixes > 0) {
     tiers = make_cache_tiers(flags_.tiers, facts, device::machine_of(flags_.model.device), log);
   }
-  engine::PrefixCache prefixes(runner,
-                               {.budget_bytes = memory.prefixes, .host = tiers.host.get(), .disk = tiers.disk.get()});
+  engine::PrefixCache prefixes(
+      runner, {.budget_bytes = memory.prefixes,
+               // No more often than steps end anyway.
+               .interval_tokens = std::max(engine::PrefixCacheOptions{}.interval_tokens, load.max_step_tokens),
+               .host = tiers.host.get(),
+               .disk = tiers.disk.get()});
   engine::EngineOptions options;
   options.waiting = {flags_.max_waiting, flags_.max_waiting_tokens};
   options.steps.max_running = flags_.max_running;

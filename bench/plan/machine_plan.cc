@@ -25,8 +25,7 @@ using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::Sto
 
 constexpr int64_t kMostStepTokens = 65536;
 
-// All heads are kept where they take at most this part of what a rank's own weights leave. Caches are given four fifths
-// of that (model/memory_fit.h), so both have room.
+// All heads are kept where they take at most this part of what a rank's own weights leave: the rest is for caches.
 constexpr uint64_t kShareOfHeads = 8;
 
 [[noreturn]] void fail_gpus(std::string_view text) {
@@ -239,6 +238,10 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   for (ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
     plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes());
     Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
+    if (plan.keeps_all_heads && !c.fits) {
+      plan.keeps_all_heads = false;  // what is asked for comes first
+      c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
+    }
     c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
     c.chunk = std::min(load.step_tokens, load.context);
     c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2});

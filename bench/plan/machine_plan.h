@@ -66,8 +66,8 @@ MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::stri
 
 // Whether ranks of a plan keep all heads' maps beside their own where nobody says so (model::Shard): where they take no
 // more than an eighth of what a rank's weights leave of its memory. GPUs as in plan_ranks().
-bool has_room_for_all_heads(const model::StoredModel& model, const model::ParallelPlan& plan,
-                            std::string_view gpu_name, uint64_t memory_bytes);
+bool has_room_for_all_heads(const model::StoredModel& model, const model::ParallelPlan& plan, std::string_view gpu_name,
+                            uint64_t memory_bytes);
 
 // What a rank holds, capacity, times by layer and by part, candidates.
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);

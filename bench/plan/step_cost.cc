@@ -131,7 +131,8 @@ class Layer {
       if (are_heads_cut && !are_heads_whole()) scatter(vector, DType::kF32);
       if (are_widths_cut) scatter(vector, DType::kBF16);
       for (int sublayer = 0; sublayer < 2; ++sublayer) gather(2 * vector / static_cast<double>(plan_.world));
-      if (ratio == 4 && is_choice_cut() && !are_heads_whole()) gather(4 * own_rows() * static_cast<double>(c_.index_topk));
+      if (ratio == 4 && is_choice_cut() && !are_heads_whole())
+        gather(4 * own_rows() * static_cast<double>(c_.index_topk));
     } else {
       // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
       if (are_heads_cut) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
@@ -346,8 +347,7 @@ class Layer {
     const auto [keys, parts] = mean_sight(ratio);
     const auto n = static_cast<int64_t>(head_rows());
     const auto num_parts = static_cast<int64_t>(std::ceil(parts)), num_heads = static_cast<int64_t>(heads);
-    const bool are_few = parts > 1 && n <= kFewRows &&
-                         n * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
+    const bool are_few = parts > 1 && n <= kFewRows && n * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewBlocks;
     const bool are_clusters =
         t_.family == Family::kHopper && n * ceil_div(num_heads, int64_t{16}) * num_parts <= kFewClusters;
     const bool is_wide = t_.family == Family::kHopper && heads >= 16 && !are_few && !are_clusters;

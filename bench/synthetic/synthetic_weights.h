@@ -4,9 +4,10 @@
 // for routed experts, NVFP4 or FP8 in blocks (`dense`) for the shared expert and attention's maps, BF16 for the head,
 // the compressors and the indexer's weights. Codes are random, and NVFP4's scales lie over four binary orders of
 // magnitude. Rows have about unit length, so that activations keep their size through layers, router logits spread and
-// every kind of layer does its usual work. A rank's whole matrices are those of one rank; of what is cut each rank has a
-// part made for it, which is no part of another number of ranks' matrix but has its size. Where a rank holds the others'
-// heads too, those are the others' parts, one behind another.
+// every kind of layer does its usual work. A rank's whole matrices are those of one rank; of what is cut each rank has
+// a part made for it, which is no part of another number of ranks' matrix but has its size. Where a rank holds the
+// others' heads too, those are the others' parts, one behind another (but
+// where that would part FP8's blocks).
 #include <map>
 #include <optional>
 #include <vector>

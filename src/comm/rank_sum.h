@@ -21,10 +21,11 @@ TESSERA_HOST_DEVICE inline void store_value(void* data, bool is_bf16, int64_t i,
   }
 }
 
-// value_of(0) + value_of(1) + ...: the order and the type in which every communicator adds up.
+// value_of(0) + value_of(1) + ...: the order and the type in which every communicator adds up. Values are floats, or
+// several that are added one by one.
 template <class ValueOf>
-TESSERA_HOST_DEVICE float sum_in_order(int world, const ValueOf& value_of) {
-  float sum = value_of(0);
+TESSERA_HOST_DEVICE auto sum_in_order(int world, const ValueOf& value_of) {
+  auto sum = value_of(0);
   for (int r = 1; r < world; ++r) sum += value_of(r);
   return sum;
 }

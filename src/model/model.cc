@@ -107,7 +107,6 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
     layout.layers.push_back(draft_->cache_layout());
     layout.num_draft_layers = 1;
   }
-  for (const auto& block : blocks_) block->prepare_own_tokens(builder);
   layout.snapshot_fingerprint =
       mix(mix(weights.fingerprint(), config.fingerprint()),
           static_cast<uint64_t>(precision.input) * 16 + static_cast<uint64_t>(precision.cache));
@@ -115,6 +114,8 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   facts_.state_identity =
       fmt::format("{:016x}-{:016x}", layout.snapshot_fingerprint, plan_fingerprint(planner, bypass));
   cache_spec_ = make_cache_spec(layout);
+  // Behind the identity of states, which don't depend on who computes what.
+  for (const auto& block : blocks_) block->prepare_own_tokens(builder);
   facts_.num_draft_layers = layout.num_draft_layers;
   pool_ = std::make_unique<CachePool>(std::move(layout), memory);
 

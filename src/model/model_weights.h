@@ -16,8 +16,8 @@ class ModelWeights {
  public:
   virtual ~ModelWeights() = default;
   // Of the part that `shard` has of a tensor: its format in memory, rows and columns of a linear map; of one of
-  // held_shards() the map itself, in the checkpoint's layout, or packed where `layout` is not null, or a small tensor in
-  // FP32.
+  // held_shards() the map itself, in the checkpoint's layout, or packed where `layout` is not null, or a small tensor
+  // in FP32.
   virtual ops::WeightFormat part_format(const std::string& name, const Shard& shard) const = 0;
   virtual Shape part_shape(const std::string& name, const Shard& shard) const = 0;
   virtual Matrix load_part(const std::string& name, const Shard& shard, const ops::PackedLayout* layout) = 0;
@@ -35,7 +35,7 @@ class ModelWeights {
   // The routing table [vocab, top_k] as I32; every row distinct ids in [0, num_experts).
   virtual device::Tensor load_table(const std::string& name) = 0;
 
-  // Changes with the weights' content: a hash over everything loaded so far.
+  // Changes with the weights' content: a hash over all of this rank's part that was loaded so far.
   virtual uint64_t fingerprint() const = 0;
   virtual const Shard& shard() const = 0;
 };

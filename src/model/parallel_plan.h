@@ -25,9 +25,7 @@ struct ParallelPlan {
 
   // Whether the layers compute it. A slice_of() with shard() is what a rank then holds.
   bool is_written() const { return !cuts_projections && !cuts_entries; }
-  Shard shard(int64_t rank) const {
-    return {rank, world, attention, experts, fewest_tokens_to_cut, keeps_all_heads};
-  }
+  Shard shard(int64_t rank) const { return {rank, world, attention, experts, fewest_tokens_to_cut, keeps_all_heads}; }
   // "heads, experts by width": short, for tables.
   std::string name() const;
 

@@ -209,9 +209,11 @@ Matrix WeightSource::load_part(const std::string& name, const Shard& shard, cons
   const int exponent = stored.format == StoredFormat::kMxfp4 && !is_empty ? global_exponent(name) : 0;
   Matrix matrix = reader_.read(stored, weight.shape, part, exponent);
   if (edit_ != nullptr) edit_->edit(name, matrix);
-  if (matrix.view.format == WeightFormat::kNvfp4) add_fingerprint(name, &matrix.view.tensor_scale, sizeof(float));
-  add_fingerprint(name, matrix.data.data(), matrix.data.size());
-  add_fingerprint(name, matrix.scales.data(), matrix.scales.size());
+  if (shard == shard_) {  // what else is held changes no result
+    if (matrix.view.format == WeightFormat::kNvfp4) add_fingerprint(name, &matrix.view.tensor_scale, sizeof(float));
+    add_fingerprint(name, matrix.data.data(), matrix.data.size());
+    add_fingerprint(name, matrix.scales.data(), matrix.scales.size());
+  }
   return layout == nullptr ? std::move(matrix) : packed(std::move(matrix), *layout, queue_);
 }
 
@@ -224,7 +226,7 @@ device::Tensor WeightSource::load_vector_part(const std::string& name, const Sha
   std::vector<float> values(static_cast<size_t>(weight.shape.num_elements()));
   widen(*stored.codes.entry->dtype, bytes.data(), weight.shape.num_elements(), values.data());
   check_finite(stored.codes, values.data(), weight.shape.num_elements());
-  add_fingerprint(name, bytes.data(), bytes.size());
+  if (shard == shard_) add_fingerprint(name, bytes.data(), bytes.size());
   const WeightSlice part = slice_of(weight, config_, shard);
   const int64_t cols = weight.shape.rank() > 1 ? weight.shape[1] : 1, rows = part.row_end - part.row_begin;
   device::Tensor tensor(DType::kF32, weight.shape.rank() > 1 ? Shape{rows, cols} : Shape{rows});

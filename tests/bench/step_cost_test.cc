@@ -224,8 +224,9 @@ TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
   const double attention = of(all, "attention", &CostPart::us) / of(cut, "attention", &CostPart::us);
   EXPECT_GT(attention, 0.45);
   EXPECT_LT(attention, 0.6);
-  EXPECT_NEAR(of(all, "maps of queries", &CostPart::flops), of(cut, "maps of queries", &CostPart::flops) -
-              2 * 4096.0 / 2 * 21 * 1024 * 8192, 1e6) << "the indexer's are of half of the tokens";
+  EXPECT_NEAR(of(all, "maps of queries", &CostPart::flops),
+              of(cut, "maps of queries", &CostPart::flops) - 2 * 4096.0 / 2 * 21 * 1024 * 8192, 1e6)
+      << "the indexer's are of half of the tokens";
   const auto decode = [](const ParallelPlan& plan) {
     return step_cost(stored("flash"), plan, target_of("h200"), {32, 1, 8191}).us();
   };
@@ -353,7 +354,8 @@ TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
     if (!has_room(least + step)) least += step;
   }
   const auto weights = [&](uint64_t memory) {
-    for (const Candidate& candidate : plan_ranks(stored("flash"), 2, "NVIDIA H200", memory, {8192, 1, 64, {}}).candidates) {
+    for (const Candidate& candidate :
+         plan_ranks(stored("flash"), 2, "NVIDIA H200", memory, {8192, 1, 64, {}}).candidates) {
       if (candidate.plan.experts == ExpertSplit::kByWidth) return candidate.memory.weight_bytes();
     }
     return uint64_t{0};

@@ -23,11 +23,10 @@ struct Case {
   int world;
   int64_t count, stride;
 };
-constexpr Case kCases[] = {{1, 1, 1},   {2, 3, 3},     {2, 4, 4},       {2, 8, 12},      {3, 7, 9},
-                           {3, 8, 10},  {8, 256, 256}, {2, 1024, 1024}, {2, 1025, 1028}, {4, 5000, 5000},
-                           {8, 1030, 1031}};
+constexpr Case kCases[] = {{1, 1, 1},     {2, 3, 3},       {2, 4, 4},       {2, 8, 12},      {3, 7, 9},      {3, 8, 10},
+                           {8, 256, 256}, {2, 1024, 1024}, {2, 1025, 1028}, {4, 5000, 5000}, {8, 1030, 1031}};
 
-// Over many orders of magnitude, so that another order of additions gives other bits; and what is no number.
+// Over many orders of magnitude, so that another order of additions gives other bits; and infinities.
 std::vector<float> random_values(Rng& rng, int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
   for (float& value : values) {

@@ -238,8 +238,8 @@ TEST(Ranks, WhoKeepsAllHeadsHoldsTheOthers) {
         if (row.kind == WeightKind::kVector) {
           const device::Tensor vector = all.load_vector_part(row.name, held), expected = whole.load_vector(row.name);
           ASSERT_EQ(vector.view().shape, expected.view().shape) << row.name;
-          EXPECT_TRUE(std::equal(vector.as<float>(), vector.as<float>() + row.shape.num_elements(),
-                                 expected.as<float>()))
+          EXPECT_TRUE(
+              std::equal(vector.as<float>(), vector.as<float>() + row.shape.num_elements(), expected.as<float>()))
               << row.name;
           more += static_cast<uint64_t>(row.shape.num_elements()) * 4;
           continue;

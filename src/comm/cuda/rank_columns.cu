@@ -45,8 +45,8 @@ void launch(const void* in, int64_t outer, int64_t inner, int64_t bytes, void* o
 void swap_rows_on_gpu(const void* in, int64_t outer, int64_t inner, int64_t words, void* out, void* stream) {
   const int64_t bytes = words * static_cast<int64_t>(sizeof(uint32_t));
   const auto starts_at_16 = [](auto place) { return place % sizeof(uint4) == 0; };
-  const bool is_wide = starts_at_16(reinterpret_cast<uintptr_t>(in)) && starts_at_16(reinterpret_cast<uintptr_t>(out)) &&
-                       starts_at_16(static_cast<uintptr_t>(bytes));
+  const bool is_wide = starts_at_16(reinterpret_cast<uintptr_t>(in)) &&
+                       starts_at_16(reinterpret_cast<uintptr_t>(out)) && starts_at_16(static_cast<uintptr_t>(bytes));
   auto* const cuda_stream = static_cast<cudaStream_t>(stream);
   if (is_wide) return launch<uint4>(in, outer, inner, bytes, out, cuda_stream);
   launch<uint32_t>(in, outer, inner, bytes, out, cuda_stream);

@@ -15,10 +15,14 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// N values of one type as they lie in memory.
+// N values of one type as they lie in memory, which begin at a multiple of all of them.
 template <int N>
 struct alignas(4 * N) Floats {
   float value[N];
+  __device__ Floats& operator+=(const Floats& other) {
+    for (int j = 0; j < N; ++j) value[j] += other.value[j];
+    return *this;
+  }
 };
 template <int N>
 struct alignas(2 * N) Bf16s {
@@ -26,27 +30,23 @@ struct alignas(2 * N) Bf16s {
 };
 
 template <int N>
-__device__ void load(const void* data, bool is_bf16, int64_t i, float (&values)[N]) {
-  if (is_bf16) {
-    const Bf16s<N> found = *reinterpret_cast<const Bf16s<N>*>(static_cast<const uint16_t*>(data) + i);
-    for (int j = 0; j < N; ++j) values[j] = load_value(found.value, true, j);
-  } else {
-    const Floats<N> found = *reinterpret_cast<const Floats<N>*>(static_cast<const float*>(data) + i);
-    for (int j = 0; j < N; ++j) values[j] = found.value[j];
-  }
+__device__ Floats<N> load(const void* data, bool is_bf16, int64_t i) {
+  if (!is_bf16) return *reinterpret_cast<const Floats<N>*>(static_cast<const float*>(data) + i);
+  const Bf16s<N> found = *reinterpret_cast<const Bf16s<N>*>(static_cast<const uint16_t*>(data) + i);
+  Floats<N> wide;
+  for (int j = 0; j < N; ++j) wide.value[j] = load_value(found.value, true, j);
+  return wide;
 }
 
 template <int N>
-__device__ void store(void* data, bool is_bf16, int64_t i, const float (&values)[N]) {
-  if (is_bf16) {
-    Bf16s<N> rounded;
-    for (int j = 0; j < N; ++j) store_value(rounded.value, true, j, values[j]);
-    *reinterpret_cast<Bf16s<N>*>(static_cast<uint16_t*>(data) + i) = rounded;
-  } else {
-    Floats<N> all;
-    for (int j = 0; j < N; ++j) all.value[j] = values[j];
-    *reinterpret_cast<Floats<N>*>(static_cast<float*>(data) + i) = all;
+__device__ void store(void* data, bool is_bf16, int64_t i, const Floats<N>& sums) {
+  if (!is_bf16) {
+    *reinterpret_cast<Floats<N>*>(static_cast<float*>(data) + i) = sums;
+    return;
   }
+  Bf16s<N> rounded;
+  for (int j = 0; j < N; ++j) store_value(rounded.value, true, j, sums.value[j]);
+  *reinterpret_cast<Bf16s<N>*>(static_cast<uint16_t*>(data) + i) = rounded;
 }
 
 template <int N>
@@ -54,13 +54,7 @@ __global__ void __launch_bounds__(kThreads)
     sum_kernel(const void* parts, bool in_bf16, int world, int64_t stride, void* out, bool out_bf16, int64_t count) {
   const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
   if (i >= count) return;
-  float sums[N], values[N];
-  load(parts, in_bf16, i, sums);
-  for (int r = 1; r < world; ++r) {
-    load(parts, in_bf16, r * stride + i, values);
-    for (int j = 0; j < N; ++j) sums[j] += values[j];
-  }
-  store(out, out_bf16, i, sums);
+  store(out, out_bf16, i, sum_in_order(world, [&](int r) { return load<N>(parts, in_bf16, r * stride + i); }));
 }
 
 }  // namespace

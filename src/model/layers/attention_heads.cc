@@ -37,6 +37,12 @@ std::unique_ptr<AttentionHeads> AttentionHeads::all_like(const AttentionHeads& o
                                                          const std::string& prefix) {
   const Shard &shard = builder.weights.shard(), whole = with_whole_attention(shard);
   if (!shard.keeps_all_heads || shard.attention != AttentionSplit::kByGroup || shard.world == 1) return nullptr;
+  // Few heads may have another kernel (of Flash on eight ranks, eight).
+  ops::Attention::Desc desc = own.attention_.desc;
+  desc.heads = builder.config.num_heads;
+  if (builder.planner.bind<ops::Attention>(prefix + "all_heads.attention", desc).chosen() != own.attention_.chosen()) {
+    return nullptr;
+  }
   // A part that begins within a block of scales is kept otherwise, which some ranks' may do and others' not.
   for (const char* name : {"wq_b", "wo_a"}) {
     const ops::WeightFormat format = builder.weights.part_format(prefix + name, whole);
@@ -47,11 +53,10 @@ std::unique_ptr<AttentionHeads> AttentionHeads::all_like(const AttentionHeads& o
   }
   auto all = std::make_unique<AttentionHeads>(builder, prefix, prefix + "all_heads.", whole);
   const auto are_alike = [](const auto& a, const auto& b) { return a.chosen() == b.chosen(); };
-  const bool have_same_kernels = are_alike(all->wq_b_.op(), own.wq_b_.op()) &&
-                                 are_alike(all->wo_a_.op(), own.wo_a_.op()) &&
-                                 are_alike(all->attention_, own.attention_) &&
-                                 are_alike(all->steps_.rope, own.steps_.rope) &&
-                                 are_alike(all->out_rope_, own.out_rope_);
+  const bool have_same_kernels =
+      are_alike(all->wq_b_.op(), own.wq_b_.op()) && are_alike(all->wo_a_.op(), own.wo_a_.op()) &&
+      are_alike(all->attention_, own.attention_) && are_alike(all->steps_.rope, own.steps_.rope) &&
+      are_alike(all->out_rope_, own.out_rope_);
   return have_same_kernels ? std::move(all) : nullptr;
 }
 

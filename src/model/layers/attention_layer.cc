@@ -188,7 +188,8 @@ void AttentionLayer::finish_vectors(const StepContext& context, size_t layer, co
   if (ratio_ == 4) {
     keys = indexer_.compressor().entry_rows(context, layer, mapped.index_keys);
     calls[num_calls++] = {&indexer_.compressor().steps(), keys};
-    calls[num_calls++] = {&indexer_.steps(), {.x = mapped.index_queries, .positions = positions, .num_rows = num_queries}};
+    calls[num_calls++] = {&indexer_.steps(),
+                          {.x = mapped.index_queries, .positions = positions, .num_rows = num_queries}};
   }
   queries.vectors.run(context, frequencies_.as<float>(), std::span(calls).first(num_calls));
   trace_window(context, layer, range);
@@ -237,7 +238,7 @@ void AttentionLayer::attend(const StepContext& context, size_t layer, const Quer
                         .selected_stride = stride,
                         .out = rows_of(out, first, num_rows),
                         .num_tokens = num_rows},
-                       rotates_in_attention(context) ? frequencies_.as<float>() : nullptr);
+                       rotates_in_attention(context, queries) ? frequencies_.as<float>() : nullptr);
 }
 
 TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, const TensorView& x,
@@ -259,7 +260,7 @@ TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, c
     write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
     attend(context, layer, queries, mapped.q, selected, range, out);
   }
-  if (!rotates_in_attention(context)) {
+  if (!rotates_in_attention(context, queries)) {
     context.trace(prefix_, "attention", out);
     queries.heads.rotate_back(context, out, context.batch.positions() + queries.rows.begin, frequencies_.as<float>());
   }

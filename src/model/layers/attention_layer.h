@@ -64,8 +64,9 @@ class AttentionLayer {
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
   // Whether attend() rotates its output back as well. Where it is called for several ranges one rotation of all rows
   // stands for one of each.
-  bool rotates_in_attention(const StepContext& context) const {
-    return heads_.can_rotate() && context.tracer == nullptr && first_rows(context).num_rows == context.num_tokens();
+  bool rotates_in_attention(const StepContext& context, const Queries& queries) const {
+    return queries.heads.can_rotate() && context.tracer == nullptr &&
+           first_rows(context).num_rows == context.num_tokens();
   }
   // Those of `range` that queries are of. q, out and selected are of the queries' rows.
   void attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,

@@ -17,8 +17,8 @@ class IndexerLayer {
   const VectorSteps& steps() const { return steps_; }  // of queries
   const CompressorLayer& compressor() const { return compressor_; }
   // Queries of all tokens and weights, index keys behind their steps -> ascending entry indices [tokens, top_k] (-1:
-  // none), from the arena. Where tokens are cut over ranks each rank chooses for its own, and what they chose is gathered;
-  // with queries of its own tokens alone they are what is chosen for. Weights are of all tokens.
+  // none), from the arena. Where tokens are cut over ranks each rank chooses for its own, and what they chose is
+  // gathered; with queries of its own tokens alone they are what is chosen for. Weights are of all tokens.
   const int32_t* select(const StepContext& context, size_t layer, const TensorView& queries,
                         const TensorView& weights) const;
   int64_t top_k() const { return top_k_.desc.k; }

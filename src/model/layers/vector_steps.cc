@@ -21,8 +21,7 @@ void VectorSteps::run(const StepContext& context, const float* frequencies, cons
   }
 }
 
-VectorGroup::VectorGroup(LayerBuilder& builder, const std::string& where,
-                         const std::vector<const VectorSteps*>& all) {
+VectorGroup::VectorGroup(LayerBuilder& builder, const std::string& where, const std::vector<const VectorSteps*>& all) {
   ops::NormRope::Desc desc;
   std::vector<ops::Chosen> parts;
   for (const VectorSteps* steps : all) {
