@@ -78,9 +78,9 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
 }
 
 bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
-                            const device::GpuDevice& gpu) try {
+                            const device::GpuDevice& gpu, int64_t step_tokens) try {
   const ParallelPlan plan{.world = world, .attention = split.attention, .experts = split.experts};
-  return bench::has_room_for_all_heads(model, plan, gpu.name, gpu.memory_bytes);
+  return bench::has_room_for_all_heads(model, plan, gpu.name, gpu.memory_bytes, step_tokens);
 } catch (const Error& error) {
   if (error.code() != ErrorCode::kUnsupported) throw;
   return false;  // the cut itself says why not

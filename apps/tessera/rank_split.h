@@ -41,6 +41,6 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
 
 // The same of a split that was named.
 bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
-                            const device::GpuDevice& gpu);
+                            const device::GpuDevice& gpu, int64_t step_tokens);
 
 }  // namespace tessera::app

@@ -257,7 +257,8 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
     const device::Machine machine = device::machine_of(model.device);
     const model::StoredModel& weights = stored();
     if (is_split_named) {
-      split_.keeps_all_heads = has_room_for_all_heads(weights, split_, place_.world, *machine.gpu);
+      split_.keeps_all_heads =
+          has_room_for_all_heads(weights, split_, place_.world, *machine.gpu, load.max_step_tokens);
     } else {
       split_ = gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision});
       if (!is_follower() && !split_.why.empty()) print_note(split_.why);

@@ -27,6 +27,7 @@ constexpr int64_t kMostStepTokens = 65536;
 
 // All heads are kept where they take at most this part of what a rank's own weights leave: the rest is for caches.
 constexpr uint64_t kShareOfHeads = 8;
+constexpr int64_t kFewestWideHeads = 16;  // that sm90's attention takes (backends/sm90/attention.cu)
 
 [[noreturn]] void fail_gpus(std::string_view text) {
   std::string names;
@@ -73,8 +74,12 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
   return c;
 }
 
-bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity) {
+bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity,
+                            int64_t step_tokens) {
   if (plan.attention != AttentionSplit::kByGroup || plan.world == 1 || !plan.is_written()) return false;
+  if (step_tokens < plan.fewest_tokens_to_cut) return false;
+  // The few heads of a rank have another kernel then, whose bits all heads' are not said to have.
+  if (target.family == Family::kHopper && model.config.num_heads / plan.world < kFewestWideHeads) return false;
   const auto bytes = [&] { return rank_memory(model, plan, {}, 1, packed_unit(target.family)).weight_bytes(); };
   plan.keeps_all_heads = false;
   const uint64_t own = bytes();
@@ -236,7 +241,7 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
   for (ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
-    plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes());
+    plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes(), load.step_tokens);
     Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
     if (plan.keeps_all_heads && !c.fits) {
       plan.keeps_all_heads = false;  // what is asked for comes first
@@ -264,9 +269,10 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
 }
 
 bool has_room_for_all_heads(const StoredModel& model, const ParallelPlan& plan, std::string_view gpu_name,
-                            uint64_t memory_bytes) {
+                            uint64_t memory_bytes, int64_t step_tokens) {
   const Target* target = target_of_gpu(gpu_name);
-  return has_room_for_all_heads(model, plan, target != nullptr ? *target : target_of("h200"), memory_bytes);
+  return has_room_for_all_heads(model, plan, target != nullptr ? *target : target_of("h200"), memory_bytes,
+                                step_tokens);
 }
 
 MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,

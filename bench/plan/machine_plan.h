@@ -64,10 +64,11 @@ MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, cons
 MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
                        ServingLoad load);
 
-// Whether ranks of a plan keep all heads' maps beside their own where nobody says so (model::Shard): where they take no
-// more than an eighth of what a rank's weights leave of its memory. GPUs as in plan_ranks().
+// Whether ranks of a plan keep all heads' maps beside their own where nobody says so (model::Shard): where steps are
+// large enough to be cut by token and kernels alike, and they take no more than an eighth of what a rank's weights
+// leave of its memory. GPUs as in plan_ranks().
 bool has_room_for_all_heads(const model::StoredModel& model, const model::ParallelPlan& plan, std::string_view gpu_name,
-                            uint64_t memory_bytes);
+                            uint64_t memory_bytes, int64_t step_tokens);
 
 // What a rank holds, capacity, times by layer and by part, candidates.
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);

@@ -48,7 +48,7 @@ struct LoadedModel {
 // Answers that are made at once.
 // `device`: "cpu" or "cuda:N".
 int64_t default_running(std::string_view device);
-// Tokens of a step, on each of `world` ranks of such machines: of a GPU as many, from 512 to 4,096, as an eighth of the
+// Tokens of a step, on each of `world` ranks of such machines: of a GPU as many, from 512 to 8,192, as an eighth of the
 // memory that the folder's weights leave has work space for, and, of one rank, what is left beside sequence_tokens and
 // extra_bytes.
 int64_t default_step_tokens(const std::string& directory, const Config& config, const LoadOptions& options,

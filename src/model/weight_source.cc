@@ -134,11 +134,11 @@ std::vector<checkpoint::FilePart> WeightSource::parts_in_order() const {
     }
     // The table names the head before the layers; a model loads it behind them, and drafts behind it.
     if (weight.shard == ShardRule::kRowsByToken) {
-      head = parts_of(weight.name);
+      head = parts_of(weight.name, shard_);
       continue;
     }
     if (weight.name.starts_with("mtp.")) append(std::exchange(head, {}));
-    append(parts_of(weight.name));
+    append(parts_of(weight.name, shard_));
   }
   append(head);
   append(others);

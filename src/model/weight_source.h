@@ -47,8 +47,6 @@ class WeightSource final : public ModelWeights {
   // How the checkpoint stores it.
   const StoredTensor& stored(const std::string& name) const { return resolved(name); }
   Shape part_shape(const std::string& name, const Shard& shard) const override;
-  // The part of a tensor that is this rank's.
-  WeightSlice slice(const std::string& name) const { return slice_of(row(name), config_, shard_); }
   uint64_t total_bytes() const override { return total_bytes_; }
   // Names in the checkpoint that no row of the table asked for: those of draft blocks (MTP, DSpark), which are known
   // and kept aside, and those that this program does not know.
@@ -64,7 +62,6 @@ class WeightSource final : public ModelWeights {
   // Those bytes of the files that loading the part of `name` reads; of columns their whole rows. (Of MXFP4 not what is
   // looked at besides: a partner's scales, and of a tensor whose scales lie far apart codes of other ranks' rows.)
   std::vector<checkpoint::FilePart> parts_of(const std::string& name, const Shard& shard) const;
-  std::vector<checkpoint::FilePart> parts_of(const std::string& name) const { return parts_of(name, shard_); }
   // Of all weights, about in the order in which a model loads them.
   std::vector<checkpoint::FilePart> parts_in_order() const;
   // All of it will be loaded from now on: the disk may read ahead of that (checkpoint/read_ahead.h).

@@ -347,15 +347,21 @@ TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
   }
   // From one byte to the next.
   const auto has_room = [&](uint64_t memory) {
-    return has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", memory);
+    return has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", memory, 1024);
   };
+  EXPECT_FALSE(has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", uint64_t{1} << 40, 1023))
+      << "no step is cut";
+  ParallelPlan eight = flash.best().plan;
+  eight.world = 8;
+  EXPECT_FALSE(has_room_for_all_heads(stored("flash"), eight, "NVIDIA H200", uint64_t{1} << 40, 4096)) << "8 heads";
+  EXPECT_TRUE(has_room_for_all_heads(stored("flash"), eight, "NVIDIA B200", uint64_t{1} << 40, 4096));
   uint64_t least = 0;
   for (uint64_t step = uint64_t{1} << 40; step > 0; step /= 2) {
     if (!has_room(least + step)) least += step;
   }
   const auto weights = [&](uint64_t memory) {
     for (const Candidate& candidate :
-         plan_ranks(stored("flash"), 2, "NVIDIA H200", memory, {8192, 1, 64, {}}).candidates) {
+         plan_ranks(stored("flash"), 2, "NVIDIA H200", memory, {8192, 1, 1024, {}}).candidates) {
       if (candidate.plan.experts == ExpertSplit::kByWidth) return candidate.memory.weight_bytes();
     }
     return uint64_t{0};

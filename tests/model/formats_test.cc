@@ -131,7 +131,7 @@ TEST_P(LayoutTest, ValuesAndSlicesAreThoseWritten) {
     const Matrix all = whole.load_matrix(row.name);
     ASSERT_TRUE(testing::same_bits(values_of(all), expected));
     for (int64_t r = 0; r < 2; ++r) {
-      const WeightSlice slice = ranks[r].slice(row.name);
+      const WeightSlice slice = slice_of(row, ranks[r].config(), ranks[r].shard());
       const Matrix part = ranks[r].load_matrix(row.name);
       EXPECT_EQ(part.view.format, ranks[r].format(row.name));
       ASSERT_TRUE(testing::same_bits(values_of(part), part_of(expected, row.shape[1], slice))) << "rank " << r;
@@ -186,8 +186,8 @@ TEST_P(LayoutTest, NothingIsReadButTheParts) {
     }
     for (const WeightRow& row : make_weight_spec(config_, 1)) {
       uint64_t num_bytes = 0, bytes_of_all = 0;
-      for (const checkpoint::FilePart& part : whole.parts_of(row.name)) bytes_of_all += part.num_bytes;
-      for (const checkpoint::FilePart& part : weights.parts_of(row.name)) {
+      for (const checkpoint::FilePart& part : whole.parts_of(row.name, {})) bytes_of_all += part.num_bytes;
+      for (const checkpoint::FilePart& part : weights.parts_of(row.name, weights.shard())) {
         const std::string& bytes = files.at(part.file);
         ASSERT_LE(part.offset + part.num_bytes, bytes.size());
         bytes.copy(cut.at(part.file).data() + part.offset, part.num_bytes, part.offset);
@@ -203,7 +203,7 @@ TEST_P(LayoutTest, NothingIsReadButTheParts) {
       // A rank's rows and no more, where rows have no scales but their own.
       if (row.kind != WeightKind::kLinear || format == StoredFormat::kMxfp4 || format == StoredFormat::kFp8Block)
         continue;
-      const WeightSlice slice = weights.slice(row.name);
+      const WeightSlice slice = slice_of(row, weights.config(), weights.shard());
       const auto rows = static_cast<uint64_t>(slice.row_end - slice.row_begin);
       const bool is_nvfp4 = format == StoredFormat::kNvfp4 || format == StoredFormat::kNvfp4Reciprocal;
       const uint64_t scalar = is_nvfp4 && rows > 0 ? 4 : 0;
@@ -239,7 +239,7 @@ TEST_P(LayoutTest, PartsComeInTheOrderOfLoading) {
   const WeightSource weights(source, config_, 1, {}, nullptr);
   const std::vector<checkpoint::FilePart> parts = weights.parts_in_order();
   const auto place = [&](const std::string& name) {
-    const checkpoint::FilePart first = weights.parts_of(name).front();
+    const checkpoint::FilePart first = weights.parts_of(name, weights.shard()).front();
     return std::find_if(parts.begin(), parts.end(), [&](const checkpoint::FilePart& part) {
       return part.file == first.file && part.offset == first.offset;
     });
@@ -247,7 +247,7 @@ TEST_P(LayoutTest, PartsComeInTheOrderOfLoading) {
   size_t count = 0;
   for (const WeightRow& row : make_weight_spec(config_, 1)) {
     EXPECT_NE(place(row.name), parts.end()) << row.name;
-    count += weights.parts_of(row.name).size();
+    count += weights.parts_of(row.name, weights.shard()).size();
   }
   EXPECT_EQ(count, parts.size());
   EXPECT_EQ(place("embed"), parts.begin());

@@ -240,20 +240,30 @@ class RowProducts {
     for (int first = 0; first < num_loads_; first += kLoads) {
       if constexpr (!kIsWhole) load(first);
       const Four* s_values = s_slices + first * P::kWarp + lane();
-#pragma unroll
-      for (int n = 0; n < kLoads; ++n) {
-        if (first + n >= num_loads_) break;
-#pragma unroll
-        for (int t = 0; t < P::kTokensAtOnce; ++t) {
-          const float4 a = floats_of(s_values[t * stride_ + n * P::kWarp]);
-#pragma unroll
-          for (int r = 0; r < P::kRowsOfWarp; ++r) sums[t][r] = add_products(sums[t][r], a, factors_[r][n]);
-        }
+      if (first + kLoads <= num_loads_) {
+        add_loads<true>(s_values, kLoads, sums);
+      } else {
+        add_loads<false>(s_values, num_loads_ - first, sums);
       }
       if constexpr (kIsWhole) break;
     }
 #pragma unroll
     for (int t = 0; t < P::kTokensAtOnce; ++t) store(begin + t, t < count, sums[t]);
+  }
+
+  // kAll: count is kLoads, and nothing is asked between loads.
+  template <bool kAll>
+  __device__ void add_loads(const Four* s_values, int count, float (&sums)[P::kTokensAtOnce][P::kRowsOfWarp]) const {
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      if (!kAll && n >= count) break;
+#pragma unroll
+      for (int t = 0; t < P::kTokensAtOnce; ++t) {
+        const float4 a = floats_of(s_values[t * stride_ + n * P::kWarp]);
+#pragma unroll
+        for (int r = 0; r < P::kRowsOfWarp; ++r) sums[t][r] = add_products(sums[t][r], a, factors_[r][n]);
+      }
+    }
   }
 
   __device__ void add_squares(const Four* s_slice, int token) const {

@@ -72,6 +72,7 @@ void AttentionLayer::prepare_own_tokens(LayerBuilder& builder) {
     all_vectors_ = bind_vectors(builder, prefix_ + "all_heads.vectors", *all_heads_);
   }
   maps_of_all_x_ = LinearGroupLayer(builder, prefix_ + "maps_of_all_x", maps_of_all_tokens());
+  has_all_heads_ = true;
 }
 
 std::vector<const LinearLayer*> AttentionLayer::maps_of_all_tokens() const {

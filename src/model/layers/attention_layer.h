@@ -25,8 +25,7 @@ class AttentionLayer {
   void run(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result,
            bool leaves_sum) const;
   // Whether this rank computes all heads of its own tokens in steps that are cut by token.
-  // Behind prepare_own_tokens().
-  bool has_all_heads() const { return !head_sum_.is_needed() || all_heads_ != nullptr; }
+  bool has_all_heads() const { return has_all_heads_; }
   // That: x of all tokens -> result [run.count, hidden] of this rank's. Writes caches as run() does.
   void run_own(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result) const;
   LayerCacheLayout cache_layout() const;
@@ -84,7 +83,8 @@ class AttentionLayer {
   NormLayer q_norm_;
   AttentionHeads heads_;                       // this rank's
   std::unique_ptr<AttentionHeads> all_heads_;  // null: not kept
-  std::vector<LinearLayer> wo_b_of_ranks_;     // with all_heads_: the other ranks' wo_b, each at its place
+  bool has_all_heads_ = false;
+  std::vector<LinearLayer> wo_b_of_ranks_;  // with all_heads_: the other ranks' wo_b, each at its place
   VectorSteps window_steps_;
   CompressorLayer compressor_;
   IndexerLayer indexer_;
