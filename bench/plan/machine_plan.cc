@@ -169,7 +169,7 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
                               c.num_heads / world, c.num_heads, c.o_groups / world, c.o_groups));
     why.push_back(best.plan.keeps_all_heads
                       ? "prompts: attention of all heads of a rank's own tokens, for which it holds all heads' maps"
-                      : "prompts: attention of a rank's heads of all tokens; there is no room for the others' maps");
+                      : "prompts: attention of a rank's heads of all tokens; the others' maps have no room, or no use");
   } else {
     why.push_back(fmt::format("attention: all {} heads on every rank; no sum", c.num_heads));
   }
