@@ -139,8 +139,8 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->group("Ranks");
   command
       .add_option("--rank-heads", flags.heads,
-                  "Attention's heads whose maps a rank holds: its own, or all, which makes prompts faster; auto: all "
-                  "where an eighth of the memory that weights leave holds them")
+                  "Whose maps of attention's heads a rank holds: its own, or all, for faster prompts; auto: all where "
+                  "memory allows")
       ->type_name("auto|own|all")
       ->capture_default_str()
       ->group("Ranks");

@@ -43,6 +43,12 @@ std::vector<float> part_of(const std::vector<float>& values, int64_t cols, const
   return out;
 }
 
+// What of a tensor is this rank's, as the checkpoint stores it.
+WeightSlice slice_in(const WeightSource& weights, WeightRow row) {
+  row.scale_rows = rows_of_a_scale(weights.stored(row.name).format);
+  return slice_of(row, weights.config(), weights.shard());
+}
+
 struct Outputs {
   std::vector<float> logits;
   std::vector<float> draft;  // row t from the streams of token t and the id of token t + 1; empty without a draft block
@@ -131,7 +137,7 @@ TEST_P(LayoutTest, ValuesAndSlicesAreThoseWritten) {
     const Matrix all = whole.load_matrix(row.name);
     ASSERT_TRUE(testing::same_bits(values_of(all), expected));
     for (int64_t r = 0; r < 2; ++r) {
-      const WeightSlice slice = slice_of(row, ranks[r].config(), ranks[r].shard());
+      const WeightSlice slice = slice_in(ranks[r], row);
       const Matrix part = ranks[r].load_matrix(row.name);
       EXPECT_EQ(part.view.format, ranks[r].format(row.name));
       ASSERT_TRUE(testing::same_bits(values_of(part), part_of(expected, row.shape[1], slice))) << "rank " << r;
@@ -203,7 +209,7 @@ TEST_P(LayoutTest, NothingIsReadButTheParts) {
       // A rank's rows and no more, where rows have no scales but their own.
       if (row.kind != WeightKind::kLinear || format == StoredFormat::kMxfp4 || format == StoredFormat::kFp8Block)
         continue;
-      const WeightSlice slice = slice_of(row, weights.config(), weights.shard());
+      const WeightSlice slice = slice_in(weights, row);
       const auto rows = static_cast<uint64_t>(slice.row_end - slice.row_begin);
       const bool is_nvfp4 = format == StoredFormat::kNvfp4 || format == StoredFormat::kNvfp4Reciprocal;
       const uint64_t scalar = is_nvfp4 && rows > 0 ? 4 : 0;
