@@ -7,16 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "comm/any_gpu.h"
 #include "comm/loopback.h"
 #include "comm/ranks.h"
 #include "device/buffer.h"
-#include "device/device_choice.h"
-#include "device/executor.h"
 #include "testing/seed.h"
 
 namespace tessera::comm {
@@ -87,12 +86,9 @@ TEST(JoinColumns, PlacesEveryBitOnTheHost) {
 
 // Arrays that begin at a multiple of 16 bytes and ones that do not.
 TEST(JoinColumns, PlacesEveryBitOnAGpu) {
-  std::unique_ptr<device::Executor> executor;
-  try {
-    executor = device::make_executor(device::machine_of("cuda"), 1);
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
+  std::string why_not;
+  const auto executor = testing::any_gpu(why_not);
+  if (executor == nullptr) GTEST_SKIP() << why_not;
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Rng rng(seed);
@@ -137,12 +133,9 @@ TEST(SplitColumns, UndoesJoining) {
 
 // More rows than a grid has blocks in its second dimension, too.
 TEST(SplitColumns, UndoesJoiningOnAGpu) {
-  std::unique_ptr<device::Executor> executor;
-  try {
-    executor = device::make_executor(device::machine_of("cuda"), 1);
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
+  std::string why_not;
+  const auto executor = testing::any_gpu(why_not);
+  if (executor == nullptr) GTEST_SKIP() << why_not;
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Rng rng(seed);

@@ -6,14 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <memory>
+#include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/rng.h"
+#include "comm/any_gpu.h"
 #include "device/buffer.h"
-#include "device/device_choice.h"
-#include "device/executor.h"
 #include "testing/seed.h"
 
 namespace tessera::comm {
@@ -52,12 +50,9 @@ TEST(SumRanks, AddsInOrderAndRoundsOnce) {
 }
 
 TEST(SumRanks, GpusHaveTheBitsOfTheHost) {
-  std::unique_ptr<device::Executor> executor;
-  try {
-    executor = device::make_executor(device::machine_of("cuda"), 1);
-  } catch (const Error& error) {
-    GTEST_SKIP() << error.what();
-  }
+  std::string why_not;
+  const auto executor = testing::any_gpu(why_not);
+  if (executor == nullptr) GTEST_SKIP() << why_not;
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE(seed);
   Rng rng(seed);
