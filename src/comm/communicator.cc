@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "base/error.h"
 
 namespace tessera::comm {
@@ -59,13 +61,26 @@ void Communicator::all_reduce(const TensorView& in, const TensorView& out, devic
   do_all_reduce(in, out, queue);
 }
 
-void Communicator::all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) {
+// Whether there is anything to.
+bool Communicator::is_to_gather(const TensorView& in, const TensorView& out) const {
   check_bytes("all_gather", in);
   check_that(in.dtype == out.dtype, "all_gather", described(in), described(out));
   check_gathered("all_gather", in, out, world_);
-  if (in.shape.num_elements() == 0) return;
+  if (in.shape.num_elements() == 0) return false;
   check_disjoint("all_gather", in, out);
-  do_all_gather(in, out, queue);
+  return true;
+}
+
+void Communicator::all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) {
+  if (is_to_gather(in, out)) do_all_gather(in, out, queue);
+}
+
+void Communicator::all_gather(std::span<const Gathered> arrays, device::Queue& queue) {
+  std::vector<Gathered> wanted;
+  for (const Gathered& array : arrays) {
+    if (is_to_gather(array.in, array.out)) wanted.push_back(array);
+  }
+  if (!wanted.empty()) do_gather_together(wanted, queue);
 }
 
 void Communicator::reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) {

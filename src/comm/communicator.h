@@ -43,6 +43,11 @@ class Communicator {
   void all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue);
   // out [world, ...] = in [...] of every rank. Any type of whole bytes. Disjoint.
   void all_gather(const TensorView& in, const TensorView& out, device::Queue& queue);
+  // Of several arrays, in one call where there is such: less time than one after the other. Every rank names the same.
+  struct Gathered {
+    TensorView in, out;
+  };
+  void all_gather(std::span<const Gathered> arrays, device::Queue& queue);
   // out [...] = sum over ranks of in [world, ...] at this rank's place. Types as all_reduce; disjoint.
   void reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue);
   // Run r of `send` goes to rank r; run r of `receive` comes from rank r. What rank a sends to b and b receives from a
@@ -80,12 +85,16 @@ class Communicator {
   // Arguments are valid, and no call is empty but for runs.
   virtual void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
   virtual void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
+  virtual void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) {
+    for (const Gathered& array : arrays) do_all_gather(array.in, array.out, queue);
+  }
   virtual void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) = 0;
   virtual void do_all_to_all(const Runs& send, const Runs& receive, device::Queue& queue) = 0;
   virtual void do_broadcast(const TensorView& data, int root, device::Queue& queue) = 0;
   virtual void do_barrier(device::Queue& queue) = 0;
 
  private:
+  bool is_to_gather(const TensorView& in, const TensorView& out) const;
   void check_runs(const Runs& runs, const char* name) const;
   const int rank_, world_;
 };

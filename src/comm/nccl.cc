@@ -137,6 +137,15 @@ class Nccl final : public Communicator {
     });
   }
 
+  void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) override {
+    await_connections();
+    call_group("all_gather", queue, [&](void* comm, void* stream, auto&& note) {
+      for (const auto& [in, out] : arrays) {
+        note(library_.all_gather(in.data, out.data, static_cast<size_t>(in.num_bytes()), kNcclBytes, comm, stream));
+      }
+    });
+  }
+
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     await_connections();
     sum_shares(in, out, queue);

@@ -79,6 +79,9 @@ class Peer final : public Communicator {
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     other_->all_gather(in, out, queue);
   }
+  void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) override {
+    other_->all_gather(arrays, queue);
+  }
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     other_->reduce_scatter(in, out, queue);
   }

@@ -349,7 +349,7 @@ void Model::queue_cut_blocks(const StepContext& context) const {
   const TokenRun& run = context.run;
   const TensorView own = context.take(context.activation, {run.rows, ops::kHcStreams, config_.hidden_size});
   const TensorView streams = embed(context, run.first, rows_of(own, 0, run.count), ops::kHcStreams);
-  for (size_t i = 0; i < blocks_.size(); ++i) blocks_[i]->run(context, i, streams);
+  queue_blocks(context, streams);
   const bool are_read = context.batch.num_logit_rows() > 0 || draft_ != nullptr;
   if (are_read) comm_->all_gather(own, rows_of(streams_buffer_, 0, run.all_rows()), context.queue);
 }

@@ -42,6 +42,10 @@ class Counting final : public comm::Communicator {
     ++num_gathers;
     other_.all_gather(in, out, queue);
   }
+  void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) override {
+    ++num_gathers;
+    other_.all_gather(arrays, queue);
+  }
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     ++num_shares;
     other_.reduce_scatter(in, out, queue);

@@ -20,7 +20,7 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kS = ops::kHcStreams, kWarp = 32, kSlices = MhcProducts::kSlices;
+constexpr int kS = ops::kHcStreams, kWarp = 32;
 constexpr int kMixBlock = 128, kMixChannels = 4 * kMixBlock;
 constexpr int kNormBlock = 512, kNormWarps = kNormBlock / kWarp;
 
@@ -54,23 +54,10 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   return c;
 }
 
-// m, and behind it the sum of squares, each by the thread `at`; others see them after the next barrier.
+// m, and behind it the sum of squares, by so many threads (add_slices); others see them after the next barrier.
 template <int kCoefficients>
-__device__ void take_sums(const MhcJob& job, int64_t row, int at, float* s_m) {
-  if (at > kCoefficients) return;
-  const float4* slices = reinterpret_cast<const float4*>(job.sums + (row * (kCoefficients + 1) + at) * kSlices);
-  float4 parts[kSlices / 4];
-#pragma unroll
-  for (int n = 0; n < kSlices / 4; ++n) parts[n] = slices[n];
-  float sum = parts[0].x;
-#pragma unroll
-  for (int n = 0; n < kSlices / 4; ++n) {
-    if (n > 0) sum += parts[n].x;
-    sum += parts[n].y;
-    sum += parts[n].z;
-    sum += parts[n].w;
-  }
-  s_m[at] = sum;
+__device__ void take_sums(const MhcJob& job, int64_t num_rows, int64_t row, int thread, int threads, float* s_m) {
+  add_slices(job, num_rows, kCoefficients + 1, row, thread, threads, s_m);
 }
 
 // What a lane's coefficients are made of besides m.
@@ -127,7 +114,7 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
 #pragma unroll
     for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
   }
-  take_sums<kCoefficients>(job, row, static_cast<int>(threadIdx.x), s_m);
+  take_sums<kCoefficients>(job, gridDim.x, row, static_cast<int>(threadIdx.x), kMixBlock, s_m);
   __syncthreads();
   const float rr = stream_factor<kCoefficients>(job, s_m);
   if (!is_piece) {
@@ -214,14 +201,26 @@ class Mixer {
   Words ahead_[kAhead][kS];
 };
 
-// A token's in a warp, where there is the token. s_m: the warp's.
-__device__ void store_coefficients_of(int64_t token, int64_t num_tokens, const MhcJob& job, float* s_m,
-                                      const Bases& bases) {
-  constexpr int kCoefficients = ops::kHcCoefficients;
-  if (token >= num_tokens) return;
-  take_sums<kCoefficients>(job, token, static_cast<int>(threadIdx.x) % kWarp, s_m);
-  __syncwarp();
-  store_coefficients(job, token, s_m, stream_factor<kCoefficients>(job, s_m), bases);
+// Sums of up to kNormWarps tokens by a block, four warps on each: one after the other, a warp's loads would wait for
+// each other.
+constexpr int kThreadsOfSums = 4 * kWarp;
+__device__ void take_sums_of(int64_t first, int count, const MhcJob& job, int64_t num_tokens,
+                             float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1]) {
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int t = thread / kThreadsOfSums; t < count; t += kNormBlock / kThreadsOfSums) {
+    take_sums<ops::kHcCoefficients>(job, num_tokens, first + t, thread % kThreadsOfSums, kThreadsOfSums, s_sums[t]);
+  }
+  __syncthreads();
+}
+
+// Of kNormWarps tokens from `first` on, one in each warp.
+__device__ void store_coefficients_of(int64_t first, int64_t num_tokens, const MhcJob& job,
+                                      float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1], const Bases& bases) {
+  const int count = static_cast<int>(min(num_tokens - first, int64_t{kNormWarps}));
+  take_sums_of(first, count, job, num_tokens, s_sums);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  if (warp >= count) return;
+  store_coefficients(job, first + warp, s_sums[warp], stream_factor<ops::kHcCoefficients>(job, s_sums[warp]), bases);
 }
 
 // Blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
@@ -249,12 +248,11 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   }
   wait_for_previous();
   if (t >= num_tokens) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    store_coefficients_of((t - num_tokens) * kNormWarps + warp, num_tokens, job, s_sums[warp], bases);
+    store_coefficients_of((t - num_tokens) * kNormWarps, num_tokens, job, s_sums, bases);
     return;
   }
   const Mixer<kWide, kIsBf16> mixer(job, t);
-  take_sums<kCoefficients>(job, t, static_cast<int>(threadIdx.x), s_m);
+  take_sums<kCoefficients>(job, num_tokens, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
     const float rr = stream_factor<kCoefficients>(job, s_m);
@@ -311,12 +309,11 @@ __global__ void __launch_bounds__(kNormBlock, 2)
   const Bases bases = load_bases(job);
   wait_for_previous();
   if (blockIdx.x >= groups) {
-    store_coefficients_of((blockIdx.x - groups) * kNormWarps + warp, num_tokens, job, s_sums[warp], bases);
+    store_coefficients_of((blockIdx.x - groups) * kNormWarps, num_tokens, job, s_sums, bases);
     return;
   }
+  take_sums_of(first, count, job, num_tokens, s_sums);
   if (warp < count) {
-    take_sums<kCoefficients>(job, first + warp, lane, s_sums[warp]);
-    __syncwarp();
     const float rr = stream_factor<kCoefficients>(job, s_sums[warp]);
     if (lane < kS) s_pre[warp][lane] = pre_coefficient(job, s_sums[warp][lane], rr, bases.scales[0], bases.pre);
   }
@@ -395,15 +392,16 @@ MhcJob pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, void* wo
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(workspace);
   job.post = args.post, job.comb = args.comb;
-  job.hidden = desc.hidden, job.iterations = desc.sinkhorn_iterations;
+  job.hidden = desc.hidden, job.channels = MhcProducts::channels(desc.hidden);
+  job.slices = MhcProducts::slices(desc.hidden), job.iterations = desc.sinkhorn_iterations;
   job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
   return job;
 }
 
 }  // namespace
 
-int64_t mhc_workspace(const ops::MhcDesc&, int64_t max_tokens) {
-  return max_tokens * (ops::kHcCoefficients + 1) * kSlices * static_cast<int64_t>(sizeof(float));
+int64_t mhc_workspace(const ops::MhcDesc& desc, int64_t max_tokens) {
+  return MhcProducts::slice_sums(max_tokens, ops::kHcCoefficients + 1) * MhcProducts::slices(desc.hidden) * static_cast<int64_t>(sizeof(float));
 }
 
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue) {
@@ -415,7 +413,8 @@ void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::
   job.x = values_of(args.x), job.y = values_of(args.h), job.rows = args.rows;
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(args.workspace);
-  job.hidden = desc.hidden, job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
+  job.hidden = desc.hidden, job.channels = MhcProducts::channels(desc.hidden);
+  job.slices = MhcProducts::slices(desc.hidden), job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
   run<kS>("mhc_head", job, args.num_rows, queue);
 }
 
@@ -453,15 +452,15 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
   }
   MhcJob job = pre_job(desc.mhc, args.pre, args.workspace);
   job.weight = values_of(args.weight), job.eps = desc.norm->eps;
-  if (desc.sums_ranks && n > 0 && have_room_to_wait(kRows, n)) {
+  if (desc.sums_ranks && have_room_to_wait(desc.mhc.hidden, n)) {
     job.write = write;
     launch_products_of_ranks("mhc_post_pre", job, *args.peers, kRows, n, queue);
     return launch_mix_and_norm_of_ranks(job, *args.peers, n, queue);
   }
-  if (desc.has_post && (desc.sums_ranks || are_many(job, n))) {
+  job.write = write;
+  if (desc.has_post && (desc.sums_ranks || (n >= MhcProducts::kMany && !writes_many(job, n)))) {
     write_whole();
-  } else {
-    job.write = write;
+    job.write = {};
   }
   launch_products("mhc_post_pre", job, kRows, n, queue);
   launch_mix_and_norm(job, n, queue);

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The first half of mhc_pre, mhc_head and mhc_post_pre: the products of fn's rows with a token's streams, and the sum
-// of the streams' squares. Two kernels give the same bits: for few tokens a block has one token and a warp one row; for
-// many, a warp keeps three rows of fn in registers while the streams of tokens pass by.
+// of the streams' squares, on tensor cores. An F32 value is the sum of three BF16 ones, exactly (its bits cut in three),
+// so that products are those of the F32 values and only their sums round. Squares cost nothing: of the 32 rows that two
+// products of matrices have, fn's are 24, and the other eight are the streams of the eight tokens themselves.
 //
-// The order of a sum, which no batch changes: a slice is every kSlices-th run of kRun columns; a lane adds four columns
-// of each run of its slice, lanes are added by halves, and who reads the sums adds slices in turn.
+// The order of a sum, which no batch changes: a slice is some channels of all four streams, one stream's behind the
+// other's; a run is 64 neighbouring columns of a slice, which a warp has, as two chunks. A chunk's sum is one chain of
+// instructions (16 of its columns, then the others; of each first the lowest bits of fn), a run's is that of its
+// chunks, a slice's adds runs in turn, and who reads the sums adds slices (add_slices).
 #include <algorithm>
-#include <type_traits>
 
 #include "backends/cuda/stream_write.cuh"
-#include "backends/cuda_common/lanes.cuh"
+#include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/peer_packs.cuh"
 #include "backends/cuda_common/ptx/cp_async.cuh"
+#include "backends/cuda_common/ptx/mma.cuh"
 #include "backends/cuda_common/spread.cuh"
 
 namespace tessera::backends::cuda {
@@ -22,10 +25,11 @@ struct MhcJob {
   cuda_common::Values x;  // [tokens, 4, hidden]
   const int32_t* rows;    // which tokens; null: all
   const float *fn, *base, *scale;
-  float* sums;            // [rows, coefficients + 1, kSlices], the workspace
+  float* sums;            // [slices, rows, coefficients + 1], the workspace
   cuda_common::Values y;  // [rows, hidden]
   float *post, *comb;     // null: the head
   int64_t hidden;
+  int channels, slices;   // of a slice, and how many there are (MhcProducts)
   int iterations;
   float hc_eps, norm_eps;
   cuda_common::StreamWrite write;  // of mhc_post_pre, into x; out null: none
@@ -37,377 +41,580 @@ struct MhcJob {
 
 struct MhcProducts {
   static constexpr int kS = ops::kHcStreams, kWarp = 32;
-  static constexpr int kSlices = 16, kRun = 4 * kWarp, kRound = kSlices * kRun;
-  static constexpr int kLoads = 8;  // of four columns that a lane has of a row at once
-  // Few tokens: rows of fn, and the streams themselves, that a block multiplies, a warp each. Where a slice has more
-  // packs (7,168 channels: 448) one more warp brings the streams.
-  static constexpr int kMostRows = 13, kMostThreads = (kMostRows + 1) * kWarp;
-  // Many tokens: rows of fn of a warp, tokens that it multiplies at once, stages of which all but one are on their way.
-  static constexpr int kMany = 32, kRowsOfWarp = 3, kTokensAtOnce = 4, kStages = 3;
-  static constexpr int kMostWarps = ops::kHcCoefficients / kRowsOfWarp, kBlocksAtOnce = 2;
+  // Slices of up to 8,192 channels; channels of a slice are a multiple of 16, so that its columns are whole runs.
+  static constexpr int kSlices = 32, kChannelStep = 16, kMostChannels = 256;
+  static constexpr int kRun = 64, kChunk = 32, kChunks = kRun / kChunk;
+  static constexpr int kMostThreads = kS * kMostChannels / kRun * kWarp;
+  // Rows that a product has at once: three groups of eight of fn, and one of tokens.
+  static constexpr int kRows = 8, kGroups = ops::kHcCoefficients / kRows, kTokens = 8;
+  // Rows of shared memory lie so far apart that the eight that a load has are in different banks (of BF16).
+  static constexpr int kRowPadding = 32;
+  // Blocks that few tokens are shared out to, those with one slice.
+  static constexpr int kFewShares = 4;
+  // From so many on, blocks go through several groups of tokens, copies of further ones under way.
+  static constexpr int kMany = 65, kManyTokens = 16, kMostStages = 3;
+  static_assert(kGroups * kRows == ops::kHcCoefficients && kGroups == 3);
 
-  // Values of a slice of a token's streams.
-  TESSERA_HOST_DEVICE static int slice_values(int64_t hidden) {
-    return static_cast<int>(ceil_div<int64_t>(kS * hidden, kRound)) * kRun;
+  static int channels(int64_t hidden) {
+    const int64_t most_slices = kSlices * ceil_div<int64_t>(hidden, int64_t{kSlices} * kMostChannels);
+    return static_cast<int>(round_up<int64_t>(ceil_div(hidden, most_slices), kChannelStep));
+  }
+  // Sums of a slice: of rows to the next multiple of four, so that each begins where four can be stored at once.
+  TESSERA_HOST_DEVICE static int64_t slice_sums(int64_t num_rows, int num_sums) {
+    return round_up<int64_t>(num_rows, 4) * num_sums;
+  }
+  static int slices(int64_t hidden) {
+    return static_cast<int>(ceil_div<int64_t>(hidden, channels(hidden)));
+  }
+  // Threads of a block: a warp for each run.
+  TESSERA_HOST_DEVICE static int threads(int channels) { return kS * channels / kRun * kWarp; }
+  TESSERA_HOST_DEVICE static int row_values(int channels) { return kS * channels + kRowPadding; }
+};
+
+// A row's sums, from those of its slices, into s_sums: four chains of every fourth, added in pairs, a lane each. By
+// `threads` of the block, whole warps, of which this is number `thread`.
+__device__ inline void add_slices(const MhcJob& job, int64_t num_rows, int num_sums, int64_t row, int thread,
+                                  int threads, float* s_sums) {
+  constexpr int kChains = 4, kAtOnce = MhcProducts::kSlices / kChains;
+  const int slices = job.slices, chain = thread % kChains;
+  const int64_t apart = MhcProducts::slice_sums(num_rows, num_sums);
+#pragma unroll 1
+  for (int at = thread / kChains; at < round_up(num_sums, MhcProducts::kWarp / kChains); at += threads / kChains) {
+    const float* sums = job.sums + row * num_sums + min(at, num_sums - 1) + chain * apart;
+    float sum = 0;
+#pragma unroll 1
+    for (int first = chain; first < slices; first += MhcProducts::kSlices) {
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (first + n * kChains < slices) sum += sums[n * kChains * apart];
+      }
+      sums += MhcProducts::kSlices * apart;
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (chain == 0 && at < num_sums) s_sums[at] = sum;
+  }
+}
+
+// Two neighbouring values as words of kParts BF16 parts each, whose sums they are; of an infinite value, NaN.
+template <int kParts>
+__device__ void split_pair(float low, float high, uint32_t (&parts)[kParts]) {
+  uint32_t bits[2] = {__float_as_uint(low), __float_as_uint(high)};
+#pragma unroll
+  for (int p = 0; p < kParts; ++p) {
+    parts[p] = bits[0] >> 16 | (bits[1] & 0xFFFF0000u);
+    if (p + 1 == kParts) break;
+#pragma unroll
+    for (uint32_t& b : bits) b = __float_as_uint(__uint_as_float(b) - __uint_as_float(b & 0xFFFF0000u));
+  }
+}
+
+// Eight columns of a lane of a chunk, as four words of kParts parts: with q = lane % 4 those from 8 q on. The first 16
+// columns of an instruction are each lane's first four, so that a lane's lie together.
+template <int kParts>
+struct ChunkWords {
+  uint32_t words[4][kParts];
+
+  __device__ void set(const float (&values)[8]) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) split_pair<kParts>(values[2 * n], values[2 * n + 1], words[n]);
   }
 };
 
-// A slice of a token's streams for a block: column n kRound + first + q of them is s_slice[n kRun + q], i / hidden the
-// stream of column i. Calls function(at, i) for this thread's packs of s_slice and their columns.
-template <int kWide, class Function>
-__device__ void for_slice(const MhcJob& job, int64_t first, const Function& function) {
-  using P = MhcProducts;
-  const int64_t width = P::kS * job.hidden;
-  const int count = P::slice_values(job.hidden);
-  for (int at = static_cast<int>(threadIdx.x) * kWide; at < count; at += static_cast<int>(blockDim.x) * kWide) {
-    const int64_t i = at / P::kRun * P::kRound + first + at % P::kRun;
-    if (i >= width) break;
-    function(at, i);
-  }
-}
-
-template <int kWide>
-__device__ void keep_pack(const cuda_common::Pack<kWide>& values, float* s_slice, int at) {
-#pragma unroll
-  for (int n = 0; n < kWide; ++n) s_slice[at + n] = values.v[n];
-}
-// What is written to column i of token t, stored too where this block `stores`.
-template <int kWide>
-__device__ void keep_written(const MhcJob& job, int64_t t, int64_t i, cuda_common::Pack<kWide> values, bool stores,
-                             float* s_slice, int at) {
-  cuda_common::round_pack(job.x.is_bf16, values);
-  if (stores) cuda_common::store_pack(job.x, t * MhcProducts::kS * job.hidden + i, values);
-  keep_pack(values, s_slice, at);
-}
-
-// A slice of token t's streams into shared memory. Where they are written first, blocks of `stores` store them.
-template <int kWide>
-__device__ void take_slice(const MhcJob& job, int64_t t, int64_t first, float* s_slice, bool stores) {
-  for_slice<kWide>(job, first, [&](int at, int64_t i) {
-    if (job.write.out.data == nullptr) {
-      keep_pack(cuda_common::load_pack<kWide>(job.x, t * MhcProducts::kS * job.hidden + i), s_slice, at);
-      return;
-    }
-    const int k = static_cast<int>(i / job.hidden);
-    const auto in = job.write.load<kWide, 1>(t, i - k * job.hidden);
-    keep_written(job, t, i, job.write.stream(t, k, in), stores, s_slice, at);
-  });
-}
-
-__device__ inline float add_products(float sum, float4 a, float4 b) {
-  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
-}
-
-// Of a grid of slices by groups of rows of fn, behind which come the streams themselves; by tokens. take(first,
-// s_slice, stores) brings the block's slice, and the streams too where the block `stores`, once the kernel before has
-// ended.
-template <class Take>
-__device__ void sum_slice_products(const MhcJob& job, int num_rows, int rows_of_block, const Take& take) {
-  using P = MhcProducts;
-  float* s_slice = cuda_common::dynamic_shared<float>();
-  const int warp = static_cast<int>(threadIdx.x) / P::kWarp, lane = static_cast<int>(threadIdx.x) % P::kWarp;
-  const int slice = static_cast<int>(blockIdx.x) % P::kSlices, group = static_cast<int>(blockIdx.x) / P::kSlices;
-  const int row = group * rows_of_block + warp;
-  const bool has_row = warp < rows_of_block && row < num_rows, is_row = has_row && row + 1 < num_rows;
-  const int64_t width = P::kS * job.hidden, first = slice * P::kRun;
-  const float* fn = job.fn + row * width;
-  float4 factors[P::kLoads];
-  const auto load_factors = [&](int64_t begin) {
-#pragma unroll
-    for (int n = 0; n < P::kLoads; ++n) {
-      const int64_t i = begin + n * P::kRound;
-      if (is_row && i < width) factors[n] = *reinterpret_cast<const float4*>(fn + i);
-    }
-  };
-  load_factors(first + 4 * lane);
-  cuda_common::wait_for_previous();
-  take(first, s_slice, group == 0);
-  __syncthreads();
-  if (!has_row) return;
-  float sum = 0;
-  const float4* s_values = reinterpret_cast<const float4*>(s_slice) + lane;
-  for (int64_t begin = first + 4 * lane; begin < width; begin += P::kLoads * P::kRound) {
-    if (begin >= P::kRound) load_factors(begin);
-#pragma unroll
-    for (int n = 0; n < P::kLoads; ++n) {
-      if (begin + n * P::kRound >= width) break;
-      const float4 a = *s_values, b = is_row ? factors[n] : a;
-      s_values += P::kRun / 4;
-      sum = add_products(sum, a, b);
-    }
-  }
-  for (int half = P::kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  if (lane == 0) job.sums[(static_cast<int64_t>(blockIdx.y) * num_rows + row) * P::kSlices + slice] = sum;
-}
-
-template <int kWide>
-__global__ void __launch_bounds__(MhcProducts::kMostThreads, MhcProducts::kBlocksAtOnce)
-    sum_products(const __grid_constant__ MhcJob job, int num_rows, int rows_of_block) {
-  sum_slice_products(job, num_rows, rows_of_block, [&](int64_t first, float* s_slice, bool stores) {
-    take_slice<kWide>(job, job.token(blockIdx.y), first, s_slice, stores);
-  });
-}
-
-// The same where job.write.o is this rank's summand, F32, of what the streams are written with. Blocks that store the
-// streams send it, each channel once, and all of them see what the others sent: the slots are freed by the next kernel.
-// All blocks are in place at once (have_room_to_wait).
-__global__ void __launch_bounds__(MhcProducts::kMostThreads, MhcProducts::kBlocksAtOnce)
-    sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
-                          int num_rows, int rows_of_block) {
-  using P = MhcProducts;
-  constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;  // of more, registers are spilt
-  sum_slice_products(job, num_rows, rows_of_block, [&](int64_t first, float* s_slice, bool stores) {
-    const uint32_t call = device::cuda::begin_peer_call(peers);
-    const int64_t t = blockIdx.y, row = t * job.hidden;
-    if (stores) {
-      for_slice<kWide>(job, first, [&](int, int64_t i) {
-        if (i >= job.hidden) return;
-        cuda_common::send_to_ranks<true>(peers, call, row + i, cuda_common::load_pack<kWide>(job.write.o, row + i));
-      });
-    }
-    // What does not wait for other ranks is on its way before, and but a few registers are kept meanwhile.
-    for_slice<kWide>(job, first, [&](int at, int64_t i) {
-      const int k = static_cast<int>(i / job.hidden);
-      const int64_t c = i - k * job.hidden;
-      const auto own = [&] { return cuda_common::load_pack<kWide>(job.write.o, row + c); };
-      cuda_common::Pack<kWide> streams[P::kS];
-      job.write.load_streams(t, c, streams);
-      const auto mixed = job.write.mixed(t, k, streams);
-      const float factor = job.write.factor(t, k);
-      const auto o = cuda_common::sum_of_ranks<true, false, kRanksAtOnce>(peers, call, row + c, own);
-      keep_written(job, t, i, job.write.written(factor, o, mixed), stores, s_slice, at);
-    });
-  });
-}
-
-// A warp's share of the products of a slice, for many tokens: kRowsOfWarp rows of fn, and the squares of some of the
-// tokens. Of each row a lane has kLoads times four columns in registers: all of the slice's (kIsWhole), or one part
-// after the other.
-template <bool kIsBf16, bool kIsWhole>
-class RowProducts {
+// What a warp multiplies tokens' streams with: its run of all rows of fn, in registers. With H, M and L a part's three
+// groups of eight rows, and S the tokens themselves, the instructions' matrices are H0 H1, H2 S, M0 M1, M2 L2, L0 L1.
+// kIsEight: rows have a multiple of eight channels, so that a lane's columns are there or not together.
+template <bool kIsEight>
+class RunProducts {
  public:
-  // num_rows: of fn, and one, which is the squares.
-  __device__ RowProducts(const MhcJob& job, int slice, int first_row, int num_rows)
-      : job_(job), row_(first_row), num_rows_(num_rows), stride_(P::slice_values(job.hidden) / 4) {
-    const int64_t width = P::kS * job.hidden, column = slice * P::kRun + 4 * lane();
-    fn_ = job.fn + row_ * width + column, width_ = static_cast<int>(width);
-    num_loads_ = static_cast<int>(ceil_div<int64_t>(width - column, P::kRound));
-    if constexpr (kIsWhole) load(0);
+  using P = MhcProducts;
+  // Of two of eight tokens, of which a lane has those.
+  struct Sums {
+    float of_rows[P::kGroups][2], squares[2];
+  };
+
+  // num_sums: rows of fn, and one.
+  __device__ RunProducts(const MhcJob& job, int slice, int num_sums) : num_sums_(num_sums) {
+    const int channels = job.channels, hidden = static_cast<int>(job.hidden);
+#pragma unroll
+    for (int h = 0; h < P::kChunks; ++h) {
+      const int column = first_column() + h * P::kChunk;
+      const int stream = column / channels, channel = slice * channels + column % channels;
+      const int count = min(hidden - channel, 8);
+#pragma unroll
+      for (int group = 0; group < P::kGroups; ++group) {
+        const int row = group * P::kRows + lane() / 4;
+        const float* fn = job.fn + (int64_t{row} * P::kS + stream) * hidden + channel;
+        const bool is_row = row + 1 < num_sums;
+        float values[8] = {};
+        if constexpr (kIsEight) {
+          if (is_row && count > 0) {
+            const float4 first = reinterpret_cast<const float4*>(fn)[0], last = reinterpret_cast<const float4*>(fn)[1];
+            values[0] = first.x, values[1] = first.y, values[2] = first.z, values[3] = first.w;
+            values[4] = last.x, values[5] = last.y, values[6] = last.z, values[7] = last.w;
+          }
+        } else {
+#pragma unroll
+          for (int n = 0; n < 8; ++n) values[n] = is_row && n < count ? fn[n] : 0;
+        }
+        ChunkWords<kParts> chunk;
+        chunk.set(values);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            const int matrix = group < 2 ? 2 * part : part == 0 ? 1 : 3;
+            const int half = group < 2 ? group : part == 2 ? 1 : 0;
+            fn_[matrix][2 * h + n / 2][half + n % 2 * 2] = chunk.words[n][part];
+          }
+        }
+      }
+    }
   }
 
-  // Four streams' values as they are stored.
-  using Four = std::conditional_t<kIsBf16, uint2, float4>;
+  // Eight tokens' streams, s_streams' rows of row_values. Those that are not there are multiplied too, as what lies
+  // there: each token's sums are its own.
+  __device__ Sums multiply(const uint16_t* s_streams, int row_values) const {
+    ChunkWords<1> streams[P::kChunks];
+#pragma unroll
+    for (int h = 0; h < P::kChunks; ++h) {
+      const uint4 four = *reinterpret_cast<const uint4*>(s_streams + place(row_values, h));
+      streams[h] = {{{four.x}, {four.y}, {four.z}, {four.w}}};
+    }
+    return multiply(streams);
+  }
+  __device__ Sums multiply(const float* s_streams, int row_values) const {
+    ChunkWords<kParts> streams[P::kChunks];
+#pragma unroll
+    for (int h = 0; h < P::kChunks; ++h) {
+      float values[8];
+#pragma unroll
+      for (int n = 0; n < 8; ++n) values[n] = s_streams[place(row_values, h) + n];
+      streams[h].set(values);
+    }
+    return multiply(streams);
+  }
 
-  // Tokens [begin, begin + count), whose slices lie at s_slices. count: to kTokensAtOnce. Squares are dealt out to the
-  // last warps, which bring less: a warp for them alone would be a third on one scheduler, and the others wait for it.
-  __device__ void add(const Four* s_slices, int begin, int count) {
-    add_rows(s_slices, begin, count);
-    const int num_warps = static_cast<int>(blockDim.x) / P::kWarp;
-    for (int t = num_warps - 1 - static_cast<int>(threadIdx.x) / P::kWarp; t < count; t += num_warps) {
-      add_squares(s_slices + t * stride_, begin + t);
+  // Of tokens [first, first + 8) of those that a block has: s_sums is [runs, tokens of the block, num_sums].
+  __device__ void store(const Sums& sums, int first, int num_tokens, float* s_sums) const {
+    const int row = lane() / 4, token = first + lane() % 4 * 2;
+    float* s_token = s_sums + (static_cast<int>(threadIdx.x) / P::kWarp * num_tokens + token) * num_sums_;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (token + i >= num_tokens) break;
+#pragma unroll
+      for (int group = 0; group < P::kGroups; ++group) {
+        if (group * P::kRows + row + 1 < num_sums_) s_token[group * P::kRows + row] = sums.of_rows[group][i];
+      }
+      if (first + row == token + i) s_token[num_sums_ - 1] = sums.squares[i];
+      s_token += num_sums_;
     }
   }
 
  private:
-  using P = MhcProducts;
-  static constexpr int kLoads = kIsWhole ? P::kLoads : P::kLoads / 2;
+  static constexpr int kParts = 3, kMatrices = 5, kSteps = 2 * P::kChunks;
 
-  __device__ static float4 floats_of(Four four) {
-    if constexpr (kIsBf16) {
-      return {__uint_as_float(four.x << 16), __uint_as_float(four.x & 0xFFFF0000), __uint_as_float(four.y << 16),
-              __uint_as_float(four.y & 0xFFFF0000)};
-    } else {
-      return four;
-    }
-  }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % P::kWarp; }
+  __device__ static int first_column() {
+    return static_cast<int>(threadIdx.x) / P::kWarp * P::kRun + lane() % 4 * 8;
+  }
+  __device__ static int place(int row_values, int h) {
+    return lane() / 4 * row_values + first_column() + h * P::kChunk;
+  }
 
-  __device__ void load(int first) {
+  template <int kStreamParts>
+  __device__ Sums multiply(const ChunkWords<kStreamParts> (&streams)[P::kChunks]) const {
+    using cuda_common::ptx::mma_bf16;
+    float sums[kMatrices][4] = {};
 #pragma unroll
-    for (int r = 0; r < P::kRowsOfWarp; ++r) {
-      if (row_ + r + 1 >= num_rows_) break;
+    for (int step = 0; step < kSteps; ++step) {
+      const auto word = [&](int n, int part) { return streams[step / 2].words[step % 2 * 2 + n][part]; };
 #pragma unroll
-      for (int n = 0; n < kLoads; ++n) {
-        if (first + n >= num_loads_) break;
-        factors_[r][n] = *reinterpret_cast<const float4*>(fn_ + int64_t{r} * width_ + (first + n) * P::kRound);
+      for (int part = kStreamParts - 1; part >= 0; --part) {
+        const uint32_t low = word(0, part), high = word(1, part);
+#pragma unroll
+        for (int m = 0; m < kMatrices; ++m) {
+          const auto& fn = fn_[m][step];
+          const bool has_tokens = m == 1;
+          mma_bf16(sums[m], fn[0], has_tokens ? word(0, 0) : fn[1], fn[2], has_tokens ? word(1, 0) : fn[3], low, high);
+        }
+#pragma unroll
+        for (int p = 1; p < kStreamParts; ++p) mma_bf16(sums[1], 0, word(0, p), 0, word(1, p), low, high);
       }
     }
-  }
-
-  // Tokens that are not there are multiplied too (as what lies there), so that sums do not wait for each other.
-  __device__ void add_rows(const Four* s_slices, int begin, int count) {
-    float sums[P::kTokensAtOnce][P::kRowsOfWarp] = {};
-    for (int first = 0; first < num_loads_; first += kLoads) {
-      if constexpr (!kIsWhole) load(first);
-      const Four* s_values = s_slices + first * P::kWarp + lane();
-      if (first + kLoads <= num_loads_) {
-        add_loads<true>(s_values, kLoads, sums);
-      } else {
-        add_loads<false>(s_values, num_loads_ - first, sums);
-      }
-      if constexpr (kIsWhole) break;
+    Sums sum;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum.of_rows[0][i] = (sums[4][i] + sums[2][i]) + sums[0][i];
+      sum.of_rows[1][i] = (sums[4][2 + i] + sums[2][2 + i]) + sums[0][2 + i];
+      sum.of_rows[2][i] = (sums[3][2 + i] + sums[3][i]) + sums[1][i];
+      sum.squares[i] = sums[1][2 + i];
     }
-#pragma unroll
-    for (int t = 0; t < P::kTokensAtOnce; ++t) store(begin + t, t < count, sums[t]);
+    return sum;
   }
 
-  // kAll: count is kLoads, and nothing is asked between loads.
-  template <bool kAll>
-  __device__ void add_loads(const Four* s_values, int count, float (&sums)[P::kTokensAtOnce][P::kRowsOfWarp]) const {
-#pragma unroll
-    for (int n = 0; n < kLoads; ++n) {
-      if (!kAll && n >= count) break;
-#pragma unroll
-      for (int t = 0; t < P::kTokensAtOnce; ++t) {
-        const float4 a = floats_of(s_values[t * stride_ + n * P::kWarp]);
-#pragma unroll
-        for (int r = 0; r < P::kRowsOfWarp; ++r) sums[t][r] = add_products(sums[t][r], a, factors_[r][n]);
-      }
-    }
-  }
-
-  __device__ void add_squares(const Four* s_slice, int token) const {
-    float sum = 0;
-    for (int n = 0; n < num_loads_; ++n) {
-      const float4 a = floats_of(s_slice[n * P::kWarp + lane()]);
-      sum = add_products(sum, a, a);
-    }
-    for (int half = P::kWarp / 2; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-    if (lane() == 0) sum_of(token, num_rows_ - 1) = sum;
-  }
-
-  // Adds lanes by halves. A lane keeps, at the first two halvings, those of the three rows that its half goes on with.
-  __device__ void store(int token, bool is_there, const float (&sums)[P::kRowsOfWarp]) const {
-    static_assert(P::kRowsOfWarp == 3);
-    const auto kept = [](float mine, float theirs, int mask) { return mine + __shfl_xor_sync(~0u, theirs, mask); };
-    const bool high = (lane() & 16) != 0, high_pair = (lane() & 8) != 0;
-    const float one = kept(high ? sums[2] : sums[0], high ? sums[0] : sums[2], 16);
-    const float other = kept(sums[1], sums[1], 16);
-    float sum = kept(high_pair ? other : one, high_pair ? one : other, 8);
-    for (int half = 4; half > 0; half /= 2) sum = kept(sum, sum, half);
-    const int r = (high ? 2 : 0) + (high_pair ? 1 : 0), row = row_ + r;
-    const bool is_row = is_there && r < P::kRowsOfWarp && row + 1 < num_rows_;
-    if (is_row && lane() % 8 == 0) sum_of(token, row) = sum;
-  }
-
-  // Worked out where it is needed: an address that is kept would be one register too many.
-  __device__ float& sum_of(int token, int row) const {
-    return job_.sums[(int64_t{token} * num_rows_ + row) * P::kSlices + blockIdx.x];
-  }
-
-  const MhcJob& job_;
-  const float* fn_;
-  int row_, num_rows_, stride_, width_, num_loads_;
-  float4 factors_[P::kRowsOfWarp][kLoads];
+  int num_sums_;
+  uint32_t fn_[kMatrices][kSteps][4];
 };
 
-// Grid: slices, by shares of the tokens. The streams are there already (`write` is none).
-template <bool kIsBf16, bool kIsWhole>
-__global__ void __launch_bounds__(MhcProducts::kMostWarps* MhcProducts::kWarp, MhcProducts::kBlocksAtOnce)
-    sum_products_of_many(const __grid_constant__ MhcJob job, int num_rows, int num_tokens) {
-  using P = MhcProducts;
-  using Products = RowProducts<kIsBf16, kIsWhole>;
-  constexpr int kChunk = kIsBf16 ? 8 : 4, kChunksOfRun = P::kRun / kChunk;  // columns of a copy
-  auto* s_slices = cuda_common::dynamic_shared<typename Products::Four>();
-  const int fours = P::slice_values(job.hidden) / 4, width = static_cast<int>(P::kS * job.hidden);
-  const int first = static_cast<int>(blockIdx.x) * P::kRun;
-  const int step = static_cast<int>(gridDim.y) * P::kTokensAtOnce;
-  Products products(job, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x) / P::kWarp * P::kRowsOfWarp,
-                    num_rows);
-  const auto bring = [&](int begin, int stage) {
-    const int chunks = fours * 4 / kChunk;
-    const char* streams = static_cast<const char*>(job.x.data);
-    for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks; chunk += static_cast<int>(blockDim.x)) {
-      const int column = chunk / kChunksOfRun * P::kRound + first + chunk % kChunksOfRun * kChunk;
-      if (column >= width) break;
-      auto* to = s_slices + stage * P::kTokensAtOnce * fours + chunk * (kChunk / 4);
+// Sums of a slice of tokens from `begin` on, `count` of the block's num_tokens times num_sums, of what the runs have
+// given; kWide at once, which that is a multiple of.
+template <int kWide>
+__device__ void add_runs(const MhcJob& job, float* s_sums, int slice, int64_t num_rows, int num_sums, int64_t begin,
+                         int count, int num_tokens) {
+  using cuda_common::Values;
+  const int runs = static_cast<int>(blockDim.x) / MhcProducts::kWarp, of_run = num_tokens * num_sums;
+  float* sums = job.sums + slice * MhcProducts::slice_sums(num_rows, num_sums) + begin * num_sums;
+  for (int i = static_cast<int>(threadIdx.x) * kWide; i < count; i += static_cast<int>(blockDim.x) * kWide) {
+    auto sum = cuda_common::load_pack<kWide>({s_sums, false}, i);
+    constexpr int kAtOnce = 7;  // all but the first, where a slice has eight runs or 15
+    for (int first = 1; first < runs; first += kAtOnce) {
 #pragma unroll
-      for (int t = 0; t < P::kTokensAtOnce; ++t) {
-        if (begin + t >= num_tokens) break;
-        cuda_common::ptx::copy_async<16>(to + t * fours,
-                                         streams + (job.token(begin + t) * width + column) * (16 / kChunk));
+      for (int run = 0; run < kAtOnce; ++run) {
+        if (first + run >= runs) break;
+        const auto other = cuda_common::load_pack<kWide>({s_sums, false}, (first + run) * of_run + i);
+#pragma unroll
+        for (int n = 0; n < kWide; ++n) sum.v[n] += other.v[n];
+      }
+    }
+    cuda_common::store_pack(Values{sums, false}, i, sum);
+  }
+}
+
+// Packs of kWide channels of a slice, which has so many, of `count` tokens: calls function(token of the block, channel
+// of the slice).
+template <int kWide, class Function>
+__device__ void for_packs(const cuda_common::FastDivisor& packs, int count, const Function& function) {
+  const int packs_of_token = static_cast<int>(packs.divisor());
+  for (int at = static_cast<int>(threadIdx.x); at < count * packs_of_token; at += static_cast<int>(blockDim.x)) {
+    const int token = static_cast<int>(packs.quotient(static_cast<uint32_t>(at)));
+    function(token, (at - token * packs_of_token) * kWide);
+  }
+}
+
+// A pack of a slice's stream into shared memory.
+template <class Stored, int kWide>
+__device__ void keep_pack(const cuda_common::Pack<kWide>& values, Stored* s_values) {
+  if constexpr (sizeof(Stored) == 2) {
+    cuda_common::store_pack(cuda_common::Values{s_values, true}, 0, values);
+  } else {
+#pragma unroll
+    for (int n = 0; n < kWide; ++n) s_values[n] = values.v[n];
+  }
+}
+
+// Of a grid of slices by shares of the tokens. take(begin, count, first channel, s_streams) brings the block's tokens'
+// streams once the kernel before has ended.
+template <bool kIsEight, class Stored, class Take>
+__device__ void sum_slice_products(const MhcJob& job, int num_sums, int64_t num_rows, int tokens_of_block,
+                                   const Take& take) {
+  using P = MhcProducts;
+  const int slice = static_cast<int>(blockIdx.x), row_values = P::row_values(job.channels);
+  const int64_t begin = int64_t{blockIdx.y} * tokens_of_block;
+  const int count = static_cast<int>(min(num_rows - begin, int64_t{tokens_of_block}));
+  auto* s_streams = cuda_common::dynamic_shared<Stored>();
+  auto* s_sums = reinterpret_cast<float*>(s_streams + P::kTokens * row_values);
+  const RunProducts<kIsEight> products(job, slice, num_sums);
+  cuda_common::wait_for_previous();
+  take(begin, count, slice * job.channels, s_streams);
+  __syncthreads();
+  products.store(products.multiply(s_streams, row_values), 0, tokens_of_block, s_sums);
+  __syncthreads();
+  add_runs<1>(job, s_sums, slice, num_rows, num_sums, begin, count * num_sums, tokens_of_block);
+}
+
+// Few tokens, kTokens at most of a block; where the streams are written first, it does that too. kWide: 4 where channels
+// are a multiple of eight, else 1.
+template <int kWide, class Stored>
+__global__ void __launch_bounds__(MhcProducts::kMostThreads)
+    sum_products(const __grid_constant__ MhcJob job, int num_sums, int64_t num_rows, int tokens_of_block,
+                 const __grid_constant__ cuda_common::FastDivisor packs) {
+  using P = MhcProducts;
+  sum_slice_products<(kWide > 1), Stored>(
+      job, num_sums, num_rows, tokens_of_block, [&](int64_t begin, int count, int first, Stored* s_streams) {
+        const int channels = job.channels, row_values = P::row_values(channels);
+        for_packs<kWide>(packs, count, [&](int n, int channel) {
+          const int64_t t = job.token(begin + n), c = first + channel;
+          cuda_common::Pack<kWide> streams[P::kS];
+          const bool is_there = c < job.hidden, writes = job.write.out.data != nullptr;
+          if (is_there && !writes) {
+#pragma unroll
+            for (int k = 0; k < P::kS; ++k) {
+              streams[k] = cuda_common::load_pack<kWide>(job.x, (t * P::kS + k) * job.hidden + c);
+            }
+          } else if (is_there) {
+            const auto in = job.write.load<kWide, 2>(t, c);
+#pragma unroll
+            for (int k = 0; k < P::kS; ++k) {
+              streams[k] = job.write.stream(t, k, in);
+              cuda_common::store_pack(job.x, (t * P::kS + k) * job.hidden + c, streams[k]);
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < P::kS; ++k) keep_pack(streams[k], s_streams + n * row_values + k * channels + channel);
+        });
+      });
+}
+
+// The same where job.write.o is this rank's summand, F32, of what the streams are written with: each block sends its
+// channels and sees what the others sent. The slots are freed by the next kernel. All blocks are in place at once
+// (have_room_to_wait).
+__global__ void __launch_bounds__(MhcProducts::kMostThreads)
+    sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
+                          int num_sums, int64_t num_rows, int tokens_of_block,
+                          const __grid_constant__ cuda_common::FastDivisor packs) {
+  using P = MhcProducts;
+  constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;  // of more, registers are spilt
+  sum_slice_products<true, uint16_t>(
+      job, num_sums, num_rows, tokens_of_block, [&](int64_t begin, int count, int first, uint16_t* s_streams) {
+        const int channels = job.channels, row_values = P::row_values(channels);
+        const uint32_t call = device::cuda::begin_peer_call(peers);
+        const auto own = [&](int64_t i) { return cuda_common::load_pack<kWide>(job.write.o, i); };
+        for_packs<kWide>(packs, count, [&](int n, int channel) {
+          const int64_t i = (begin + n) * job.hidden + first + channel;
+          if (first + channel < job.hidden) cuda_common::send_to_ranks<true>(peers, call, i, own(i));
+        });
+        // What does not wait for other ranks is on its way before.
+        for_packs<kWide>(packs, count, [&](int n, int channel) {
+          const int64_t t = begin + n, c = first + channel, i = t * job.hidden + c;
+          cuda_common::Pack<kWide> streams[P::kS], mixed[P::kS];
+          float factors[P::kS];
+          if (c < job.hidden) {
+            job.write.load_streams(t, c, streams);
+#pragma unroll
+            for (int k = 0; k < P::kS; ++k) {
+              mixed[k] = job.write.mixed(t, k, streams), factors[k] = job.write.factor(t, k);
+            }
+            const auto o = cuda_common::sum_of_ranks<true, false, kRanksAtOnce>(peers, call, i, [&] { return own(i); });
+#pragma unroll
+            for (int k = 0; k < P::kS; ++k) {
+              mixed[k] = job.write.written(factors[k], o, mixed[k]);
+              cuda_common::store_pack(job.x, (t * P::kS + k) * job.hidden + c, mixed[k]);
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < P::kS; ++k) keep_pack(mixed[k], s_streams + n * row_values + k * channels + channel);
+        });
+      });
+}
+
+// What a block of many tokens has of kManyTokens at once: their streams in BF16, what those are written with, and the
+// coefficients of that.
+struct ManyTokens {
+  using P = MhcProducts;
+  static constexpr int kWide = 8;  // values of a copy
+  static constexpr int kCoefficients = P::kS * P::kS + P::kS;
+
+  int channels, row_values;
+
+  TESSERA_HOST_DEVICE explicit ManyTokens(int channels_of_slice)
+      : channels(channels_of_slice), row_values(P::row_values(channels_of_slice)) {}
+  TESSERA_HOST_DEVICE int stream_values() const { return P::kManyTokens * row_values; }
+  TESSERA_HOST_DEVICE int output_values() const { return P::kManyTokens * channels; }
+  // In units of BF16 values.
+  TESSERA_HOST_DEVICE int stage_values(bool writes) const {
+    return stream_values() + (writes ? output_values() + P::kManyTokens * kCoefficients * 2 : 0);
+  }
+};
+
+// Grid: slices, by shares of the tokens, BF16. kWrites: the streams are written first, from job.write.o in BF16.
+template <bool kWrites>
+__global__ void __launch_bounds__(MhcProducts::kMostThreads)
+    sum_products_of_many(const __grid_constant__ MhcJob job, int num_sums, int num_rows, int num_stages) {
+  using P = MhcProducts;
+  constexpr int kWide = ManyTokens::kWide;
+  const ManyTokens tokens(job.channels);
+  const int slice = static_cast<int>(blockIdx.x), channels = tokens.channels, hidden = static_cast<int>(job.hidden);
+  const int first = slice * channels, packs = channels / kWide, thread = static_cast<int>(threadIdx.x);
+  const int stage_values = tokens.stage_values(kWrites);
+  const int step = static_cast<int>(gridDim.y) * P::kManyTokens;
+  auto* s_stages = cuda_common::dynamic_shared<uint16_t>();
+  auto* s_sums = reinterpret_cast<float*>(s_stages + num_stages * stage_values);
+  const RunProducts<true> products(job, slice, num_sums);
+  if (first + channels > hidden) {  // the last slice's channels that are not there
+    for (int i = thread; i < num_stages * stage_values; i += static_cast<int>(blockDim.x)) s_stages[i] = 0;
+    __syncthreads();
+  }
+  // A block has as many threads as a token has packs of its streams, four times, and as all tokens have of one.
+  const int pack = thread % packs, of_tokens = thread / packs;
+  const bool is_there = first + pack * kWide < hidden;
+  const auto bring = [&](int begin, int stage) {
+    uint16_t* s_streams = s_stages + stage * stage_values;
+    const auto* x = static_cast<const uint16_t*>(kWrites ? job.write.x.data : job.x.data);
+    const int k = of_tokens % P::kS, n = of_tokens / P::kS;
+    const uint16_t* from = x + (int64_t{begin + n} * P::kS + k) * hidden + first + pack * kWide;
+    uint16_t* s_to = s_streams + n * tokens.row_values + k * channels + pack * kWide;
+    constexpr int kEvery = P::kManyTokens / P::kS;
+#pragma unroll
+    for (int i = 0; i < P::kS; ++i) {
+      if (begin + n + i * kEvery < num_rows && is_there) {
+        cuda_common::ptx::copy_async<16>(s_to + i * kEvery * tokens.row_values, from + i * kEvery * P::kS * hidden);
+      }
+    }
+    if constexpr (kWrites) {
+      uint16_t* s_outputs = s_streams + tokens.stream_values();
+      auto* s_coefficients = reinterpret_cast<float*>(s_outputs + tokens.output_values());
+      const auto* o = static_cast<const uint16_t*>(job.write.o.data);
+      if (begin + of_tokens < num_rows && is_there) {
+        cuda_common::ptx::copy_async<16>(s_outputs + thread * kWide,
+                                         o + int64_t{begin + of_tokens} * hidden + first + pack * kWide);
+      }
+      for (int i = thread; i < P::kManyTokens * (P::kS + 1); i += static_cast<int>(blockDim.x)) {
+        const int n = i % P::kManyTokens, j = i / P::kManyTokens;
+        if (begin + n >= num_rows) continue;
+        const float* from = j < P::kS ? job.write.comb + (int64_t{begin + n} * P::kS + j) * P::kS
+                                      : job.write.post + int64_t{begin + n} * P::kS;
+        cuda_common::ptx::copy_async<16>(
+            s_coefficients + (j < P::kS ? (n * P::kS + j) * P::kS : (P::kManyTokens * P::kS + n) * P::kS), from);
       }
     }
     cuda_common::ptx::commit_copies();
   };
+  const auto write = [&](int begin, int stage) {
+    if (begin + of_tokens >= num_rows || !is_there) return;
+    uint16_t* s_streams = s_stages + stage * stage_values;
+    uint16_t* s_outputs = s_streams + tokens.stream_values();
+    auto* s_coefficients = reinterpret_cast<float*>(s_outputs + tokens.output_values());
+    cuda_common::StreamWrite here = job.write;
+    here.comb = s_coefficients, here.post = s_coefficients + P::kManyTokens * P::kS * P::kS;
+    uint16_t* s_token = s_streams + of_tokens * tokens.row_values + pack * kWide;
+    const int64_t to = (int64_t{begin} + of_tokens) * P::kS * hidden + first + pack * kWide;
+#pragma unroll
+    for (int part = 0; part < kWide; part += 4) {
+      cuda_common::StreamWrite::Inputs<4> in;
+#pragma unroll
+      for (int k = 0; k < P::kS; ++k) in.streams[k] = cuda_common::load_pack<4>({s_token, true}, k * channels + part);
+      in.o = cuda_common::load_pack<4>({s_outputs, true}, thread * kWide + part);
+#pragma unroll
+      for (int k = 0; k < P::kS; ++k) {
+        cuda_common::store_pack(cuda_common::Values{s_token, true}, k * channels + part, here.stream(of_tokens, k, in));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < P::kS; ++k) {
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.x.data) + to + int64_t{k} * hidden) =
+          *reinterpret_cast<const uint4*>(s_token + k * channels);
+    }
+  };
   cuda_common::wait_for_previous();
-  int begin = static_cast<int>(blockIdx.y) * P::kTokensAtOnce;
-  for (int stage = 0; stage + 1 < P::kStages; ++stage) bring(begin + stage * step, stage);
-  for (int stage = 0; begin < num_tokens; begin += step) {
-    cuda_common::ptx::wait_for_copies<P::kStages - 2>();
+  int begin = static_cast<int>(blockIdx.y) * P::kManyTokens;
+  for (int stage = 0; stage + 1 < num_stages; ++stage) bring(begin + stage * step, stage);
+  for (int stage = 0; begin < num_rows; begin += step) {
+    num_stages == P::kMostStages ? cuda_common::ptx::wait_for_copies<P::kMostStages - 2>()
+                                 : cuda_common::ptx::wait_for_copies<0>();
     __syncthreads();
-    bring(begin + (P::kStages - 1) * step, (stage + P::kStages - 1) % P::kStages);
-    products.add(s_slices + stage * P::kTokensAtOnce * fours, begin, min(num_tokens - begin, P::kTokensAtOnce));
-    stage = (stage + 1) % P::kStages;
+    bring(begin + (num_stages - 1) * step, (stage + num_stages - 1) % num_stages);
+    if constexpr (kWrites) {
+      write(begin, stage);
+      __syncthreads();
+    }
+    const uint16_t* s_streams = s_stages + stage * stage_values;
+#pragma unroll
+    for (int n = 0; n < P::kManyTokens; n += P::kTokens) {
+      products.store(products.multiply(s_streams + n * tokens.row_values, tokens.row_values), n, P::kManyTokens,
+                     s_sums);
+    }
+    __syncthreads();
+    const int64_t room = P::slice_sums(num_rows, num_sums) - int64_t{begin} * num_sums;
+    add_runs<4>(job, s_sums, slice, num_rows, num_sums, begin,
+                static_cast<int>(min(room, int64_t{P::kManyTokens} * num_sums)), P::kManyTokens);
+    stage = (stage + 1) % num_stages;
   }
 }
 
-// Whether so many tokens have the kernel for many, which copies sixteen bytes at once and writes no streams.
-inline bool are_many(const MhcJob& job, int64_t num_tokens) {
-  return num_tokens >= MhcProducts::kMany && job.hidden % 2 == 0;
+// Stages that many tokens have room for; 0: none, or they are not as that kernel takes them.
+inline int stages_of_many(const MhcJob& job, int num_sums, int64_t num_tokens, bool writes, size_t& shared_bytes) {
+  using P = MhcProducts;
+  if (num_tokens < P::kMany || !job.x.is_bf16 || job.rows != nullptr || job.hidden % ManyTokens::kWide != 0) return 0;
+  const int runs = P::threads(job.channels) / P::kWarp;
+  const size_t sum_bytes = sizeof(float) * static_cast<size_t>(runs * P::kManyTokens * num_sums);
+  const size_t stage_bytes = sizeof(uint16_t) * static_cast<size_t>(ManyTokens(job.channels).stage_values(writes));
+  for (int stages = P::kMostStages; stages > 1; --stages) {
+    shared_bytes = static_cast<size_t>(stages) * stage_bytes + sum_bytes;
+    if (shared_bytes <= cuda_common::most_shared_bytes()) return stages;
+  }
+  return 0;
 }
 
-// Blocks of so few tokens' products, as a grid.
-inline dim3 products_grid(int num_rows, int64_t num_tokens) {
-  using P = MhcProducts;
-  return {static_cast<unsigned>(P::kSlices * ceil_div(num_rows, P::kMostRows)), static_cast<unsigned>(num_tokens)};
+// Tokens of a block of few, and what it has in shared memory.
+inline int tokens_of_block(int64_t num_tokens) {
+  return static_cast<int>(
+      std::clamp<int64_t>(ceil_div<int64_t>(num_tokens, MhcProducts::kFewShares), 1, MhcProducts::kTokens));
 }
-inline int products_rows(int num_rows) {
-  return ceil_div(num_rows, ceil_div(num_rows, MhcProducts::kMostRows));
+inline dim3 products_grid(int slices, int64_t num_tokens) {
+  return {static_cast<unsigned>(slices),
+          static_cast<unsigned>(ceil_div<int64_t>(num_tokens, tokens_of_block(num_tokens)))};
 }
-inline unsigned products_block(int num_rows, int64_t hidden) {
+inline size_t products_bytes(const MhcJob& job, int num_sums, int64_t num_tokens) {
   using P = MhcProducts;
-  const int packs = ceil_div(P::slice_values(hidden), 4);
-  return static_cast<unsigned>(
-      std::clamp(round_up(packs, P::kWarp), products_rows(num_rows) * P::kWarp, P::kMostThreads));
+  const int runs = P::threads(job.channels) / P::kWarp;
+  return static_cast<size_t>(P::kTokens * P::row_values(job.channels)) * (job.x.is_bf16 ? sizeof(uint16_t) : sizeof(float)) +
+         static_cast<size_t>(runs * tokens_of_block(num_tokens) * num_sums) * sizeof(float);
+}
+
+inline cuda_common::FastDivisor slice_packs(const MhcJob& job, int wide) {
+  return cuda_common::FastDivisor(static_cast<uint32_t>(job.channels / wide));
 }
 
 // Whether sum_products_of_ranks has all its blocks in place at once. Those of an emulated GPU run one after another, so
 // there one rank alone can make such a call, or one that finds in its slots what the others sent.
-inline bool have_room_to_wait(int num_rows, int64_t num_tokens) {
+inline bool have_room_to_wait(int64_t hidden, int64_t num_tokens) {
+  if (num_tokens == 0 || num_tokens >= MhcProducts::kMany) return false;
 #ifdef TESSERA_CUDA_EMULATED
   constexpr int64_t kEmulatedTokens = 8;
-  return num_rows > 0 && num_tokens <= kEmulatedTokens;
+  return hidden > 0 && num_tokens <= kEmulatedTokens;
 #else
-  const dim3 grid = products_grid(num_rows, num_tokens);
-  return int64_t{grid.x} * grid.y <= int64_t{MhcProducts::kBlocksAtOnce} * cuda_common::multiprocessors();
+  const dim3 grid = products_grid(MhcProducts::slices(hidden), num_tokens);
+  return int64_t{grid.x} * grid.y <= cuda_common::multiprocessors();
 #endif
 }
 
-inline void launch_products_of_ranks(const char* name, const MhcJob& job, const device::PeerView& peers, int num_rows,
+inline void launch_products_of_ranks(const char* name, const MhcJob& job, const device::PeerView& peers, int num_sums,
                                      int64_t num_tokens, device::Queue& queue) {
-  // Of few tokens, each block on a multiprocessor of its own: as many are in place at once as the GPU has of those, if
-  // nobody else has kernels there.
-  const dim3 grid = products_grid(num_rows, num_tokens);
-  const auto shared_bytes = static_cast<size_t>(MhcProducts::slice_values(job.hidden)) * sizeof(float);
-  cuda_common::launch(name, queue, sum_products_of_ranks, grid, products_block(num_rows, job.hidden),
-                      cuda_common::spread_bytes(queue, shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_rows,
-                      products_rows(num_rows));
+  // Each block on a multiprocessor of its own: as many are in place at once as the GPU has of those, if nobody else has
+  // kernels there.
+  const dim3 grid = products_grid(job.slices, num_tokens);
+  const size_t shared_bytes = products_bytes(job, num_sums, num_tokens);
+  cuda_common::launch(name, queue, sum_products_of_ranks, grid,
+                      static_cast<unsigned>(MhcProducts::threads(job.channels)),
+                      cuda_common::spread_bytes(queue, shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_sums,
+                      num_tokens, tokens_of_block(num_tokens), slice_packs(job, cuda_common::kPeerValues));
 }
 
-// num_rows: of fn, and one.
-inline void launch_products(const char* name, const MhcJob& job, int num_rows, int64_t num_tokens,
+// num_sums: rows of fn, and one. Streams that job.write gives are written first; of many tokens from job.write.o in
+// BF16 (writes_many).
+inline bool writes_many(const MhcJob& job, int64_t num_tokens) {
+  size_t shared_bytes = 0;
+  return job.write.o.data != nullptr && job.write.o.is_bf16 &&
+         stages_of_many(job, ops::kHcCoefficients + 1, num_tokens, true, shared_bytes) > 0;
+}
+inline void launch_products(const char* name, const MhcJob& job, int num_sums, int64_t num_tokens,
                             device::Queue& queue) {
   using P = MhcProducts;
-  const int values = P::slice_values(job.hidden);
-  if (are_many(job, num_tokens)) {
+  const auto threads = static_cast<unsigned>(P::threads(job.channels));
+  const bool writes = job.write.out.data != nullptr;
+  size_t shared_bytes = 0;
+  if (const int stages = stages_of_many(job, num_sums, num_tokens, writes, shared_bytes); stages > 0) {
+    const int slices = job.slices;
+    const int64_t at_once = cuda_common::multiprocessors() * (P::kMostThreads / P::threads(job.channels));
     const int64_t shares =
-        std::min(ceil_div<int64_t>(num_tokens, P::kTokensAtOnce),
-                 std::max<int64_t>(P::kBlocksAtOnce * cuda_common::multiprocessors() / P::kSlices, 1));
-    const int warps = ceil_div(num_rows - 1, P::kRowsOfWarp);
-    const bool is_whole = values <= P::kLoads * P::kRun;
-    const auto kernel = job.x.is_bf16
-                            ? (is_whole ? sum_products_of_many<true, true> : sum_products_of_many<true, false>)
-                            : (is_whole ? sum_products_of_many<false, true> : sum_products_of_many<false, false>);
-    const int stage_bytes = P::kTokensAtOnce * values * (job.x.is_bf16 ? 2 : 4);
-    cuda_common::launch(name, queue, kernel, dim3(P::kSlices, static_cast<unsigned>(shares)),
-                        static_cast<unsigned>(warps * P::kWarp), static_cast<size_t>(P::kStages * stage_bytes), job,
-                        num_rows, static_cast<int>(num_tokens));
+        std::min(ceil_div<int64_t>(num_tokens, P::kManyTokens), std::max<int64_t>(at_once / slices, 1));
+    cuda_common::launch(name, queue, writes ? sum_products_of_many<true> : sum_products_of_many<false>,
+                        dim3(static_cast<unsigned>(slices), static_cast<unsigned>(shares)), threads, shared_bytes, job,
+                        num_sums, static_cast<int>(num_tokens), stages);
     return;
   }
-  cuda_common::launch(name, queue, cuda_common::has_packs(job.hidden) ? sum_products<4> : sum_products<1>,
-                      products_grid(num_rows, num_tokens), products_block(num_rows, job.hidden),
-                      static_cast<size_t>(values) * sizeof(float), job, num_rows, products_rows(num_rows));
+  const bool is_bf16 = job.x.is_bf16, has_packs = job.hidden % 8 == 0;
+  const auto start = [&](auto kernel) {
+    cuda_common::launch(name, queue, kernel, products_grid(job.slices, num_tokens), threads,
+                        products_bytes(job, num_sums, num_tokens), job, num_sums, num_tokens,
+                        tokens_of_block(num_tokens), slice_packs(job, has_packs ? 4 : 1));
+  };
+  if (is_bf16) {
+    start(has_packs ? sum_products<4, uint16_t> : sum_products<1, uint16_t>);
+  } else {
+    start(has_packs ? sum_products<4, float> : sum_products<1, float>);
+  }
 }
 
 }  // namespace tessera::backends::cuda

@@ -40,9 +40,7 @@ AttentionLayer::AttentionLayer(LayerBuilder& builder, const std::string& prefix,
     compressor_ = CompressorLayer(builder, prefix + "compressor.", ratio, CompressorLayer::Kind::kMain);
   }
   if (ratio == 4) indexer_ = IndexerLayer(builder, prefix + "indexer.", ratio);
-  std::vector<const LinearLayer*> of_x = maps_of_all_tokens();
-  of_x.insert(of_x.begin(), &wq_a_);
-  maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", of_x);
+  maps_of_x_ = LinearGroupLayer(builder, prefix + "maps_of_x", maps_of_input());
   maps_of_qr_ = LinearGroupLayer(builder, prefix + "maps_of_qr", maps_of_queries(heads_), &q_norm_);
   vectors_ = bind_vectors(builder, prefix + "vectors", heads_);
   std::vector<const CompressorLayer*> compressors;
@@ -71,12 +69,11 @@ void AttentionLayer::prepare_own_tokens(LayerBuilder& builder) {
                                        maps_of_qr_.has_norm() ? &q_norm_ : nullptr);
     all_vectors_ = bind_vectors(builder, prefix_ + "all_heads.vectors", *all_heads_);
   }
-  maps_of_all_x_ = LinearGroupLayer(builder, prefix_ + "maps_of_all_x", maps_of_all_tokens());
   has_all_heads_ = true;
 }
 
-std::vector<const LinearLayer*> AttentionLayer::maps_of_all_tokens() const {
-  std::vector<const LinearLayer*> maps = {&wkv_};
+std::vector<const LinearLayer*> AttentionLayer::maps_of_input() const {
+  std::vector<const LinearLayer*> maps = {&wq_a_, &wkv_};
   const auto add = [&](const CompressorLayer& compressor) {
     maps.insert(maps.end(), {&compressor.wkv(), &compressor.wgate()});
   };
@@ -120,20 +117,28 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size
                                                 const Queries& queries) const {
   using Call = LinearGroupLayer::Call;
   const int64_t n = context.num_tokens(), num_queries = queries.rows.num_rows;
+  const bool are_own = num_queries != n;
   const LinearLayer& wq_b = queries.heads.wq_b();
   Mapped mapped;
-  mapped.qr = wq_a_.take_output(context, num_queries), mapped.kv = wkv_.take_output(context, n);
-  mapped.q = wq_b.take_output(context, num_queries);
-  std::array<Call, 7> of_x{{{&wq_a_, mapped.qr}, {&wkv_, mapped.kv}}};
+  mapped.qr = wq_a_.take_output(context, num_queries), mapped.q = wq_b.take_output(context, num_queries);
+  std::array<Call, 7> of_x{{{&wq_a_, mapped.qr}}};
+  std::array<comm::Communicator::Gathered, 5> gathered;
   std::array<Call, 2> of_qr{{{&wq_b, mapped.q}}};
   std::array<PoolGroup::Call, ops::PoolNorm::kMostPools> pools;
-  size_t num_of_x = 2, num_of_qr = 1, num_pools = 0;
+  size_t num_of_x = 1, num_gathered = 0, num_of_qr = 1, num_pools = 0;
+  // Its output of all tokens, which is gathered where ranks have x of their own.
+  const auto add_map = [&](const LinearLayer& map) {
+    const TensorView own = map.take_output(context, are_own ? context.run.rows : n);
+    of_x[num_of_x++] = {&map, rows_of(own, 0, num_queries)};
+    if (!are_own) return own;
+    const TensorView all = context.take(own.dtype, {context.run.all_rows(), own.shape[1]});
+    gathered[num_gathered++] = {own, all};
+    return rows_of(all, 0, n);
+  };
+  mapped.kv = add_map(wkv_);
   // Where its entries will be.
   const auto add_compressor = [&](const CompressorLayer& compressor) {
-    const TensorView values = compressor.wkv().take_output(context, n);
-    const TensorView gates = compressor.wgate().take_output(context, n);
-    of_x[num_of_x++] = {&compressor.wkv(), values};
-    of_x[num_of_x++] = {&compressor.wgate(), gates};
+    const TensorView values = add_map(compressor.wkv()), gates = add_map(compressor.wgate());
     PoolGroup::Call& pool = pools[num_pools++];
     pool = {&compressor, compressor.take_pool_call(context, layer, values, gates)};
     return pool.args.entries;
@@ -141,18 +146,13 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size
   if (ratio_ != 0) mapped.entries = add_compressor(compressor_);
   if (ratio_ == 4) {
     mapped.index_keys = add_compressor(indexer_.compressor());
-    mapped.index_weights = indexer_.weights_proj().take_output(context, n);
+    mapped.index_weights = indexer_.weights_proj().take_output(context, num_queries);
     mapped.index_queries = indexer_.wq_b().take_output(context, num_queries);
     of_x[num_of_x++] = {&indexer_.weights_proj(), mapped.index_weights};
     of_qr[num_of_qr++] = {&indexer_.wq_b(), mapped.index_queries};
   }
-  const std::span<const Call> maps_of_x = std::span(of_x).first(num_of_x);
-  if (num_queries == n) {
-    maps_of_x_.run(context, x, maps_of_x);
-  } else {
-    wq_a_.run_into(context, rows_of(x, queries.rows.begin, num_queries), mapped.qr, num_queries);
-    maps_of_all_x_.run(context, x, maps_of_x.subspan(1));
-  }
+  maps_of_x_.run(context, rows_of(x, 0, num_queries), std::span(of_x).first(num_of_x));
+  if (are_own) context.run.comm->all_gather(std::span(gathered).first(num_gathered), context.queue);
   const bool is_normed = pools_.run(context, std::span(pools).first(num_pools), q_norm_, mapped.qr);
   const LinearGroupLayer& maps_of_qr = &queries.heads == &heads_ ? maps_of_qr_ : all_maps_of_qr_;
   maps_of_qr.run(context, mapped.qr, std::span(of_qr).first(num_of_qr), is_normed ? nullptr : &q_norm_);
@@ -162,6 +162,19 @@ AttentionLayer::Mapped AttentionLayer::run_maps(const StepContext& context, size
 // A ring holds the windows of so many rows at once, whoever's they are.
 AttentionLayer::RowRange AttentionLayer::first_rows(const StepContext& context) const {
   return {0, std::min(context.num_tokens(), window_slots_ - heads_.desc().window + 1)};
+}
+
+bool AttentionLayer::needs_window(const StepContext& context, const RowRange& range, const RowRange& queries) const {
+  const int64_t range_end = range.begin + range.num_rows, queries_end = queries.begin + queries.num_rows;
+  for (const SliceRows& slice : context.batch.slices()) {
+    const int64_t slice_end = slice.first_row + slice.num_rows;
+    const int64_t begin = std::max(slice.first_row, range.begin), end = std::min(slice_end, range_end);
+    if (begin >= end) continue;
+    const bool stays = end > slice_end - window_slots_;
+    const bool has_queries = queries.begin < slice_end && queries_end > slice.first_row;
+    if (stays || (has_queries && begin < queries_end && end > queries.begin - heads_.desc().window + 1)) return true;
+  }
+  return false;
 }
 
 VectorSteps::Rows AttentionLayer::window_rows(const StepContext& context, size_t layer, const TensorView& kv,
@@ -258,6 +271,7 @@ TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, c
   while (range.begin + range.num_rows < n) {
     range.begin += range.num_rows;
     range.num_rows = std::min(range.num_rows, n - range.begin);
+    if (!needs_window(context, range, queries.rows)) continue;
     write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
     attend(context, layer, queries, mapped.q, selected, range, out);
   }

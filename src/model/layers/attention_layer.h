@@ -26,7 +26,8 @@ class AttentionLayer {
            bool leaves_sum) const;
   // Whether this rank computes all heads of its own tokens in steps that are cut by token.
   bool has_all_heads() const { return has_all_heads_; }
-  // That: x of all tokens -> result [run.count, hidden] of this rank's. Writes caches as run() does.
+  // That: x [run.count, hidden] of this rank's tokens -> result, the same of theirs. Writes caches as run() does, of all
+  // tokens: what maps of x leave for those is gathered, which x itself then need not be.
   void run_own(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result) const;
   LayerCacheLayout cache_layout() const;
   const RankSum& output_sum() const { return head_sum_; }
@@ -42,15 +43,15 @@ class AttentionLayer {
     const VectorGroup& vectors;
     RowRange rows;
   };
-  // What the maps of the input leave, as far as the layer has them: of all rows, but queries and qr.
+  // What the maps of the input leave, as far as the layer has them: of all rows, but what is of queries.
   struct Mapped {
     TensorView q, qr, kv;
     TensorView entries;     // pooled by the compressor
     TensorView index_keys;  // pooled by the indexer's
     TensorView index_queries, index_weights;
   };
-  // Of x, in this order, but for wq_a; and of qr.
-  std::vector<const LinearLayer*> maps_of_all_tokens() const;
+  // Of x, in this order; and of qr.
+  std::vector<const LinearLayer*> maps_of_input() const;
   std::vector<const LinearLayer*> maps_of_queries(const AttentionHeads& heads) const;
   VectorGroup bind_vectors(LayerBuilder& builder, const std::string& where, const AttentionHeads& heads) const;
   Mapped run_maps(const StepContext& context, size_t layer, const TensorView& x, const Queries& queries) const;
@@ -58,6 +59,8 @@ class AttentionLayer {
   RowRange first_rows(const StepContext& context) const;
   // Queries as attention wants them, and all that the tokens leave in caches, but for the windows behind first_rows().
   void finish_vectors(const StepContext& context, size_t layer, const Mapped& mapped, const Queries& queries) const;
+  // Whether these rows' window entries are looked at: by queries of this step, or by a later one.
+  bool needs_window(const StepContext& context, const RowRange& range, const RowRange& queries) const;
   VectorSteps::Rows window_rows(const StepContext& context, size_t layer, const TensorView& kv,
                                 const RowRange& range) const;
   void write_window(const StepContext& context, size_t layer, const TensorView& kv, const RowRange& range) const;
@@ -88,8 +91,7 @@ class AttentionLayer {
   VectorSteps window_steps_;
   CompressorLayer compressor_;
   IndexerLayer indexer_;
-  // Maps of x of which wq_a is one; those of all tokens, where wq_a's are this rank's own tokens.
-  LinearGroupLayer maps_of_x_, maps_of_all_x_, maps_of_qr_, all_maps_of_qr_;
+  LinearGroupLayer maps_of_x_, maps_of_qr_, all_maps_of_qr_;
   PoolGroup pools_;
   VectorGroup vectors_, all_vectors_, later_window_;
 };

@@ -30,18 +30,27 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
     turn.sums_ranks = true;
     turn_of_ranks_ = builder.bind_fused<ops::MhcPostPre>(prefix + "turn_of_ranks", turn, parts_of_turn);
   }
+  // It reads the streams where others write them: that must be another array, which turn_ sees to.
+  const bool begins = follows_block && turn_.is_bound();
+  const std::vector<ops::Chosen> parts_of_begin = {moe_site_.post().chosen(), attention_site_.pre().chosen(),
+                                                   attention_site_.norm().op().chosen()};
+  const ops::MhcPostPre::Desc begin{
+      .mhc = mhc, .combine = {}, .has_post = true, .norm = attention_site_.norm().op().desc};
   const bool sums_ranks = moe_.output_sum().is_needed();
+  if (begins && sums_ranks) {
+    begin_of_sum_ = builder.bind_fused<ops::MhcPostPre>(prefix + "begin_of_sum", begin, parts_of_begin);
+  }
   if (sums_ranks && !has_peers(moe_.output_sum(), mhc.activation, kLaunchesOfEnd)) return;
   end_ = builder.bind_fused<ops::MhcPostPre>(
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
       {moe_.combine().chosen(), moe_site_.post().chosen()});
-  // It reads the streams where others write them: that must be another array, which turn_ sees to.
-  if (!follows_block || sums_ranks || !turn_.is_bound()) return;
-  begin_ = builder.bind_fused<ops::MhcPostPre>(
-      prefix + "begin", {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = norm.op().desc},
-      {moe_.combine().chosen(), moe_site_.post().chosen(), attention_site_.pre().chosen(),
-       attention_site_.norm().op().chosen()});
+  if (!begins || sums_ranks) return;
+  ops::MhcPostPre::Desc combining = begin;
+  combining.combine = moe_.combine().desc;
+  std::vector<ops::Chosen> parts = parts_of_begin;
+  parts.push_back(moe_.combine().chosen());
+  begin_ = builder.bind_fused<ops::MhcPostPre>(prefix + "begin", combining, parts);
 }
 
 const device::PeerView* Block::peers_of_turn(const StepContext& context) const {
@@ -110,6 +119,7 @@ void Block::end(const StepContext& context, const ops::MoeCombine::Args& parts, 
 
 void Block::run(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
                 Handover& handover) const {
+  if (context.run.is_cut()) return run_cut(context, layer, streams, next, handover);
   const ArenaScope scope(context.arena);
   context.trace(prefix_, "in", streams);
   HyperConnection::Read read = handover.is_there ? handover.read : attention_site_.read(context, streams);
@@ -125,17 +135,18 @@ void Block::run(const StepContext& context, size_t layer, const TensorView& stre
   end(context, parts, HyperConnection::write_args(mid, parts.out, read.coefficients, streams), next, handover);
 }
 
-void Block::run_cut(const StepContext& context, size_t layer, const TensorView& streams) const {
+void Block::run_cut(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
+                    Handover& handover) const {
   const ArenaScope scope(context.arena);
   const int64_t rows = context.run.all_rows(), hidden = attention_site_.pre().desc.hidden;
-  HyperConnection::Read read = attention_site_.read(context, streams);
-  const TensorView all = gather_tokens(context, read.y);
+  HyperConnection::Read read = handover.is_there ? handover.read : attention_site_.read(context, streams);
+  handover.is_there = false;
   TensorView attended;
   if (attention_.has_all_heads()) {
     attended = context.take(context.activation, {context.run.count, hidden});
-    attention_.run_own(context, layer, all, attended);
+    attention_.run_own(context, layer, rows_of(read.y, 0, context.run.count), attended);
   } else {
-    const TensorView summands = context.take(DType::kF32, {rows, hidden});
+    const TensorView all = gather_tokens(context, read.y), summands = context.take(DType::kF32, {rows, hidden});
     attention_.run(context, layer, all, rows_of(summands, 0, context.num_tokens()), true);
     attended = own_tokens(context, attention_.output_sum(), summands);
   }
@@ -143,11 +154,20 @@ void Block::run_cut(const StepContext& context, size_t layer, const TensorView& 
   const TensorView combined = context.take(context.activation, {rows, hidden});
   moe_.combine().run(moe_.run(context, gather_tokens(context, read.y), rows_of(combined, 0, context.num_tokens())),
                      context.queue);
-  moe_site_.write(context, mid, own_tokens(context, moe_.output_sum(), combined), read.coefficients, streams);
+  const TensorView output = own_tokens(context, moe_.output_sum(), combined);
+  const ops::MhcPost::Args write = HyperConnection::write_args(mid, output, read.coefficients, streams);
+  if (next == nullptr || !next->begin_of_sum_.is_bound()) return moe_site_.post().run(write, context.queue);
+  next->begin_of_sum_.run({.combine = {},
+                           .post = write,
+                           .pre = next->attention_site_.read_args(context, streams, handover.read),
+                           .weight = next->attention_site_.norm().weight(),
+                           .num_tokens = streams.shape[0],
+                           .workspace = context.workspace},
+                          context.queue);
+  handover.is_there = true;
 }
 
 void Block::run(const StepContext& context, size_t layer, const TensorView& streams) const {
-  if (context.run.is_cut()) return run_cut(context, layer, streams);
   Handover none;
   run(context, layer, streams, nullptr, none);
 }

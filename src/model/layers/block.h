@@ -23,17 +23,19 @@ class Block {
   // An empty one, with memory from the arena.
   Handover take_handover(const StepContext& context) const { return {attention_site_.take_read(context)}; }
   // streams [tokens, 4, hidden] in place; `layer` is the index of this block's caches. `next`: the block behind this
-  // one in a stack, null for the last.
+  // one in a stack, null for the last. Of a step whose tokens are cut over ranks: streams [run.count, 4, hidden], this
+  // rank's.
   void run(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
            Handover& handover) const;
-  // A block by itself. Of a step whose tokens are cut over ranks: streams [run.count, 4, hidden], this rank's.
+  // A block by itself.
   void run(const StepContext& context, size_t layer, const TensorView& streams) const;
   LayerCacheLayout cache_layout() const { return attention_.cache_layout(); }
   // For steps whose tokens are cut; once (AttentionLayer::prepare_own_tokens).
   void prepare_own_tokens(LayerBuilder& builder) { attention_.prepare_own_tokens(builder); }
 
  private:
-  void run_cut(const StepContext& context, size_t layer, const TensorView& streams) const;
+  void run_cut(const StepContext& context, size_t layer, const TensorView& streams, const Block* next,
+               Handover& handover) const;
   // Where turn() makes the sum over ranks of attention's output itself; null where attention does, or there is none.
   const device::PeerView* peers_of_turn(const StepContext& context) const;
   // Between the sublayers: writes attention's output and reads the experts' input into `read`, which was attention's.
@@ -49,6 +51,7 @@ class Block {
   AttentionLayer attention_;
   MoeLayer moe_;
   ops::Bound<ops::MhcPostPre> begin_;          // of the block before combine and post, then pre and norm
+  ops::Bound<ops::MhcPostPre> begin_of_sum_;   // the same behind a sum over ranks that is there: post, then pre and norm
   ops::Bound<ops::MhcPostPre> turn_;           // post, then pre and norm
   ops::Bound<ops::MhcPostPre> turn_of_ranks_;  // the same behind a sum over ranks
   ops::Bound<ops::MhcPostPre> end_;            // combine, then post

@@ -42,7 +42,7 @@ const int32_t* IndexerLayer::select(const StepContext& context, size_t layer, co
     const int64_t rows = std::min(most_rows, end - row);
     const int64_t stride = context.is_recorded ? context.score_stride : context.batch.most_visible(ratio, row, rows);
     scores_.run({.queries = rows_of(queries, are_own ? row - begin : row, rows),
-                 .weights = rows_of(weights, row, rows),
+                 .weights = rows_of(weights, are_own ? row - begin : row, rows),
                  .keys = context.caches.entries(EntriesId::kIndexKeys, layer, context.batch.places() + row),
                  .counts = counts + row,
                  .stride = stride,
