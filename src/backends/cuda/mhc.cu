@@ -56,8 +56,8 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
 
 // m, and behind it the sum of squares, by so many threads (add_slices); others see them after the next barrier.
 template <int kCoefficients>
-__device__ void take_sums(const MhcJob& job, int64_t num_rows, int64_t row, int thread, int threads, float* s_m) {
-  add_slices(job, num_rows, kCoefficients + 1, row, thread, threads, s_m);
+__device__ void take_sums(const MhcJob& job, int64_t row, int thread, int threads, float* s_m) {
+  add_slices(job, kCoefficients + 1, row, thread, threads, s_m);
 }
 
 // What a lane's coefficients are made of besides m.
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
 #pragma unroll
     for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
   }
-  take_sums<kCoefficients>(job, gridDim.x, row, static_cast<int>(threadIdx.x), kMixBlock, s_m);
+  take_sums<kCoefficients>(job, row, static_cast<int>(threadIdx.x), kMixBlock, s_m);
   __syncthreads();
   const float rr = stream_factor<kCoefficients>(job, s_m);
   if (!is_piece) {
@@ -204,11 +204,11 @@ class Mixer {
 // Sums of up to kNormWarps tokens by a block, four warps on each: one after the other, a warp's loads would wait for
 // each other.
 constexpr int kThreadsOfSums = 4 * kWarp;
-__device__ void take_sums_of(int64_t first, int count, const MhcJob& job, int64_t num_tokens,
+__device__ void take_sums_of(int64_t first, int count, const MhcJob& job,
                              float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1]) {
   const int thread = static_cast<int>(threadIdx.x);
   for (int t = thread / kThreadsOfSums; t < count; t += kNormBlock / kThreadsOfSums) {
-    take_sums<ops::kHcCoefficients>(job, num_tokens, first + t, thread % kThreadsOfSums, kThreadsOfSums, s_sums[t]);
+    take_sums<ops::kHcCoefficients>(job, first + t, thread % kThreadsOfSums, kThreadsOfSums, s_sums[t]);
   }
   __syncthreads();
 }
@@ -217,7 +217,7 @@ __device__ void take_sums_of(int64_t first, int count, const MhcJob& job, int64_
 __device__ void store_coefficients_of(int64_t first, int64_t num_tokens, const MhcJob& job,
                                       float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1], const Bases& bases) {
   const int count = static_cast<int>(min(num_tokens - first, int64_t{kNormWarps}));
-  take_sums_of(first, count, job, num_tokens, s_sums);
+  take_sums_of(first, count, job, s_sums);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   if (warp >= count) return;
   store_coefficients(job, first + warp, s_sums[warp], stream_factor<ops::kHcCoefficients>(job, s_sums[warp]), bases);
@@ -252,7 +252,7 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
     return;
   }
   const Mixer<kWide, kIsBf16> mixer(job, t);
-  take_sums<kCoefficients>(job, num_tokens, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
+  take_sums<kCoefficients>(job, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
     const float rr = stream_factor<kCoefficients>(job, s_m);
@@ -312,7 +312,7 @@ __global__ void __launch_bounds__(kNormBlock, 2)
     store_coefficients_of((blockIdx.x - groups) * kNormWarps, num_tokens, job, s_sums, bases);
     return;
   }
-  take_sums_of(first, count, job, num_tokens, s_sums);
+  take_sums_of(first, count, job, s_sums);
   if (warp < count) {
     const float rr = stream_factor<kCoefficients>(job, s_sums[warp]);
     if (lane < kS) s_pre[warp][lane] = pre_coefficient(job, s_sums[warp][lane], rr, bases.scales[0], bases.pre);
@@ -386,15 +386,14 @@ void run(const char* name, const MhcJob& job, int64_t num_rows, device::Queue& q
          kMixBlock, 0, job);
 }
 
-MhcJob pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, void* workspace) {
+MhcJob pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, int64_t num_tokens, void* workspace) {
   MhcJob job{};
   job.x = values_of(args.x), job.y = values_of(args.y);
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(workspace);
   job.post = args.post, job.comb = args.comb;
-  job.hidden = desc.hidden, job.channels = MhcProducts::channels(desc.hidden);
-  job.slices = MhcProducts::slices(desc.hidden), job.iterations = desc.sinkhorn_iterations;
-  job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
+  cut_in_slices(job, desc.hidden, ops::kHcCoefficients + 1, num_tokens);
+  job.iterations = desc.sinkhorn_iterations, job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
   return job;
 }
 
@@ -405,7 +404,7 @@ int64_t mhc_workspace(const ops::MhcDesc& desc, int64_t max_tokens) {
 }
 
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue) {
-  run<ops::kHcCoefficients>("mhc_pre", pre_job(desc, args, args.workspace), args.num_tokens, queue);
+  run<ops::kHcCoefficients>("mhc_pre", pre_job(desc, args, args.num_tokens, args.workspace), args.num_tokens, queue);
 }
 
 void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::Queue& queue) {
@@ -413,8 +412,8 @@ void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::
   job.x = values_of(args.x), job.y = values_of(args.h), job.rows = args.rows;
   job.fn = args.fn, job.base = args.base, job.scale = args.scale;
   job.sums = static_cast<float*>(args.workspace);
-  job.hidden = desc.hidden, job.channels = MhcProducts::channels(desc.hidden);
-  job.slices = MhcProducts::slices(desc.hidden), job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
+  cut_in_slices(job, desc.hidden, kS + 1, args.num_rows);
+  job.hc_eps = desc.hc_eps, job.norm_eps = desc.norm_eps;
   run<kS>("mhc_head", job, args.num_rows, queue);
 }
 
@@ -450,7 +449,7 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
     if (desc.has_post) write_whole();
     return;
   }
-  MhcJob job = pre_job(desc.mhc, args.pre, args.workspace);
+  MhcJob job = pre_job(desc.mhc, args.pre, n, args.workspace);
   job.weight = values_of(args.weight), job.eps = desc.norm->eps;
   if (desc.sums_ranks && have_room_to_wait(desc.mhc.hidden, n)) {
     job.write = write;

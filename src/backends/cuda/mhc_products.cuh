@@ -10,6 +10,7 @@
 // instructions (16 of its columns, then the others; of each first the lowest bits of fn), a run's is that of its
 // chunks, a slice's adds runs in turn, and who reads the sums adds slices (add_slices).
 #include <algorithm>
+#include <cstdint>
 
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/fast_division.cuh"
@@ -30,6 +31,7 @@ struct MhcJob {
   float *post, *comb;     // null: the head
   int64_t hidden;
   int channels, slices;   // of a slice, and how many there are (MhcProducts)
+  int slice_sums;         // from one slice's sums to the next one's
   int iterations;
   float hc_eps, norm_eps;
   cuda_common::StreamWrite write;  // of mhc_post_pre, into x; out null: none
@@ -49,8 +51,6 @@ struct MhcProducts {
   static constexpr int kRows = 8, kGroups = ops::kHcCoefficients / kRows, kTokens = 8;
   // Rows of shared memory lie so far apart that the eight that a load has are in different banks (of BF16).
   static constexpr int kRowPadding = 32;
-  // Blocks that few tokens are shared out to, those with one slice.
-  static constexpr int kFewShares = 4;
   // From so many on, blocks go through several groups of tokens, copies of further ones under way.
   static constexpr int kMany = 65, kManyTokens = 16, kMostStages = 3;
   static_assert(kGroups * kRows == ops::kHcCoefficients && kGroups == 3);
@@ -60,7 +60,7 @@ struct MhcProducts {
     return static_cast<int>(round_up<int64_t>(ceil_div(hidden, most_slices), kChannelStep));
   }
   // Sums of a slice: of rows to the next multiple of four, so that each begins where four can be stored at once.
-  TESSERA_HOST_DEVICE static int64_t slice_sums(int64_t num_rows, int num_sums) {
+  static int64_t slice_sums(int64_t num_rows, int num_sums) {
     return round_up<int64_t>(num_rows, 4) * num_sums;
   }
   static int slices(int64_t hidden) {
@@ -71,24 +71,35 @@ struct MhcProducts {
   TESSERA_HOST_DEVICE static int row_values(int channels) { return kS * channels + kRowPadding; }
 };
 
+inline void cut_in_slices(MhcJob& job, int64_t hidden, int num_sums, int64_t num_rows) {
+  using P = MhcProducts;
+  const int64_t sums = P::slice_sums(num_rows, num_sums);
+  TESSERA_CHECK(sums * P::slices(hidden) <= INT32_MAX, "sums that 32 bits count");
+  job.hidden = hidden, job.channels = P::channels(hidden), job.slices = P::slices(hidden);
+  job.slice_sums = static_cast<int>(sums);
+}
+
 // A row's sums, from those of its slices, into s_sums: four chains of every fourth, added in pairs, a lane each. By
 // `threads` of the block, whole warps, of which this is number `thread`.
-__device__ inline void add_slices(const MhcJob& job, int64_t num_rows, int num_sums, int64_t row, int thread,
-                                  int threads, float* s_sums) {
+__device__ inline void add_slices(const MhcJob& job, int num_sums, int64_t row, int thread, int threads,
+                                  float* s_sums) {
   constexpr int kChains = 4, kAtOnce = MhcProducts::kSlices / kChains;
-  const int slices = job.slices, chain = thread % kChains;
-  const int64_t apart = MhcProducts::slice_sums(num_rows, num_sums);
+  const int slices = job.slices, chain = thread % kChains, apart = job.slice_sums;
 #pragma unroll 1
   for (int at = thread / kChains; at < round_up(num_sums, MhcProducts::kWarp / kChains); at += threads / kChains) {
-    const float* sums = job.sums + row * num_sums + min(at, num_sums - 1) + chain * apart;
+    // What can be indexed by 32 bits is: addresses are worked out when all else waits for them.
+    int i = static_cast<int>(row) * num_sums + min(at, num_sums - 1) + chain * apart;
     float sum = 0;
 #pragma unroll 1
     for (int first = chain; first < slices; first += MhcProducts::kSlices) {
+      float values[kAtOnce];  // all on their way together
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * kChains < slices) sum += sums[n * kChains * apart];
+        values[n] = first + n * kChains < slices ? job.sums[i + n * kChains * apart] : 0.0f;
       }
-      sums += MhcProducts::kSlices * apart;
+#pragma unroll
+      for (const float value : values) sum += value;
+      i += MhcProducts::kSlices * apart;
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -260,11 +271,11 @@ class RunProducts {
 // Sums of a slice of tokens from `begin` on, `count` of the block's num_tokens times num_sums, of what the runs have
 // given; kWide at once, which that is a multiple of.
 template <int kWide>
-__device__ void add_runs(const MhcJob& job, float* s_sums, int slice, int64_t num_rows, int num_sums, int64_t begin,
-                         int count, int num_tokens) {
+__device__ void add_runs(const MhcJob& job, float* s_sums, int slice, int num_sums, int64_t begin, int count,
+                         int num_tokens) {
   using cuda_common::Values;
   const int runs = static_cast<int>(blockDim.x) / MhcProducts::kWarp, of_run = num_tokens * num_sums;
-  float* sums = job.sums + slice * MhcProducts::slice_sums(num_rows, num_sums) + begin * num_sums;
+  float* sums = job.sums + int64_t{slice} * job.slice_sums + begin * num_sums;
   for (int i = static_cast<int>(threadIdx.x) * kWide; i < count; i += static_cast<int>(blockDim.x) * kWide) {
     auto sum = cuda_common::load_pack<kWide>({s_sums, false}, i);
     constexpr int kAtOnce = 7;  // all but the first, where a slice has eight runs or 15
@@ -320,7 +331,7 @@ __device__ void sum_slice_products(const MhcJob& job, int num_sums, int64_t num_
   __syncthreads();
   products.store(products.multiply(s_streams, row_values), 0, tokens_of_block, s_sums);
   __syncthreads();
-  add_runs<1>(job, s_sums, slice, num_rows, num_sums, begin, count * num_sums, tokens_of_block);
+  add_runs<1>(job, s_sums, slice, num_sums, begin, count * num_sums, tokens_of_block);
 }
 
 // Few tokens, kTokens at most of a block; where the streams are written first, it does that too. kWide: 4 where channels
@@ -515,9 +526,8 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
                      s_sums);
     }
     __syncthreads();
-    const int64_t room = P::slice_sums(num_rows, num_sums) - int64_t{begin} * num_sums;
-    add_runs<4>(job, s_sums, slice, num_rows, num_sums, begin,
-                static_cast<int>(min(room, int64_t{P::kManyTokens} * num_sums)), P::kManyTokens);
+    add_runs<4>(job, s_sums, slice, num_sums, begin, min(job.slice_sums - begin * num_sums, P::kManyTokens * num_sums),
+                P::kManyTokens);
     stage = (stage + 1) % num_stages;
   }
 }
@@ -536,10 +546,10 @@ inline int stages_of_many(const MhcJob& job, int num_sums, int64_t num_tokens, b
   return 0;
 }
 
-// Tokens of a block of few, and what it has in shared memory.
+// Tokens of a block of few, of eight of which each thread has one pack of four channels; and what it has in shared
+// memory.
 inline int tokens_of_block(int64_t num_tokens) {
-  return static_cast<int>(
-      std::clamp<int64_t>(ceil_div<int64_t>(num_tokens, MhcProducts::kFewShares), 1, MhcProducts::kTokens));
+  return static_cast<int>(std::clamp<int64_t>(num_tokens, 1, MhcProducts::kTokens));
 }
 inline dim3 products_grid(int slices, int64_t num_tokens) {
   return {static_cast<unsigned>(slices),
