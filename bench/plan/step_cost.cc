@@ -33,13 +33,15 @@ constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
 constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts = 1024;  // backends/cuda/indexer.cu
-constexpr double kStreamCycles = 2.12;  // a value of the streams: products, mixing and writing, 590 us of 67 million
-constexpr double kStreamEnd = 4'600;    // 2.5 us of 4.5 that each of its kernels takes for one token
-constexpr double kRouterEnd = 3'660;    // 2 of 4 us
-constexpr int64_t kFewRows = 8;         // up to here attention may be the portable kernel's on Hopper too,
-constexpr int64_t kFewBlocks = 132;     // where it has so many thread blocks at most,
-constexpr int64_t kFewClusters = 48;    // or clusters of four
-constexpr int64_t kMostSpread = 44;     // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
+// A value of the streams: products, mixing and writing, 590 us of 67 million. On tensor cores they take 195 to 250 now;
+// kept, since steps as a whole are near the records with what other parts of a prompt lack.
+constexpr double kStreamCycles = 2.12;
+constexpr double kStreamEnd = 4'600;  // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kRouterEnd = 3'660;  // 2 of 4 us
+constexpr int64_t kFewRows = 8;       // up to here attention may be the portable kernel's on Hopper too,
+constexpr int64_t kFewBlocks = 132;   // where it has so many thread blocks at most,
+constexpr int64_t kFewClusters = 48;  // or clusters of four
+constexpr int64_t kMostSpread = 44;   // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
 // A tensor of a layer as a rank holds it.
@@ -82,13 +84,7 @@ class Layer {
                   {"attn.indexer.compressor.wkv", "attn.indexer.compressor.wgate", "attn.indexer.weights_proj"});
       of_qr.push_back("attn.indexer.wq_b");
     }
-    if (!are_heads_whole()) {
-      maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1);
-    } else {
-      of_x.erase(of_x.begin());
-      maps("maps of the input", of_x);
-      of_queries([&] { maps("maps of the input", {"attn.wq_a"}); });
-    }
+    of_queries([&] { maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1); });
     of_queries([&] { maps("maps of queries", of_qr); });
     const double q = head_rows() * static_cast<double>(held_.at("attn.wq_b").rows);
     add("norms, rotations, caches", {pass(2 * q, 2 * q)});
@@ -130,7 +126,9 @@ class Layer {
     if (are_tokens_cut()) {
       if (are_heads_cut && !are_heads_whole()) scatter(vector, DType::kF32);
       if (are_widths_cut) scatter(vector, DType::kBF16);
-      for (int sublayer = 0; sublayer < 2; ++sublayer) gather(2 * vector / static_cast<double>(plan_.world));
+      const double inputs = 2 * vector / static_cast<double>(plan_.world);
+      gather(inputs);
+      gather(are_heads_whole() ? own_rows() * gathered_bytes(ratio) : inputs);
       if (ratio == 4 && is_choice_cut() && !are_heads_whole())
         gather(4 * own_rows() * static_cast<double>(c_.index_topk));
     } else {
@@ -179,6 +177,15 @@ class Layer {
   // Of a prompt whose rank has all heads' maps (model/layers/attention_heads.h): they are of its own tokens.
   bool are_heads_whole() const {
     return are_tokens_cut() && (plan_.keeps_all_heads || plan_.attention == model::AttentionSplit::kWhole);
+  }
+  // Of a token, of the maps of attention's input whose outputs every rank needs: keys in BF16, what compressors pool in
+  // F32.
+  double gathered_bytes(int64_t ratio) const {
+    const auto values = [&](const char* name) { return static_cast<double>(held_.at(name).rows); };
+    double bytes = 2 * values("attn.wkv");
+    if (ratio != 0) bytes += 8 * values("attn.compressor.wkv");
+    if (ratio == 4) bytes += 8 * values("attn.indexer.compressor.wkv");
+    return bytes;
   }
   double head_rows() const { return are_heads_whole() ? own_rows() : rows(); }
   // What `work` adds up is of as many tokens as queries are.

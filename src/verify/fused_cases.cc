@@ -206,10 +206,10 @@ std::vector<Spec<ops::MhcPostPre>> specs_of(ops::MhcPostPre, bool is_quick) {
     take({.mhc = mhc, .combine = combine, .has_post = true, .norm = norm});
   };
   for (const DType dtype : kActivations) {
-    for (const int64_t hidden : {57, 256}) {
+    for (const int64_t hidden : {57, 264}) {
       add(hidden, dtype, [&](const ops::MhcPostPre::Desc& desc) {
         add_small<ops::MhcPostPre>(specs, desc);
-        specs.push_back({desc, 37});  // as many as have a kernel of their own
+        specs.push_back({desc, 69});  // as many as have a kernel of their own
       });
     }
   }

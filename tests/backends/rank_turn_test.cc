@@ -149,16 +149,16 @@ void RankTurn::check(int world, int rank, const std::vector<int64_t>& token_coun
   }
 }
 
-// Widths of whole slices, of slices that lie across two streams, and of fewer columns than slices have. Few tokens,
+// Widths of whole slices, of fewer slices than there are at most, and of a last slice that is partly there. Few tokens,
 // whose blocks wait; more than have room for that; and as many as have products of their own.
 TEST_F(RankTurn, HasTheBitsOfTheSumAndTheTurnBehindIt) {
   check(1, 0, {1, 2}, 512);
   check(2, 0, {1, 5, 3, 8, 1, 7}, 512);
-  check(2, 1, {2, 9, 1}, 896);
-  check(3, 1, {3, 37, 1}, 256);
+  check(2, 1, {2, 9, 1}, 1408);
+  check(3, 1, {3, 69, 1}, 256);
   check(5, 3, {1, 2, 1}, 256);
   if (testing::kGpuIsEmulated) return;
-  check(2, 0, {1, 8, 9, 31, 32, 301}, 4096);
+  check(2, 0, {1, 8, 9, 32, 33, 64, 65, 301}, 4096);
   check(device::kMaxPeers, 5, {1, 7, 64}, 7168);
 }
 

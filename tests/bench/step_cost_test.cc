@@ -217,10 +217,12 @@ TEST(StepCost, TokensOfAPromptAreCutOverRanks) {
   EXPECT_EQ(of(cut, "attention", &CostPart::us), of(whole, "attention", &CostPart::us));
 
   // All heads of a rank's own tokens: as many blocks of attention for half of the tokens, whose output is nobody's
-  // summand; and no choice is gathered. Of decode steps nothing changes.
+  // summand; and no choice is gathered, and of attention's input keys and what compressors pool. Of decode steps
+  // nothing changes.
   ParallelPlan all = cut;
   all.keeps_all_heads = true;
-  EXPECT_NEAR(of(all, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (2 + 2 + 2) + 8), 1);
+  const double gathered = 4096.0 / 2 * (43 * 2 * 512 + 21 * 8 * (1024 + 256) + 20 * 8 * 512);
+  EXPECT_NEAR(of(all, kSumsPart, &CostPart::received_bytes), vector / 2 * (43 * (2 + 2) + 8) + gathered, 1);
   const double attention = of(all, "attention", &CostPart::us) / of(cut, "attention", &CostPart::us);
   EXPECT_GT(attention, 0.45);
   EXPECT_LT(attention, 0.6);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // mhc_pre, mhc_head and mhc_post_pre, two kernels each: products of slices of tokens' streams with fn
 // (mhc_products.cuh); then thread blocks that mix a token's streams, and one for the coefficients of what comes after
-// the layer. mhc_post_pre lets the first kernel write the streams of few tokens before it multiplies them, and one
-// block mix a token's, which then has the row to normalise; of many tokens four, since a row's sum of squares is one
-// chain of additions to each of 16 lanes, and nothing else goes on in its block meanwhile. Where ranks add up what the
-// streams are written with, of few tokens the first kernel makes that sum too, and the second frees the slots.
+// the layer. mhc_post_pre lets the first kernel write the streams before it multiplies them (of many tokens where what
+// is written with is there in BF16), and one block mix a token's, which then has the row to normalise; of many tokens
+// four, since a row's sum of squares is one chain of additions to each of 16 lanes, and nothing else goes on in its
+// block meanwhile. Where ranks add up what the streams are written with, of few tokens the first kernel makes that sum
+// too, and the second frees the slots.
 #include <type_traits>
 
 #include "backends/cuda/kernels.h"
@@ -52,12 +53,6 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
     divide(column_value, eps);
   }
   return c;
-}
-
-// m, and behind it the sum of squares, by so many threads (add_slices); others see them after the next barrier.
-template <int kCoefficients>
-__device__ void take_sums(const MhcJob& job, int64_t row, int thread, int threads, float* s_m) {
-  add_slices(job, kCoefficients + 1, row, thread, threads, s_m);
 }
 
 // What a lane's coefficients are made of besides m.
@@ -114,7 +109,7 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
 #pragma unroll
     for (int j = 0; j < kS; ++j) values[n][j] = job.x[base + j * job.hidden + i];
   }
-  take_sums<kCoefficients>(job, row, static_cast<int>(threadIdx.x), kMixBlock, s_m);
+  add_slices(job, kCoefficients + 1, row, static_cast<int>(threadIdx.x), kMixBlock, s_m);
   __syncthreads();
   const float rr = stream_factor<kCoefficients>(job, s_m);
   if (!is_piece) {
@@ -208,7 +203,7 @@ __device__ void take_sums_of(int64_t first, int count, const MhcJob& job,
                              float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1]) {
   const int thread = static_cast<int>(threadIdx.x);
   for (int t = thread / kThreadsOfSums; t < count; t += kNormBlock / kThreadsOfSums) {
-    take_sums<ops::kHcCoefficients>(job, first + t, thread % kThreadsOfSums, kThreadsOfSums, s_sums[t]);
+    add_slices(job, ops::kHcCoefficients + 1, first + t, thread % kThreadsOfSums, kThreadsOfSums, s_sums[t]);
   }
   __syncthreads();
 }
@@ -252,7 +247,7 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
     return;
   }
   const Mixer<kWide, kIsBf16> mixer(job, t);
-  take_sums<kCoefficients>(job, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
+  add_slices(job, kCoefficients + 1, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
     const float rr = stream_factor<kCoefficients>(job, s_m);
@@ -400,7 +395,8 @@ MhcJob pre_job(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, int64_t 
 }  // namespace
 
 int64_t mhc_workspace(const ops::MhcDesc& desc, int64_t max_tokens) {
-  return MhcProducts::slice_sums(max_tokens, ops::kHcCoefficients + 1) * MhcProducts::slices(desc.hidden) * static_cast<int64_t>(sizeof(float));
+  const int64_t sums = MhcProducts::slice_sums(max_tokens, ops::kHcCoefficients + 1) * MhcProducts::slices(desc.hidden);
+  return sums * static_cast<int64_t>(sizeof(float));
 }
 
 void mhc_pre(const ops::MhcDesc& desc, const ops::MhcPre::Args& args, device::Queue& queue) {
@@ -457,7 +453,7 @@ void mhc_post_pre(const ops::MhcPostPre::Desc& desc, const ops::MhcPostPre::Args
     return launch_mix_and_norm_of_ranks(job, *args.peers, n, queue);
   }
   job.write = write;
-  if (desc.has_post && (desc.sums_ranks || (n >= MhcProducts::kMany && !writes_many(job, n)))) {
+  if (desc.has_post && (desc.sums_ranks || (n >= MhcProducts::kMany && !writes_many(job, kRows, n)))) {
     write_whole();
     job.write = {};
   }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The first half of mhc_pre, mhc_head and mhc_post_pre: the products of fn's rows with a token's streams, and the sum
-// of the streams' squares, on tensor cores. An F32 value is the sum of three BF16 ones, exactly (its bits cut in three),
-// so that products are those of the F32 values and only their sums round. Squares cost nothing: of the 32 rows that two
+// of the streams' squares, on tensor cores. An F32 value is the sum of three BF16 ones, its bits cut in three (exactly,
+// but where the last are less than BF16 has, of values below 2^-110), so that products are those of the F32 values and
+// only their sums round. Squares cost nothing: of the 32 rows that two
 // products of matrices have, fn's are 24, and the other eight are the streams of the eight tokens themselves.
 //
 // The order of a sum, which no batch changes: a slice is some channels of all four streams, one stream's behind the
-// other's; a run is 64 neighbouring columns of a slice, which a warp has, as two chunks. A chunk's sum is one chain of
-// instructions (16 of its columns, then the others; of each first the lowest bits of fn), a run's is that of its
-// chunks, a slice's adds runs in turn, and who reads the sums adds slices (add_slices).
+// other's; a run is 64 neighbouring columns of a slice, which a warp has, as two chunks. Of each part of fn a run's sum
+// is one chain of four instructions of 16 columns (ChunkWords has which), and the parts are added, lowest bits first;
+// of squares it is one chain. A slice's sum adds runs in turn, and who reads the sums adds slices (add_slices).
 #include <algorithm>
 #include <cstdint>
 
@@ -30,8 +31,8 @@ struct MhcJob {
   cuda_common::Values y;  // [rows, hidden]
   float *post, *comb;     // null: the head
   int64_t hidden;
-  int channels, slices;   // of a slice, and how many there are (MhcProducts)
-  int slice_sums;         // from one slice's sums to the next one's
+  int channels, slices;  // of a slice, and how many there are (MhcProducts)
+  int slice_sums;        // from one slice's sums to the next one's
   int iterations;
   float hc_eps, norm_eps;
   cuda_common::StreamWrite write;  // of mhc_post_pre, into x; out null: none
@@ -60,12 +61,8 @@ struct MhcProducts {
     return static_cast<int>(round_up<int64_t>(ceil_div(hidden, most_slices), kChannelStep));
   }
   // Sums of a slice: of rows to the next multiple of four, so that each begins where four can be stored at once.
-  static int64_t slice_sums(int64_t num_rows, int num_sums) {
-    return round_up<int64_t>(num_rows, 4) * num_sums;
-  }
-  static int slices(int64_t hidden) {
-    return static_cast<int>(ceil_div<int64_t>(hidden, channels(hidden)));
-  }
+  static int64_t slice_sums(int64_t num_rows, int num_sums) { return round_up<int64_t>(num_rows, 4) * num_sums; }
+  static int slices(int64_t hidden) { return static_cast<int>(ceil_div<int64_t>(hidden, channels(hidden))); }
   // Threads of a block: a warp for each run.
   TESSERA_HOST_DEVICE static int threads(int channels) { return kS * channels / kRun * kWarp; }
   TESSERA_HOST_DEVICE static int row_values(int channels) { return kS * channels + kRowPadding; }
@@ -225,7 +222,9 @@ class RunProducts {
  private:
   static constexpr int kParts = 3, kMatrices = 5, kSteps = 2 * P::kChunks;
 
-  __device__ static int lane() { return static_cast<int>(threadIdx.x) % P::kWarp; }
+  __device__ static int lane() {
+    return static_cast<int>(threadIdx.x) % P::kWarp;
+  }
   __device__ static int first_column() {
     return static_cast<int>(threadIdx.x) / P::kWarp * P::kRun + lane() % 4 * 8;
   }
@@ -278,7 +277,7 @@ __device__ void add_runs(const MhcJob& job, float* s_sums, int slice, int num_su
   float* sums = job.sums + int64_t{slice} * job.slice_sums + begin * num_sums;
   for (int i = static_cast<int>(threadIdx.x) * kWide; i < count; i += static_cast<int>(blockDim.x) * kWide) {
     auto sum = cuda_common::load_pack<kWide>({s_sums, false}, i);
-    constexpr int kAtOnce = 7;  // all but the first, where a slice has eight runs or 15
+    constexpr int kAtOnce = 7;  // all but the first, where a slice has eight runs (4,096 channels)
     for (int first = 1; first < runs; first += kAtOnce) {
 #pragma unroll
       for (int run = 0; run < kAtOnce; ++run) {
@@ -334,8 +333,8 @@ __device__ void sum_slice_products(const MhcJob& job, int num_sums, int64_t num_
   add_runs<1>(job, s_sums, slice, num_sums, begin, count * num_sums, tokens_of_block);
 }
 
-// Few tokens, kTokens at most of a block; where the streams are written first, it does that too. kWide: 4 where channels
-// are a multiple of eight, else 1.
+// Few tokens, kTokens at most of a block; where the streams are written first, it does that too. kWide: 4 where
+// channels are a multiple of eight, else 1.
 template <int kWide, class Stored>
 __global__ void __launch_bounds__(MhcProducts::kMostThreads)
     sum_products(const __grid_constant__ MhcJob job, int num_sums, int64_t num_rows, int tokens_of_block,
@@ -368,8 +367,8 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
 }
 
 // The same where job.write.o is this rank's summand, F32, of what the streams are written with: each block sends its
-// channels and sees what the others sent. The slots are freed by the next kernel. All blocks are in place at once
-// (have_room_to_wait).
+// channels and sees what the others sent. The slots are freed by the next kernel, off the way of what waits here. All
+// blocks are in place at once (have_room_to_wait).
 __global__ void __launch_bounds__(MhcProducts::kMostThreads)
     sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
                           int num_sums, int64_t num_rows, int tokens_of_block,
@@ -532,7 +531,8 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
   }
 }
 
-// Stages that many tokens have room for; 0: none, or they are not as that kernel takes them.
+// Stages that many tokens have room for; 0: none, or they are not as that kernel takes them (chosen rows, F32, channels
+// that are no multiple of eight): the kernel for few takes any number.
 inline int stages_of_many(const MhcJob& job, int num_sums, int64_t num_tokens, bool writes, size_t& shared_bytes) {
   using P = MhcProducts;
   if (num_tokens < P::kMany || !job.x.is_bf16 || job.rows != nullptr || job.hidden % ManyTokens::kWide != 0) return 0;
@@ -558,7 +558,8 @@ inline dim3 products_grid(int slices, int64_t num_tokens) {
 inline size_t products_bytes(const MhcJob& job, int num_sums, int64_t num_tokens) {
   using P = MhcProducts;
   const int runs = P::threads(job.channels) / P::kWarp;
-  return static_cast<size_t>(P::kTokens * P::row_values(job.channels)) * (job.x.is_bf16 ? sizeof(uint16_t) : sizeof(float)) +
+  return static_cast<size_t>(P::kTokens * P::row_values(job.channels)) *
+             (job.x.is_bf16 ? sizeof(uint16_t) : sizeof(float)) +
          static_cast<size_t>(runs * tokens_of_block(num_tokens) * num_sums) * sizeof(float);
 }
 
@@ -591,13 +592,13 @@ inline void launch_products_of_ranks(const char* name, const MhcJob& job, const 
                       num_tokens, tokens_of_block(num_tokens), slice_packs(job, cuda_common::kPeerValues));
 }
 
-// num_sums: rows of fn, and one. Streams that job.write gives are written first; of many tokens from job.write.o in
-// BF16 (writes_many).
-inline bool writes_many(const MhcJob& job, int64_t num_tokens) {
+// Whether the kernel for many can write the streams, if there are so many.
+inline bool writes_many(const MhcJob& job, int num_sums, int64_t num_tokens) {
   size_t shared_bytes = 0;
   return job.write.o.data != nullptr && job.write.o.is_bf16 &&
-         stages_of_many(job, ops::kHcCoefficients + 1, num_tokens, true, shared_bytes) > 0;
+         stages_of_many(job, num_sums, num_tokens, true, shared_bytes) > 0;
 }
+// num_sums: rows of fn, and one. Streams that job.write gives are written first; of kMany and more where writes_many().
 inline void launch_products(const char* name, const MhcJob& job, int num_sums, int64_t num_tokens,
                             device::Queue& queue) {
   using P = MhcProducts;
@@ -614,16 +615,16 @@ inline void launch_products(const char* name, const MhcJob& job, int num_sums, i
                         num_sums, static_cast<int>(num_tokens), stages);
     return;
   }
-  const bool is_bf16 = job.x.is_bf16, has_packs = job.hidden % 8 == 0;
+  const bool is_bf16 = job.x.is_bf16, is_eight = job.hidden % 8 == 0;
   const auto start = [&](auto kernel) {
     cuda_common::launch(name, queue, kernel, products_grid(job.slices, num_tokens), threads,
                         products_bytes(job, num_sums, num_tokens), job, num_sums, num_tokens,
-                        tokens_of_block(num_tokens), slice_packs(job, has_packs ? 4 : 1));
+                        tokens_of_block(num_tokens), slice_packs(job, is_eight ? 4 : 1));
   };
   if (is_bf16) {
-    start(has_packs ? sum_products<4, uint16_t> : sum_products<1, uint16_t>);
+    start(is_eight ? sum_products<4, uint16_t> : sum_products<1, uint16_t>);
   } else {
-    start(has_packs ? sum_products<4, float> : sum_products<1, float>);
+    start(is_eight ? sum_products<4, float> : sum_products<1, float>);
   }
 }
 

@@ -26,8 +26,8 @@ class AttentionLayer {
            bool leaves_sum) const;
   // Whether this rank computes all heads of its own tokens in steps that are cut by token.
   bool has_all_heads() const { return has_all_heads_; }
-  // That: x [run.count, hidden] of this rank's tokens -> result, the same of theirs. Writes caches as run() does, of all
-  // tokens: what maps of x leave for those is gathered, which x itself then need not be.
+  // That: x [run.count, hidden] of this rank's tokens -> result, the same of theirs. Writes caches as run() does, of
+  // all tokens: what maps of x leave for those is gathered, which x itself then need not be.
   void run_own(const StepContext& context, size_t layer, const TensorView& x, const TensorView& result) const;
   LayerCacheLayout cache_layout() const;
   const RankSum& output_sum() const { return head_sum_; }
