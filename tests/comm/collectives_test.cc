@@ -107,6 +107,24 @@ TEST_P(Collectives, AllGatherOfValuesAndBytes) {
   });
 }
 
+TEST_P(Collectives, AllGatherOfSeveralArraysIsThatOfEach) {
+  run([&](Communicator& comm, device::Queue& queue) {
+    std::vector<float> first = values_of(comm.rank(), 37), all_first(first.size() * static_cast<size_t>(world()));
+    std::vector<uint8_t> second(5, static_cast<uint8_t>(comm.rank() + 1)), all_second(5 * static_cast<size_t>(world()));
+    const Communicator::Gathered arrays[] = {
+        {view_of(first), view_of(all_first)},
+        {{nullptr, DType::kBF16, {0}}, {nullptr, DType::kBF16, {world(), 0}}},
+        {{second.data(), DType::kU8, {5}}, {all_second.data(), DType::kU8, {world(), 5}}}};
+    comm.all_gather(arrays, queue);
+    comm.all_gather(std::span<const Communicator::Gathered>(), queue);
+    for (int r = 0; r < world(); ++r) {
+      const std::vector<float> expected = values_of(r, 37);
+      EXPECT_EQ(std::memcmp(all_first.data() + r * 37, expected.data(), expected.size() * 4), 0) << r;
+      EXPECT_EQ(all_second[static_cast<size_t>(r * 5 + 4)], r + 1);
+    }
+  });
+}
+
 TEST_P(Collectives, ReduceScatterGivesEachItsShare) {
   run([&](Communicator& comm, device::Queue& queue) {
     for (const int64_t count : kSizes) {

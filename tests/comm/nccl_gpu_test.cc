@@ -161,6 +161,17 @@ TEST_P(CommOnGpus, OtherCollectivesMoveWhatTheyShould) {
                 }
                 comm.all_gather(own.view(), all.view(), queue);
                 EXPECT_EQ(rank.read(all.view()), every);
+                // Two at once, of different sizes.
+                const device::Tensor again(DType::kF32, {world_ * kCount}, rank.executor.memory()),
+                    few(DType::kF32, {world_ * 3}, rank.executor.memory());
+                const Communicator::Gathered arrays[] = {{own.view(), again.view()},
+                                                         {{own.view().data, DType::kF32, {3}}, few.view()}};
+                comm.all_gather(arrays, queue);
+                EXPECT_EQ(rank.read(again.view()), every);
+                for (int r = 0; r < world_; ++r) {
+                  EXPECT_EQ(rank.read(few.view())[static_cast<size_t>(3 * r + 2)],
+                            every[static_cast<size_t>(r * kCount + 2)]);
+                }
                 const auto part = [&](const std::vector<float>& values, int n) {
                   return std::vector<float>(values.begin() + n * kCount, values.begin() + (n + 1) * kCount);
                 };

@@ -46,12 +46,17 @@ inline std::vector<float> run_all(comm::Communicator& comm, device::Queue& queue
   comm.reduce_scatter(view(in, count * world), view(share, count), queue);
   std::vector<float> own(in.begin(), in.begin() + count);
   comm.all_gather(view(own, count), view(gathered, count * world), queue);
+  std::vector<float> again(in.size()), all(in.size() * static_cast<size_t>(world));
+  const comm::Communicator::Gathered arrays[] = {{view(in, count * world), view(all, count * world * world)},
+                                                 {view(own, 0), view(again, 0)},
+                                                 {view(own, count), view(again, count * world)}};
+  comm.all_gather(arrays, queue);
   const std::vector<int64_t> bytes(static_cast<size_t>(world), count * 4);
   comm.all_to_all({in.data(), bytes}, {exchanged.data(), bytes}, queue);
   comm.broadcast(view(own, count), world - 1, queue);
   comm.barrier(queue);
   comm.check();
-  for (const auto* values : {&sum, &share, &gathered, &exchanged, &own}) keep(*values);
+  for (const auto* values : {&sum, &share, &gathered, &again, &all, &exchanged, &own}) keep(*values);
   comm.all_reduce(view(in, count * world), view(in, count * world), queue);
   keep(in);
   return result;
