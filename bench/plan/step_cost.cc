@@ -33,8 +33,9 @@ constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
 constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts = 1024;  // backends/cuda/indexer.cu
-// A value of the streams: products, mixing and writing, 590 us of 67 million. On tensor cores they take 195 to 250 now;
-// kept, since steps as a whole are near the records with what other parts of a prompt lack.
+// A value of the streams: products, mixing and writing, 590 us of 67 million of kernels that the records of whole
+// steps, which other costs are fitted to with this one, were made with. Since products are on tensor cores it is 195 to
+// 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
 constexpr double kStreamEnd = 4'600;  // 2.5 us of 4.5 that each of its kernels takes for one token
 constexpr double kRouterEnd = 3'660;  // 2 of 4 us

@@ -84,10 +84,10 @@ class TokenRunTest : public ::testing::Test {
   }
 
   LoadedModel load(const Cut& cut, comm::Communicator& comm, int64_t fewest, ops::Precision precision,
-                   bool with_draft = true) const {
+                   bool with_draft = true, int64_t step_tokens = kStepTokens) const {
     LoadOptions options;
     options.precision = precision;
-    options.num_threads = 1, options.max_step_tokens = kStepTokens;
+    options.num_threads = 1, options.max_step_tokens = step_tokens;
     options.with_draft = with_draft;
     options.comm = &comm;
     options.shard = {comm.rank(), cut.world, cut.attention, cut.experts, fewest, cut.keeps_all_heads};
@@ -217,6 +217,34 @@ TEST_F(TokenRunTest, AllHeadsNeedNoSumAndNoOtherChoice) {
                           }),
                 Each(""));
   }
+}
+
+// Of more rows than a ring has room for, ranges that only the other rank's tokens look at are not written; what stays
+// in the rings is, of each sequence of the step.
+TEST_F(TokenRunTest, WindowsThatNobodyLooksAtAreLeftOut) {
+  constexpr int64_t kLong = 2100, kShort = 700;
+  const Cut cut{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth, true};
+  auto ranks = comm::make_loopback(cut.world, 120);
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue&) {
+                          const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, kLong + 4);
+                          const std::span<const int32_t> all(ids);
+                          const auto logits_with = [&](int64_t fewest) {
+                            const LoadedModel loaded = load(cut, comm, fewest, {}, false, kLong + kShort);
+                            Runner& runner = *loaded.runner;
+                            const auto one = runner.new_sequence(kLong + 4), other = runner.new_sequence(kShort + 4);
+                            std::vector<float> found;
+                            append(runner.step({{{one.get(), all.first(kLong), LogitRows::kLast},
+                                                 {other.get(), all.first(kShort), LogitRows::kLast}}}),
+                                   found);
+                            append(runner.step({{{one.get(), all.subspan(kLong, 3), LogitRows::kAll},
+                                                 {other.get(), all.subspan(kShort, 3), LogitRows::kAll}}}),
+                                   found);
+                            return found;
+                          };
+                          EXPECT_TRUE(testing::same_bits(logits_with(1000), logits_with(kLong + kShort + 1)));
+                        }),
+              Each(""));
 }
 
 // Steps of fewer tokens than that are whole.

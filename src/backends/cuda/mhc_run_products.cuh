@@ -17,7 +17,8 @@
 
 namespace tessera::backends::cuda {
 
-// Two neighbouring values as words of kParts BF16 parts each, whose sums they are; of an infinite value, NaN.
+// Two neighbouring values as words of kParts BF16 parts each, whose sums they are; of an infinite value, NaN. (An
+// infinite stream's product is NaN too where fn's lower parts are 0.)
 template <int kParts>
 __device__ void split_pair(float low, float high, uint32_t (&parts)[kParts]) {
   uint32_t bits[2] = {__float_as_uint(low), __float_as_uint(high)};

@@ -2,11 +2,12 @@
 #pragma once
 // What kernels of mhc_pre, mhc_head and mhc_post_pre are given, how they cut a token's streams into slices, and the
 // sums that slices leave (mhc_products.cuh).
-#include <algorithm>
 #include <cstdint>
 
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
+#include "base/error.h"
+#include "base/integer_math.h"
 
 namespace tessera::backends::cuda {
 
@@ -31,7 +32,8 @@ struct MhcJob {
 
 struct MhcProducts {
   static constexpr int kS = ops::kHcStreams, kWarp = 32;
-  // Slices of up to 8,192 channels; channels of a slice are a multiple of 16, so that its columns are whole runs.
+  // Slices at most, of up to 8,192 channels of a stream (of more, multiples of that); channels of a slice are a
+  // multiple of 16, so that its columns are whole runs.
   static constexpr int kSlices = 32, kChannelStep = 16, kMostChannels = 256;
   static constexpr int kRun = 64, kChunk = 32, kChunks = kRun / kChunk;
   static constexpr int kMostThreads = kS * kMostChannels / kRun * kWarp;

@@ -2,12 +2,12 @@
 #pragma once
 // Steps of many tokens on several ranks: what is done token by token around the sublayers (hyper-connections and norms)
 // each rank does for a run of the tokens, and has the streams of those alone ("sequence parallelism"). The input of a
-// sublayer is gathered from all ranks, and of an output whose summands ranks have each adds up its own tokens'. Where
-// every rank needs the indexer's choice of all tokens it is made by one for each and gathered too; with all heads
-// (attention_heads.h) attention is of a rank's own tokens as well, maps of its input too, and what caches take of those
-// is gathered in place of the input. A token's values are those that it has where every
-// rank does all: who computes them, and beside whom, changes no bit. Source: docs/decisions/0031-several-gpus.md;
-// Korthikanti et al. 2022 (arXiv:2205.05198), section 4.2.2.
+// sublayer is gathered from all ranks (but of attention as below), and of an output whose summands ranks have each adds
+// up its own tokens'. Where every rank needs the indexer's choice of all tokens it is made by one for each and gathered
+// too; with all heads (attention_heads.h) attention is of a rank's own tokens as well, maps of its input too, and what
+// caches take of those is gathered in place of the input. A token's values are those that it has where every rank does
+// all: who computes them, and beside whom, changes no bit. Source: docs/decisions/0031-several-gpus.md; Korthikanti et
+// al. 2022 (arXiv:2205.05198), section 4.2.2.
 #include <cstdint>
 
 #include "comm/communicator.h"
