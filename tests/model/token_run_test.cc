@@ -219,32 +219,36 @@ TEST_F(TokenRunTest, AllHeadsNeedNoSumAndNoOtherChoice) {
   }
 }
 
-// Of more rows than a ring has room for, ranges that only the other rank's tokens look at are not written; what stays
-// in the rings is, of each sequence of the step.
+// Of more rows than a ring has room for, ranges that only the other rank's tokens look at are not written. What stays
+// in the rings is, of each sequence of the step, and what the first of a rank's tokens look back at: rank 1 begins at
+// row 1,400 of ranges of 512, and three rows behind the beginning of one.
 TEST_F(TokenRunTest, WindowsThatNobodyLooksAtAreLeftOut) {
-  constexpr int64_t kLong = 2100, kShort = 700;
   const Cut cut{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth, true};
-  auto ranks = comm::make_loopback(cut.world, 120);
-  EXPECT_THAT(run_ranks(ranks,
-                        [&](comm::Communicator& comm, device::Queue&) {
-                          const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, kLong + 4);
-                          const std::span<const int32_t> all(ids);
-                          const auto logits_with = [&](int64_t fewest) {
-                            const LoadedModel loaded = load(cut, comm, fewest, {}, false, kLong + kShort);
-                            Runner& runner = *loaded.runner;
-                            const auto one = runner.new_sequence(kLong + 4), other = runner.new_sequence(kShort + 4);
-                            std::vector<float> found;
-                            append(runner.step({{{one.get(), all.first(kLong), LogitRows::kLast},
-                                                 {other.get(), all.first(kShort), LogitRows::kLast}}}),
-                                   found);
-                            append(runner.step({{{one.get(), all.subspan(kLong, 3), LogitRows::kAll},
-                                                 {other.get(), all.subspan(kShort, 3), LogitRows::kAll}}}),
-                                   found);
-                            return found;
-                          };
-                          EXPECT_TRUE(testing::same_bits(logits_with(1000), logits_with(kLong + kShort + 1)));
-                        }),
-              Each(""));
+  const std::pair<int64_t, int64_t> steps[] = {{2100, 700}, {1900, 154}};
+  for (const auto& [first, second] : steps) {
+    const auto logits_of = [&, first = first, second = second](comm::Communicator& comm, int64_t fewest) {
+      const std::vector<int32_t> ids = testing::generated_ids(testing::Generated::kT0, first + 4);
+      const std::span<const int32_t> all(ids);
+      const LoadedModel loaded = load(cut, comm, fewest, {}, false, first + second);
+      Runner& runner = *loaded.runner;
+      const auto one = runner.new_sequence(first + 4), other = runner.new_sequence(second + 4);
+      std::vector<float> found;
+      append(runner.step({{{one.get(), all.first(first), LogitRows::kLast},
+                           {other.get(), all.first(second), LogitRows::kLast}}}),
+             found);
+      append(runner.step({{{one.get(), all.subspan(first, 3), LogitRows::kAll},
+                           {other.get(), all.subspan(second, 3), LogitRows::kAll}}}),
+             found);
+      return found;
+    };
+    auto ranks = comm::make_loopback(cut.world, 120);
+    EXPECT_THAT(run_ranks(ranks,
+                          [&](comm::Communicator& comm, device::Queue&) {
+                            EXPECT_TRUE(testing::same_bits(logits_of(comm, 1000), logits_of(comm, 3000)));
+                          }),
+                Each(""))
+        << first;
+  }
 }
 
 // Steps of fewer tokens than that are whole.
