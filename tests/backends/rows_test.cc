@@ -116,7 +116,7 @@ TEST_F(RowsTest, Rope) {
 }
 
 TEST_F(RowsTest, HyperConnections) {
-  for (const int64_t hidden : {264, 4096, 7168}) {  // the first: of the last slice half is there
+  for (const int64_t hidden : {528, 4096, 7168}) {  // the first: of the last slice half is there
     if (testing::kIsSanitized && hidden == 7168) continue;
     const ops::MhcDesc desc{.hidden = hidden};
     const device::Tensor x = bf16(kMost, 4 * hidden), o = bf16(kMost, hidden);

@@ -194,12 +194,13 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
                                          o + int64_t{begin + of_tokens} * hidden + first + pack * kWide);
       }
       for (int i = thread; i < P::kManyTokens * (P::kS + 1); i += static_cast<int>(blockDim.x)) {
-        const int n = i % P::kManyTokens, j = i / P::kManyTokens;
-        if (begin + n >= num_rows) continue;
-        const float* from = j < P::kS ? job.write.comb + (int64_t{begin + n} * P::kS + j) * P::kS
-                                      : job.write.post + int64_t{begin + n} * P::kS;
+        const int t = i % P::kManyTokens, j = i / P::kManyTokens;
+        if (begin + t >= num_rows) continue;
+        const float* coefficients = j < P::kS ? job.write.comb + (int64_t{begin + t} * P::kS + j) * P::kS
+                                              : job.write.post + int64_t{begin + t} * P::kS;
         cuda_common::ptx::copy_async<16>(
-            s_coefficients + (j < P::kS ? (n * P::kS + j) * P::kS : (P::kManyTokens * P::kS + n) * P::kS), from);
+            s_coefficients + (j < P::kS ? (t * P::kS + j) * P::kS : (P::kManyTokens * P::kS + t) * P::kS),
+            coefficients);
       }
     }
     cuda_common::ptx::commit_copies();
