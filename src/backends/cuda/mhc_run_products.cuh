@@ -31,8 +31,8 @@ __device__ void split_pair(float low, float high, uint32_t (&parts)[kParts]) {
   }
 }
 
-// Eight columns of a lane of a chunk, as four words of kParts parts: with q = lane % 4 those from 8 q on. The first 16
-// columns of an instruction are each lane's first four, so that a lane's lie together.
+// Eight columns of a lane of a chunk, as four words of kParts parts: with q = lane % 4 those from 8 q on, which lie
+// together. A chunk's first instruction has the first four of each lane's, its second the others.
 template <int kParts>
 struct ChunkWords {
   uint32_t words[4][kParts];
