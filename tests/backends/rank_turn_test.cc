@@ -92,27 +92,32 @@ void RankTurn::check(int world, int rank, const std::vector<int64_t>& token_coun
     const device::Tensor x = placed(random(DType::kBF16, {n, ops::kHcStreams, hidden})),
                          post = placed(random(DType::kF32, {n, ops::kHcStreams})),
                          comb = placed(random(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams}));
-    const auto turn = [&](const ops::MhcPostPre::Desc& desc, const TensorView& o, const device::PeerView* peers) {
+    const auto turn = [&](const ops::MhcPostPre::Desc& desc, const TensorView& o, const device::PeerView* peers,
+                          int64_t tokens_of_parts = 0) {
       Outputs out{poisoned(DType::kBF16, {n, ops::kHcStreams, hidden}), poisoned(DType::kBF16, {n, hidden}),
                   poisoned(DType::kF32, {n, ops::kHcStreams}),
                   poisoned(DType::kF32, {n, ops::kHcStreams, ops::kHcStreams})};
-      variant->run(
-          desc,
-          {.combine = {},
-           .post =
-               {.x = x.view(), .o = o, .post = post.as<float>(), .comb = comb.as<float>(), .out = out.streams.view()},
-           .pre = {.x = out.streams.view(),
-                   .fn = fn.as<float>(),
-                   .base = base.as<float>(),
-                   .scale = scale.as<float>(),
-                   .y = out.y.view(),
-                   .post = out.post.as<float>(),
-                   .comb = out.comb.as<float>()},
-           .weight = weight.view(),
-           .peers = peers,
-           .num_tokens = n,
-           .workspace = workspace.data()},
-          executor_->queue());
+      variant->run(desc,
+                   {.combine = {},
+                    .post = {.x = x.view(),
+                             .o = o,
+                             .post = post.as<float>(),
+                             .comb = comb.as<float>(),
+                             .out = out.streams.view(),
+                             .num_tokens = tokens_of_parts},
+                    .pre = {.x = out.streams.view(),
+                            .fn = fn.as<float>(),
+                            .base = base.as<float>(),
+                            .scale = scale.as<float>(),
+                            .y = out.y.view(),
+                            .post = out.post.as<float>(),
+                            .comb = out.comb.as<float>(),
+                            .num_tokens = tokens_of_parts},
+                    .weight = weight.view(),
+                    .peers = peers,
+                    .num_tokens = n,
+                    .workspace = workspace.data()},
+                   executor_->queue());
       executor_->synchronize();
       return out;
     };
@@ -127,6 +132,9 @@ void RankTurn::check(int world, int rank, const std::vector<int64_t>& token_coun
     for (int r = 0; r < world; ++r) part_of_sum(r, comm::PeerPart::kSend);
     part_of_sum(rank, comm::PeerPart::kCollect);
     const Outputs expected = turn(alone, o.view(), nullptr);
+    // How many tokens there are is said once: parts need not say it too.
+    const Outputs same = turn(alone, o.view(), nullptr, n);
+    expect_same(same.y, expected.y), expect_same(same.comb, expected.comb);
 
     for (int r = 0; r < world; ++r) {
       if (r != rank) slots.send(rank, r, call, words_of(hosts[static_cast<size_t>(r)]));
