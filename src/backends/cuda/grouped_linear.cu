@@ -141,7 +141,7 @@ static_assert(kTokenTile == kTileTokens);
 Job begin(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, device::Queue& queue) {
   Scratch scratch{};
   layout_scratch(desc, args.num_rows, args.workspace, scratch);
-  group_rows(desc, args, kTileTokens, scratch.groups, queue);
+  group_rows(desc, args, kTileTokens, kTileTokens, scratch.groups, queue);
   const uint16_t* x = round_group_inputs(desc, args, scratch.groups, scratch.inputs, queue);
   return {scratch.groups,
           x,

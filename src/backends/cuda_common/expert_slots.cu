@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda_common/block_scan.cuh"
+#include "backends/cuda_common/entry_cut.h"
 #include "backends/cuda_common/launch.cuh"
 
 namespace tessera::backends::cuda_common {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) list_slots(SlotJob job, SlotGroups g
       }
     }
     const auto position_sums = sum_before(round_up_to(range.count, kPositionGroup));
-    const auto entry_sums = sum_before((range.count + job.work_slots - 1) / job.work_slots);
+    const auto entry_sums = sum_before(EntryCut(range.count, job.work_slots, job.work_step).parts);
     range.begin = positions + position_sums.before, range.first_entry = entries + entry_sums.before;
     if (expert / kBlockWarps == static_cast<int32_t>(blockIdx.x)) s_ranges[expert % kBlockWarps] = range;
     positions += position_sums.total, entries += entry_sums.total;
@@ -108,12 +109,9 @@ __global__ void __launch_bounds__(kThreads) list_slots(SlotJob job, SlotGroups g
   const int32_t count = range.count;
   if (count + lane < round_up_to(count, kPositionGroup)) groups.slots[range.begin + count + lane] = -1;
   if (count == 0) return;
-  // Entries as few as there can be, and alike: a tile's time follows its slots.
-  const int32_t parts = (count + job.work_slots - 1) / job.work_slots;
-  const int32_t each = round_up_to((count + parts - 1) / parts, kPositionGroup);
-  for (int32_t part = lane; part < parts; part += kSlotWarp) {
-    const int32_t before = part * each;
-    groups.work[range.first_entry + part] = work_of(job, expert, range.begin + before, min(count - before, each));
+  const EntryCut cut(count, job.work_slots, job.work_step);
+  for (int32_t part = lane; part < cut.parts; part += kSlotWarp) {
+    groups.work[range.first_entry + part] = work_of(job, expert, range.begin + cut.begin(part), cut.size(part));
   }
 }
 

@@ -34,7 +34,8 @@ struct SlotJob {
   const ops::WeightView *w1, *w3, *w2;
   uint16_t* out;  // [slots, hidden]; null: outputs lie elsewhere, and there are none of other ranks' slots
   int64_t hidden, first_expert, num_local, num_slots;
-  int32_t work_slots;  // of an entry of work, at most
+  int32_t work_slots;                  // of an entry of work, at most
+  int32_t work_step = kPositionGroup;  // of its tiles' products (entry_cut.h)
 };
 
 int64_t most_positions(const ops::MoeExperts::Desc& desc, int64_t num_slots);

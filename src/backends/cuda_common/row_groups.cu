@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda_common/block_scan.cuh"
+#include "backends/cuda_common/entry_cut.h"
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/launch.cuh"
 
@@ -20,7 +21,7 @@ struct Job {
   const ops::WeightView* weights;
   bool is_masked;
   int32_t num_groups, num_rows, max_rows;  // max_rows: masked, of a group
-  int32_t tile_rows;
+  int32_t tile_rows, tile_step;
 };
 
 __device__ int32_t clamped(int32_t value, int32_t most) {
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) list_rows(Job job, RowGroups groups)
     const Span rows = rows_of(job, group, end);
     const int32_t count = rows.end - rows.begin;
     const auto position_sums = sum_before(round_up_to(count, kPositionGroup));
-    const auto entry_sums = sum_before((count + job.tile_rows - 1) / job.tile_rows);
+    const auto entry_sums = sum_before(EntryCut(count, job.tile_rows, job.tile_step).parts);
     if (group < job.num_groups && group / kBlockWarps == static_cast<int32_t>(blockIdx.x)) {
       s_ranges[group % kBlockWarps] = {rows.begin, count, entries + entry_sums.before,
                                        positions + position_sums.before};
@@ -101,17 +102,11 @@ __global__ void __launch_bounds__(kThreads) list_rows(Job job, RowGroups groups)
   const Range range = s_ranges[thread / kWarp];
   if (range.count == 0) return;
   const ops::WeightView& weight = job.weights[group];
-  // Entries as few as there can be, and alike: a tile's time follows its rows.
-  const int32_t parts = (range.count + job.tile_rows - 1) / job.tile_rows;
-  const int32_t each = round_up_to((range.count + parts - 1) / parts, kPositionGroup);
-  for (int32_t part = lane; part < parts; part += kWarp) {
-    const int32_t before = part * each;
-    groups.work[range.first_entry + part] = {weight.data,
-                                             weight.block_scales,
-                                             weight.tensor_scale,
-                                             range.begin + before,
-                                             min(range.count - before, each),
-                                             range.position + before};
+  const EntryCut cut(range.count, job.tile_rows, job.tile_step);
+  for (int32_t part = lane; part < cut.parts; part += kWarp) {
+    const int32_t before = cut.begin(part);
+    groups.work[range.first_entry + part] = {weight.data,          weight.block_scales, weight.tensor_scale,
+                                             range.begin + before, cut.size(part),      range.position + before};
   }
 }
 
@@ -126,14 +121,16 @@ __global__ void __launch_bounds__(kThreads) mark_rows(Job job, const int32_t* to
   marks[row] = is_there ? 0 : -1;
 }
 
-Job job_of(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, int32_t tile_rows) {
+Job job_of(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, int32_t tile_rows,
+           int32_t tile_step) {
   return {args.sizes,
           args.weights,
           desc.layout == RowLayout::kMasked,
           static_cast<int32_t>(desc.num_groups),
           static_cast<int32_t>(args.num_rows),
           static_cast<int32_t>(args.num_rows / desc.num_groups),
-          tile_rows};
+          tile_rows,
+          tile_step};
 }
 
 }  // namespace
@@ -153,10 +150,10 @@ void take_row_groups(const ops::GroupedLinear::Desc& desc, int64_t num_rows, int
 }
 
 void group_rows(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, int32_t tile_rows,
-                const RowGroups& groups, const device::Queue& queue) {
+                int32_t tile_step, const RowGroups& groups, const device::Queue& queue) {
   ops::check_num_rows(desc, args.num_rows);
   launch("list_rows", queue, list_rows, grid_for(desc.num_groups, kBlockWarps), kThreads, 0,
-         job_of(desc, args, tile_rows), groups);
+         job_of(desc, args, tile_rows, tile_step), groups);
 }
 
 void take_group_inputs(const ops::GroupedLinear::Desc& desc, int64_t num_rows, Workspace& workspace,
@@ -171,7 +168,7 @@ void take_group_inputs(const ops::GroupedLinear::Desc& desc, int64_t num_rows, W
 const uint16_t* round_group_inputs(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args,
                                    const RowGroups& groups, const GroupInputs& inputs, const device::Queue& queue) {
   if (!needs_input_rows(desc.input)) return static_cast<const uint16_t*>(args.x.data);
-  launch("mark_rows", queue, mark_rows, grid_for(args.num_rows, kThreads), kThreads, 0, job_of(desc, args, 0),
+  launch("mark_rows", queue, mark_rows, grid_for(args.num_rows, kThreads), kThreads, 0, job_of(desc, args, 0, 0),
          static_cast<const int32_t*>(groups.totals), inputs.marks);
   const ExpertRows marked{.experts = inputs.marks, .num_local = 1};
   const TensorView rows{inputs.rounded, DType::kBF16, {args.num_rows, desc.in}};

@@ -29,8 +29,9 @@ int64_t most_row_positions(const ops::GroupedLinear::Desc& desc, int64_t num_row
 
 void take_row_groups(const ops::GroupedLinear::Desc& desc, int64_t num_rows, int32_t tile_rows, Workspace& workspace,
                      RowGroups& groups);
+// tile_step: of its products (entry_cut.h).
 void group_rows(const ops::GroupedLinear::Desc& desc, const ops::GroupedLinear::Args& args, int32_t tile_rows,
-                const RowGroups& groups, const device::Queue& queue);
+                int32_t tile_step, const RowGroups& groups, const device::Queue& queue);
 
 // The inputs as they are multiplied, [num_rows, in]: x itself, or in `a4` and `a8` what it is rounded to, in the
 // workspace.

@@ -158,7 +158,7 @@ void run(const GroupedLinear::Desc& desc, const GroupedLinear::Args& args, devic
   constexpr int32_t kTileRows = Shape::kTokens;
   Scratch scratch{};
   layout_scratch(desc, args.num_rows, kTileRows, args.workspace, scratch);
-  group_rows(desc, args, kTileRows, scratch.groups, queue);
+  group_rows(desc, args, kTileRows, Shape::kTokenStep, scratch.groups, queue);
   const uint16_t* x = round_group_inputs(desc, args, scratch.groups, scratch.inputs, queue);
   const GroupedJob job{scratch.groups,
                        x,

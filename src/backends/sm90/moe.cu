@@ -26,7 +26,7 @@ MoeJob job_of(const ops::MoeExperts::Desc& desc, const ops::MoeExperts::Args& ar
   job.x = static_cast<const uint16_t*>(args.x.data), job.out = static_cast<uint16_t*>(args.out.data);
   job.hidden = desc.hidden, job.inner = desc.inner, job.padded_inner = padded_inner(desc);
   job.first_expert = desc.first_expert, job.num_local = desc.num_local;
-  job.work_slots = Shape::kTokens;
+  job.work_slots = Shape::kTokens, job.work_step = Shape::kTokenStep;
   job.limit = desc.swiglu_limit;
   job.token_of = cuda_common::FastDivisor(static_cast<uint32_t>(desc.top_k));
   return job;

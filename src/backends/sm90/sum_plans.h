@@ -34,7 +34,8 @@ struct WidePlanOf {
   static constexpr int kInputColumns = 128, kWeightColumns = Unit::kColumns;
   static constexpr int kInputStages = cuda_common::PackedNvfp4::kColumns / kInputColumns;
   static constexpr int kWeightStages = kIsNvfp4 ? 2 : 3, kWeightProducers = kIsNvfp4 ? 1 : 2;
-  // Tokens of the products of a tile of so many.
+  // Tokens of the products of a tile of so many: whole steps.
+  static constexpr int kTokenStep = 32;
   TESSERA_HOST_DEVICE static constexpr int product_tokens(int tokens) {
     return tokens > 96 ? kTokens : tokens > 64 ? 96 : tokens > 32 ? 64 : 32;
   }
@@ -42,7 +43,7 @@ struct WidePlanOf {
 using WidePlan = WidePlanOf<ops::WeightFormat::kNvfp4>;
 
 struct FewPlan {
-  static constexpr int kTokens = 8, kSlots = 4, kTeams = 4, kStages = 2;
+  static constexpr int kTokens = 8, kTokenStep = 8, kSlots = 4, kTeams = 4, kStages = 2;
   static constexpr int kTileRows = kSlots * cuda_common::PackedNvfp4::kRows;
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * (kTeamThreads + 32);
 };
