@@ -2,8 +2,10 @@
 #include "bench/ops/weight_pool.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
+#include "backends/cuda_common/packed_units.h"
 #include "base/rng.h"
 #include "numeric/bf16.h"
 
@@ -34,7 +36,10 @@ WeightPool::WeightPool(int64_t bytes, device::MemorySpace& memory)
   for (int64_t at = 0; at < bytes / 8; at += kSeedBytes) {
     memory.upload(scales_.as<char>() + at, scales.data(), static_cast<size_t>(std::min(kSeedBytes, bytes / 8 - at)));
   }
-  const std::vector<float> block_scales(block_scales_.size() / sizeof(float), 0.001f);
+  // Matrices are as kernels read them, so GPUs have scales that fold in the packed layout's form.
+  const auto scale = std::bit_cast<uint32_t>(0x1p-10f);
+  const std::vector<uint32_t> block_scales(block_scales_.size() / sizeof(uint32_t),
+                                           memory.is_host() ? scale : backends::cuda_common::folded_scale(scale));
   memory.upload(block_scales_.data(), block_scales.data(), block_scales_.size());
 }
 
@@ -48,6 +53,7 @@ ops::WeightView WeightPool::weight(WeightFormat format, int64_t rows, int64_t co
                       : format == WeightFormat::kFp8Block ? block_scales_.as<char>()
                                                           : nullptr;
   view.tensor_scale = format == WeightFormat::kNvfp4 ? 1e-4f : 1.0f;
+  view.scales_fold = format == WeightFormat::kFp8Block && !block_scales_.memory().is_host();
   return view;
 }
 

@@ -148,7 +148,7 @@ std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, 
 }
 
 std::vector<Kernel> map_kernels(const ops::Linear::Desc& desc, int64_t tokens, const Target& target) {
-  const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors);
+  const LinearChoice choice = linear_choice(desc, tokens, target.multiprocessors, false);
   if (choice.kernels == LinearKernels::kChunks) return {};  // not described
   const int32_t tile_tokens = choice.tile_tokens;
   const auto values = static_cast<double>(desc.groups * desc.out * desc.in);

@@ -124,6 +124,7 @@ model::Matrix SyntheticWeights::load_part(const std::string& name, const model::
   matrix.scales = device::Buffer(static_cast<size_t>(view.scale_bytes()), memory);
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
+  view.scales_fold = view.format == WeightFormat::kFp8Block;  // fill()
   // The embedding's rows have unit values, other maps rows of about unit length, over all ranks.
   const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(weight.row.shape[1]));
   if (view.format != WeightFormat::kBf16 && view.format != WeightFormat::kFp8Block) {
@@ -160,9 +161,10 @@ void SyntheticWeights::fill(const Maker* maker, const ops::WeightView& part, uin
       break;
     case WeightFormat::kFp8Block: {
       run(&Maker::e4m3, {FillKind::kE4m3, DType::kU8}, {.out = data, .count = count, .seed = seed});
-      const auto center = static_cast<float>(factor / kE4m3Code);
+      // A power of two, as the official checkpoints' are.
+      const auto scale = static_cast<float>(std::exp2(std::round(std::log2(factor / kE4m3Code))));
       run(&Maker::factors, {FillKind::kNormal, DType::kF32},
-          {.out = scales, .count = part.scale_bytes() / 4, .seed = ~seed, .center = center, .spread = center / 50});
+          {.out = scales, .count = part.scale_bytes() / 4, .seed = ~seed, .center = scale, .spread = 0});
       break;
     }
     default:

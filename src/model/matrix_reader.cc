@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <ranges>
 #include <vector>
 
 #include "base/error.h"
@@ -42,6 +43,15 @@ struct BlockRange {
   int64_t first, count;
 };
 
+// Number `i` of FP8 block scales that were read.
+float scale_at(const LocatedTensor& tensor, const char* bytes, int64_t i) {
+  const DType dtype = *tensor.entry->dtype;
+  if (dtype == DType::kF8E8M0) return numeric::e8m0_to_float(static_cast<uint8_t>(bytes[i]));
+  float scale = 0;
+  widen(dtype, bytes + i * (dtype_bits(dtype) / 8), 1, &scale);
+  return scale;
+}
+
 // FP8 block scales of a slice as FP32, row by row of blocks.
 void read_fp8_scales(const LocatedTensor& tensor, const WeightSlice& slice, float* out) {
   const BlockRange rows(slice.row_begin, slice.row_end), cols(slice.col_begin, slice.col_end);
@@ -51,18 +61,22 @@ void read_fp8_scales(const LocatedTensor& tensor, const WeightSlice& slice, floa
     const int64_t first = (rows.first + r) * all_cols + cols.first;
     tensor.read_part(static_cast<uint64_t>(first * width), bytes.size(), bytes.data());
     for (int64_t c = 0; c < cols.count; ++c) {
-      float scale = 0;
-      if (tensor.entry->dtype == DType::kF8E8M0) {
-        scale = numeric::e8m0_to_float(static_cast<uint8_t>(bytes[static_cast<size_t>(c)]));
-      } else {
-        widen(*tensor.entry->dtype, bytes.data() + c * width, 1, &scale);
-      }
+      const float scale = scale_at(tensor, bytes.data(), c);
       if (!std::isfinite(scale) || scale < 0) {
         fail_value(tensor, first + c, "a finite scale >= 0", fmt::format("{}", scale));
       }
       out[r * cols.count + c] = scale;
     }
   }
+}
+
+// Of the whole matrix, so that sums of a slice are those of all of it whatever the slice.
+bool all_scales_fold(const LocatedTensor& tensor) {
+  const int64_t rows = tensor.entry->shape[0], cols = tensor.entry->shape[1];
+  std::vector<char> bytes(static_cast<size_t>(rows * cols * dtype_bits(*tensor.entry->dtype) / 8));
+  tensor.read_part(0, bytes.size(), bytes.data());
+  return std::ranges::all_of(std::views::iota(int64_t{0}, rows * cols),
+                             [&](int64_t i) { return numeric::fp8_scale_folds(scale_at(tensor, bytes.data(), i)); });
 }
 
 float read_tensor_scale(const StoredTensor& stored) {
@@ -274,6 +288,7 @@ Matrix MatrixReader::read(const StoredTensor& stored, const Shape& shape, const 
     if (view.format == WeightFormat::kNvfp4) view.tensor_scale = read_tensor_scale(stored);
   }
   check_values(stored, matrix);
+  if (view.format == WeightFormat::kFp8Block) view.scales_fold = all_scales_fold(stored.block_scales);
   return matrix;
 }
 

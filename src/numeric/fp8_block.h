@@ -3,6 +3,7 @@
 // Q8: E4M3 codes with one power-of-two scale (UE8M0) per group of a row, for caches and `a8` activations; and FP8
 // weights with one FP32 factor per 128 x 128 block.
 // Source: DeepSeek-V4 inference/kernel.py, act_quant with scale_fmt "ue8m0"; weight_block_size of config.json.
+#include <bit>
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -49,6 +50,13 @@ TESSERA_HOST_DEVICE constexpr void q8_dequantize(const uint8_t* codes, const uin
 #endif
     }
   }
+}
+
+// Whether an FP8 weight's scale can be multiplied with each code before sums, exactly in BF16: 0, or a power of two
+// from 2^-100 to 2^7, as UE8M0 scales of checkpoints are.
+constexpr bool fp8_scale_folds(float scale) {
+  const auto bits = std::bit_cast<uint32_t>(scale), exponent = bits >> 23;  // 256 and more: negative
+  return bits == 0 || (bits << 9 == 0 && exponent >= 127 - 100 && exponent <= 127 + 7);
 }
 
 // One row of an FP8 weight; `row_scales` holds one factor per 128 columns (those of the row's block row).

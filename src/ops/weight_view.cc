@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/weight_view.h"
 
+#include <algorithm>
+#include <span>
+
 #include "base/error.h"
 #include "base/integer_math.h"
 #include "numeric/fp8_block.h"
@@ -64,6 +67,15 @@ WeightView WeightView::slice_rows(int64_t row_begin, int64_t row_end) const {
   slice.data = static_cast<const char*>(data) + head.data_bytes();
   if (block_scales != nullptr) slice.block_scales = static_cast<const char*>(block_scales) + head.scale_bytes();
   return slice;
+}
+
+bool do_scales_fold(const WeightView& weight) {
+  if (weight.format != WeightFormat::kFp8Block) return false;
+  const std::span codes(static_cast<const uint8_t*>(weight.data), static_cast<size_t>(weight.data_bytes()));
+  const std::span scales(static_cast<const float*>(weight.block_scales),
+                         static_cast<size_t>(weight.scale_bytes()) / sizeof(float));
+  return std::ranges::all_of(scales, numeric::fp8_scale_folds) &&
+         std::ranges::none_of(codes, [](uint8_t code) { return (code & 0x7F) == 0x7F; });
 }
 
 }  // namespace tessera::ops

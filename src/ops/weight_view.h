@@ -23,6 +23,9 @@ struct WeightView {
   const void* data = nullptr;
   const void* block_scales = nullptr;  // null for kF32 and kBf16
   float tensor_scale = 1;              // 1 except for kNvfp4
+  // kFp8Block: every scale is one that folds (numeric::fp8_scale_folds) and no code is NaN, so that kernels may
+  // multiply codes by their scales before they sum. False: not so, or nobody has looked.
+  bool scales_fold = false;
 
   // Bytes of `data` and of `block_scales` in the checkpoint's layout.
   int64_t data_bytes() const;
@@ -30,5 +33,8 @@ struct WeightView {
   // Rows [row_begin, row_end) of the matrix; for kFp8Block row_begin must be a multiple of 128.
   WeightView slice_rows(int64_t row_begin, int64_t row_end) const;
 };
+
+// What WeightView::scales_fold says, of a matrix in the checkpoint's layout in host memory.
+bool do_scales_fold(const WeightView& weight);
 
 }  // namespace tessera::ops

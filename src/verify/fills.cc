@@ -75,8 +75,9 @@ RandomWeight random_weight(Rng& rng, ops::WeightFormat format, int64_t rows, int
     case ops::WeightFormat::kFp8Block:
       fill_values(weight.data.as<uint8_t>(), rows * cols,
                   [&] { return static_cast<uint8_t>(rng.below(0x7F) | rng.below(2) << 7); });
-      fill_values(weight.scales.as<float>(), weight.view.scale_bytes() / 4,
-                  [&] { return std::ldexp(rng.uniform() + 0.5f, -8); });
+      fill_values(weight.scales.as<float>(), weight.view.scale_bytes() / 4, [&, folds = rng.below(2) == 0] {
+        return folds ? std::ldexp(1.0f, -5 - static_cast<int>(rng.below(8))) : std::ldexp(rng.uniform() + 0.5f, -8);
+      });
       break;
     case ops::WeightFormat::kNvfp4:
       fill_values(weight.data.as<uint8_t>(), weight.view.data_bytes(),

@@ -14,10 +14,13 @@ const ops::PackedLayout* layout_for(const ops::Variant<Op>& variant, const typen
   return variant.packed_layout == nullptr ? nullptr : variant.packed_layout(desc);
 }
 
+// Whether its scales fold is looked up anew.
 template <class Op>
 VariantWeight weight_for(const ops::Variant<Op>& variant, const typename Op::Desc& desc, const ops::WeightView& view) {
   device::Queue queue;
-  return ops::pack_weight(layout_for(variant, desc), view, queue);
+  ops::WeightView checkpoint = view;
+  checkpoint.scales_fold = ops::do_scales_fold(view);
+  return ops::pack_weight(layout_for(variant, desc), checkpoint, queue);
 }
 
 }  // namespace tessera::verify

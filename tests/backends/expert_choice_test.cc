@@ -92,7 +92,7 @@ TEST(ExpertChoice, HopperTakesWidthsOf128Channels) {
 TEST(MapChoice, HopperTakesTilesOfManyForOutputGroupsInFp8) {
   const auto chosen = [](ops::WeightFormat format, int64_t tokens) {
     const ops::Linear::Desc wo_a{.in = 4096, .out = 1024, .groups = 8, .format = format};
-    return backends::sm90::linear_choice(wo_a, tokens, kMultiprocessors).kernels;
+    return backends::sm90::linear_choice(wo_a, tokens, kMultiprocessors, false).kernels;
   };
   for (const int64_t tokens : {20, 32}) {
     EXPECT_EQ(chosen(ops::WeightFormat::kFp8Block, tokens), backends::sm90::LinearKernels::kWide) << tokens;

@@ -66,7 +66,7 @@ void HopperWidthsTest::check_map(const ops::Linear::Desc& desc, int64_t most) {
     is_checked = true;
     const testing::VariantWeight packed = testing::weight_for(variant, desc, weight.view);
     const auto run = [&](int64_t first, int64_t count) {
-      map_kernels_.insert(backends::sm90::linear_choice(desc, count, kMultiprocessors).kernels);
+      map_kernels_.insert(backends::sm90::linear_choice(desc, count, kMultiprocessors, false).kernels);
       return testing::run_linear(variant, desc, x, packed.view, first, count, 1);
     };
     expect_same_rows(rng_, most, out, run);

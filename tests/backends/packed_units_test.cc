@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "backends/layout_round_trip.h"
+#include "numeric/bf16.h"
 #include "ops/packed_weight.h"
 #include "testing/gpu_stage.h"
 #include "testing/op_harness.h"
@@ -39,6 +42,23 @@ TEST_F(PackedUnitsTest, UnpackRestoresEveryBit) {
       SCOPED_TRACE(std::string(ops::to_string(format)) + " " + std::to_string(rows) + " x " + std::to_string(cols));
       testing::expect_round_trip(*backends::cuda_common::packed_units(format), weight(format, rows, cols));
     }
+  }
+}
+
+TEST_F(PackedUnitsTest, UnpackRestoresScalesThatFold) {
+  for (const int64_t rows : {1, 130, 300}) {
+    testing::RandomWeight folded =
+        weight(WeightFormat::kFp8Block, rows, 16 * (1 + static_cast<int64_t>(rng_.below(60))));
+    testing::set_fp8_scales(folded, rng_, true);
+    folded.view.scales_fold = true;
+    testing::expect_round_trip(*backends::cuda_common::packed_units(WeightFormat::kFp8Block), folded);
+  }
+  for (int exponent = -100; exponent <= 7; ++exponent) {
+    const auto bits = std::bit_cast<uint32_t>(std::ldexp(1.0f, exponent));
+    const uint32_t folded = backends::cuda_common::folded_scale(bits);
+    EXPECT_TRUE(backends::cuda_common::is_folded_scale(folded));
+    EXPECT_EQ(numeric::bf16_to_float(static_cast<uint16_t>(folded)), std::ldexp(1.0f, exponent + 120));
+    EXPECT_EQ(backends::cuda_common::unfolded_scale(folded), bits);
   }
 }
 
@@ -81,7 +101,9 @@ TEST_F(PackedUnitsTest, AGpuPacksAsTheHostDoes) {
   device::Queue queue(1);
   for (const WeightFormat format : kFormats) {
     const ops::PackedLayout* layout = backends::cuda_common::packed_units(format);
-    const testing::RandomWeight made = weight(format, 37, 16 * 41);
+    testing::RandomWeight made = weight(format, 37, 16 * 41);
+    made.view.scales_fold = format == WeightFormat::kFp8Block && rng_.below(2) == 0;
+    if (made.view.scales_fold) testing::set_fp8_scales(made, rng_, true);
     const ops::PackedWeight expected = ops::pack_weight(layout, made.view, queue);
     const device::Buffer data = made.data.clone_into(gpu.memory()), scales = made.scales.clone_into(gpu.memory());
     ops::WeightView placed = made.view;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // FP8 and BF16 weights packed for a GPU's tensor cores give the same bits as in the checkpoint's layout (cuda.packed
-// and cuda.mma), for one and for many tokens, with codes of every kind; NVFP4's give the same NaNs.
+// and cuda.mma), for one and for many tokens, with codes of every kind; NVFP4's give the same NaNs. FP8 whose scales
+// fold has the bits of BF16 weights of the same values instead.
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <map>
 
+#include "numeric/bf16.h"
 #include "ops/linear/linear.h"
 #include "ops/moe/moe.h"
 #include "testing/op_harness.h"
@@ -44,6 +47,7 @@ void PackedVariantsTest::check(WeightFormat format, int64_t in, int64_t out, int
   const ops::Linear::Desc desc{.in = in, .out = out, .groups = groups, .format = format, .output = DType::kF32};
   SCOPED_TRACE(desc.to_string() + ", " + std::to_string(tokens) + " tokens");
   testing::RandomWeight weight = testing::random_weight(rng_, format, groups * out, in);
+  if (format == WeightFormat::kFp8Block) testing::set_fp8_scales(weight, rng_, false);
   if (edit) edit(weight);
   const device::Tensor x =
       testing::as_tensor(testing::adversarial(rng_, tokens, groups * in), DType::kBF16, {tokens, groups * in});
@@ -83,6 +87,52 @@ TEST_F(PackedVariantsTest, LinearHasTheBitsOfTheCheckpointsLayout) {
     check(format, 896, 150, 1, 2);  // more than one row of FP8 blocks
     check(format, 896, 150, 1, 11);
     for (const int64_t tokens : {4, 12}) check(format, 640, 48, 3, tokens);  // groups begin inside a row of FP8 blocks
+  }
+}
+
+// Their products are exact in BF16 and their sums those of BF16: by every kernel for packed weights.
+TEST_F(PackedVariantsTest, ScalesThatFoldHaveTheBitsOfBf16) {
+  const auto run = [&](const testing::RandomWeight& weight, ops::Linear::Desc desc, const device::Tensor& x,
+                       int64_t tokens) {
+    desc.format = weight.view.format;
+    std::map<std::string, std::vector<float>> results;
+    testing::for_each_variant<ops::Linear>(desc, [&](const ops::Variant<ops::Linear>& variant, bool) {
+      if (!testing::is_on_gpu(variant) || std::string(variant.name) == "mma") return;
+      const testing::VariantWeight given = testing::weight_for(variant, desc, weight.view);
+      if (given.view.data == weight.view.data) return;  // not packed
+      EXPECT_EQ(given.view.scales_fold, desc.format == WeightFormat::kFp8Block);
+      results[variant.name] = testing::run_linear(variant, desc, x, given.view, 0, tokens, 1);
+    });
+    return results;
+  };
+  struct Case {
+    int64_t in, out, groups, tokens;
+  };
+  for (const Case& c : {Case{128, 33, 1, 1},
+                        {384, 40, 1, 3},
+                        {640, 48, 3, 8},
+                        {1280, 150, 1, 2},
+                        {4608, 17, 1, 5},
+                        {512, 16, 1, 40},
+                        {1024, 144, 2, 70},
+                        {512, 272, 1, 130}}) {
+    const ops::Linear::Desc desc{.in = c.in, .out = c.out, .groups = c.groups, .output = DType::kF32};
+    testing::RandomWeight fp8 = testing::random_weight(rng_, WeightFormat::kFp8Block, c.groups * c.out, c.in);
+    testing::set_fp8_scales(fp8, rng_, true);
+    testing::RandomWeight bf16 = testing::random_weight(rng_, WeightFormat::kBf16, c.groups * c.out, c.in);
+    const std::vector<double> values = fp8.values();
+    for (size_t i = 0; i < values.size(); ++i) {
+      bf16.data.as<uint16_t>()[i] = numeric::bf16_from_float(static_cast<float>(values[i]));
+      ASSERT_EQ(static_cast<double>(numeric::bf16_to_float(bf16.data.as<uint16_t>()[i])), values[i]);
+    }
+    const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, c.tokens, c.groups * c.in), DType::kBF16,
+                                                {c.tokens, c.groups * c.in});
+    const auto found = run(fp8, desc, x, c.tokens), expected = run(bf16, desc, x, c.tokens);
+    SCOPED_TRACE(desc.to_string() + ", " + std::to_string(c.tokens) + " tokens");
+    EXPECT_EQ(found.size(), expected.size());
+    for (const auto& [name, result] : found) {
+      EXPECT_TRUE(testing::same_bits_or_nan(result, expected.at(name))) << name;
+    }
   }
 }
 
@@ -153,6 +203,7 @@ TEST_F(PackedVariantsTest, ExpertsHaveTheBitsOfTheCheckpointsLayout) {
       for (int64_t i = 0; i < 3 * kExperts; ++i) {
         weights.push_back(
             testing::random_weight(rng_, format, i % 3 == 2 ? hidden : inner, i % 3 == 2 ? inner : hidden));
+        if (format == WeightFormat::kFp8Block) testing::set_fp8_scales(weights.back(), rng_, false);
       }
       const device::Tensor x =
           testing::as_tensor(testing::adversarial(rng_, kTokens, hidden), DType::kBF16, {kTokens, hidden});

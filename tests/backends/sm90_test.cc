@@ -45,9 +45,14 @@ void expect_same(const Outputs& outputs) {
   EXPECT_TRUE(testing::same_bits_or_nan(outputs.at("wgmma"), outputs.at("packed")));
 }
 
+// FP8 with scales that fold, and with others.
 void HopperSumsTest::check_linear(const ops::Linear::Desc& desc, int64_t num_tokens) {
-  check_linear(desc, testing::random_weight(rng_, desc.format, desc.groups * desc.out, desc.in),
-               testing::adversarial(rng_, num_tokens, desc.groups * desc.in));
+  testing::RandomWeight weight = testing::random_weight(rng_, desc.format, desc.groups * desc.out, desc.in);
+  const bool is_fp8 = desc.format == WeightFormat::kFp8Block;
+  for (int fold = 0; fold <= (is_fp8 ? 1 : 0); ++fold) {
+    if (is_fp8) testing::set_fp8_scales(weight, rng_, fold == 1);
+    check_linear(desc, weight, testing::adversarial(rng_, num_tokens, desc.groups * desc.in));
+  }
 }
 
 void HopperSumsTest::check_linear(const ops::Linear::Desc& desc, const testing::RandomWeight& weight,
@@ -65,7 +70,7 @@ void HopperSumsTest::check_linear(const ops::Linear::Desc& desc, const testing::
   expect_same(outputs);
 }
 
-// FP8's tiles have at most 96 tokens, the others' 128.
+// Tiles have at most 128 tokens, of FP8 whose scales do not fold 96.
 TEST_F(HopperSumsTest, Linear) {
   const auto some = [&](int64_t from, int64_t below) {
     return from + static_cast<int64_t>(rng_.below(static_cast<uint64_t>(below)));
@@ -79,7 +84,8 @@ TEST_F(HopperSumsTest, Linear) {
       check_linear(desc(512, 16, 1), some(25, 8));
       check_linear(desc(1024, 128, 1), some(33, 32));
       check_linear(desc(512, 144, 2), some(65, 64));
-      check_linear(desc(512, 272, 1), format == WeightFormat::kFp8Block ? some(96, 2) : some(128, 2));
+      if (format == WeightFormat::kFp8Block) check_linear(desc(512, 272, 1), some(96, 2));
+      check_linear(desc(512, 272, 1), some(128, 2));
     }
     if (testing::kGpuIsEmulated) continue;
     check_linear({.in = 4096, .out = 2048, .format = format}, some(500, 600));
@@ -112,7 +118,7 @@ TEST_F(HopperSumsTest, LinearOfEachKind) {
                                    .out = one.out,
                                    .format = kFormats[i],
                                    .output = rng_.below(2) == 0 ? DType::kBF16 : DType::kF32};
-      EXPECT_EQ(backends::sm90::linear_choice(desc, one.tokens, kMultiprocessors).kernels, one.kernels);
+      EXPECT_EQ(backends::sm90::linear_choice(desc, one.tokens, kMultiprocessors, false).kernels, one.kernels);
       check_linear(desc, one.tokens);
     }
   }
@@ -134,7 +140,8 @@ TEST_F(HopperSumsTest, Group) {
     const ops::LinearGroup::Desc gated{{map(first, DType::kBF16), map(first, DType::kBF16)},
                                        ops::SwiGlu::Desc{.inner = first, .limit = 0.5f}};
     for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
-      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors).kernels, LinearKernels::kChunks);
+      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors, false, false).kernels,
+                LinearKernels::kChunks);
       check_group(desc, tokens);
       check_group(desc, 9 + static_cast<int64_t>(rng_.below(8)));  // streams
     }
@@ -161,13 +168,14 @@ TEST_F(HopperSumsTest, GroupOfManyTokens) {
     const ops::LinearGroup::Desc gated{{map(first, DType::kBF16), map(first, DType::kBF16)},
                                        ops::SwiGlu::Desc{.inner = first, .limit = 0.5f}};
     const auto choice_of = [&](size_t m) {
-      return backends::sm90::linear_choice(maps.maps[m], tokens, kMultiprocessors);
+      return backends::sm90::linear_choice(maps.maps[m], tokens, kMultiprocessors, false);
     };
     for (const size_t m : {0, 1, 2, 4}) EXPECT_EQ(choice_of(m).kernels, LinearKernels::kWide);
     if (!is_emulated) EXPECT_NE(choice_of(2).tile_tokens, choice_of(0).tile_tokens);
     EXPECT_EQ(choice_of(3).kernels, LinearKernels::kPortable);
     for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
-      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors).kernels, LinearKernels::kWide);
+      EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors, false, false).kernels,
+                LinearKernels::kWide);
       check_group(desc, tokens);
     }
   }
@@ -179,8 +187,11 @@ void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num
   const device::Tensor x =
       testing::as_tensor(testing::adversarial(rng_, num_tokens, first.in), DType::kBF16, {num_tokens, first.in});
   std::vector<testing::RandomWeight> weights;
+  const uint64_t folded = rng_.below(3);  // of FP8's: none, all, some
   for (const ops::Linear::Desc& map : desc.maps) {
     weights.push_back(testing::random_weight(rng_, map.format, map.out, map.in));
+    if (map.format != WeightFormat::kFp8Block) continue;
+    testing::set_fp8_scales(weights.back(), rng_, folded == 1 || (folded == 2 && weights.size() % 2 == 0));
   }
   Outputs outputs;  // of all maps
   testing::for_each_variant<ops::LinearGroup>(desc, [&](const ops::Variant<ops::LinearGroup>& variant, bool) {

@@ -108,5 +108,37 @@ TEST_P(MatrixReaderTest, TheFirstBadValueIsNamedWhoeverFindsOne) {
 INSTANTIATE_TEST_SUITE_P(Formats, MatrixReaderTest, ::testing::Values(DType::kBF16, DType::kF32),
                          [](const auto& one) { return std::string(dtype_name(one.param)); });
 
+// Scales of an FP8 matrix of 2 by 3 blocks, of which a slice has the right-hand four: whether they fold is said of all.
+TEST(MatrixReader, SaysWhetherFp8ScalesFold) {
+  const auto fold = [](const std::string& dtype, const std::string& scales) {
+    testing::TemporaryFolder folder;
+    const std::string path = folder.path() + "/fp8.safetensors";
+    const int64_t codes = int64_t{200} * 300;
+    const std::string header = "{\"w\": {\"dtype\": \"F8_E4M3\", \"shape\": [200, 300], \"data_offsets\": [0, " +
+                               std::to_string(codes) + "]}, \"s\": {\"dtype\": \"" + dtype +
+                               "\", \"shape\": [2, 3], \"data_offsets\": [" + std::to_string(codes) + ", " +
+                               std::to_string(codes + std::ssize(scales)) + "]}}";
+    const uint64_t length = header.size();
+    std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(&length), 8)
+        << header << std::string(static_cast<size_t>(codes), '\x31') << scales;
+    const checkpoint::SafetensorsFile file = checkpoint::SafetensorsFile::open(path);
+    StoredTensor stored;
+    stored.format = StoredFormat::kFp8Block;
+    stored.codes = {file.find("w"), &file}, stored.block_scales = {file.find("s"), &file};
+    const WeightSlice slice{0, 200, 128, 300};
+    const Matrix matrix = MatrixReader(nullptr).read(stored, {200, 300}, slice);
+    EXPECT_EQ(matrix.view.format, ops::WeightFormat::kFp8Block);
+    return matrix.view.scales_fold;
+  };
+  const auto floats = [](const std::vector<float>& values) {
+    return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  };
+  EXPECT_TRUE(fold("F8_E8M0", std::string("\x70\x78\x7f\x80\x60\x1b", 6)));
+  EXPECT_FALSE(fold("F8_E8M0", std::string("\x70\x78\x7f\x80\x60\x1a", 6)));  // 2^-101
+  EXPECT_TRUE(fold("F32", floats({0.5f, 0, 0x1p-12f, 2, 1, 0x1p-9f})));
+  EXPECT_FALSE(fold("F32", floats({0.5f, 0, 0x1p-12f, 2, 3, 0x1p-9f})));
+  EXPECT_FALSE(fold("F32", floats({0.3f, 0, 0x1p-12f, 2, 1, 0x1p-9f})));  // not in the slice
+}
+
 }  // namespace
 }  // namespace tessera::model

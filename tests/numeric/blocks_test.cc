@@ -188,6 +188,26 @@ TEST_F(Blocks, Fp8WeightBlocks) {
   for (size_t i = 0; i < 300; ++i) EXPECT_EQ(out[i], e4m3_to_float(codes[i]) * scales[i / 128]);
 }
 
+// A scale that folds makes of every code a value that BF16 holds, and none of its neighbours or opposites folds.
+TEST_F(Blocks, ScalesFoldWhereBf16HoldsEveryProduct) {
+  for (int exponent = -149; exponent <= 127; ++exponent) {
+    const float scale = std::ldexp(1.0f, exponent);
+    EXPECT_EQ(fp8_scale_folds(scale), exponent >= -100 && exponent <= 7) << exponent;
+    for (const float other : {-scale, std::nextafter(scale, 0.0f), std::nextafter(scale, 1e38f), 1.5f * scale}) {
+      if (std::ldexp(1.0f, std::ilogb(other)) != other) EXPECT_FALSE(fp8_scale_folds(other)) << other;
+    }
+    if (!fp8_scale_folds(scale)) continue;
+    for (int code = 0; code < 0x7F; ++code) {
+      const float value = e4m3_to_float(static_cast<uint8_t>(code)) * scale;
+      EXPECT_EQ(bf16_to_float(bf16_from_float(value)), value);
+    }
+  }
+  EXPECT_TRUE(fp8_scale_folds(0.0f));
+  for (const float scale : {-0.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    EXPECT_FALSE(fp8_scale_folds(scale));
+  }
+}
+
 TEST_F(Blocks, PublishedVectors) {
   const std::string path = testing::golden_path("number-vectors.json");
   std::ifstream file(path);

@@ -12,6 +12,9 @@ using verify::as_tensor;
 using verify::random_weight;
 using verify::RandomWeight;
 
+// FP8's scales become powers of two, some of them the ends of those that fold, some 0; or no longer all fold.
+void set_fp8_scales(RandomWeight& weight, Rng& rng, bool fold);
+
 // A tensor whose floating-point values are NaN, with guard bytes behind it.
 class PoisonedTensor {
  public:

@@ -2,9 +2,9 @@
 #pragma once
 // Sums of linear maps on tensor cores. Weights are the A operand, so that 8 tokens fill a product. K is cut into chunks
 // of 512 (docs/contracts/numerics.md, section 4): a chunk is two chains of products from zero, one of the even and one
-// of the odd steps (weight_shares.cuh), added at its end (where FP8 blocks have a scale, at the end of each 128
-// columns, times that), and chunk sums add in ascending order. The warps of a thread block take chunks by turns;
-// neither their number nor the tile of tokens changes a sum.
+// of the odd steps (weight_shares.cuh), added at its end (where FP8 blocks have a scale that does not fold, at the end
+// of each 128 columns, times that), and chunk sums add in ascending order. The warps of a thread block take chunks by
+// turns; neither their number nor the tile of tokens changes a sum.
 #include <algorithm>
 #include <cstdint>
 
@@ -137,6 +137,15 @@ __device__ void add_scaled(const Share& share, const Chains& parts, float (&sums
   for (int i = 0; i < 4; ++i) sums[i] += (parts[0][i] + parts[1][i]) * share.scale(i / 2);
 }
 
+// Behind a block of FP8. Chains go on over blocks whose scale folds; else they end here, scaled.
+template <class Share>
+__device__ void end_block(const Share& share, Chains& chains, float (&sums)[4]) {
+  if (share.folds) return;
+  add_scaled(share, chains, sums);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) chains[i / 4][i % 4] = 0;
+}
+
 // Rows g and g + 8 of a chunk whose weights have a NaN (packed_shares.cuh) become NaN, for all tokens. All of the warp.
 template <class Share, int kTiles>
 __device__ void add_nans(const uint32_t (&carries)[2], float (&sums)[kTiles][4]) {
@@ -183,8 +192,9 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
                           float (&sums)[kTiles][4]) {
   using Share = typename Rows::Share;
   constexpr int kBlocks = kChunk / kShareBlock, kUnitBlocks = Rows::kUnitBlocks;
-  Chains chains[kTiles] = {};  // of FP8: of a block
-  uint32_t carries[2] = {};    // of packed FP8 and NVFP4
+  Chains chains[kTiles] = {};
+  bool folds = !Share::kScaledSum;  // whether they are the sums
+  uint32_t carries[2] = {};         // of packed FP8 and NVFP4
 #pragma unroll
   for (int i = 0; i < kTiles * 4; ++i) sums[i / 4][i % 4] = 0;
 #pragma unroll
@@ -197,18 +207,16 @@ __device__ void sum_chunk(const Rows& weight, const Operands<kTiles>& operands, 
     for (int n = 0; n < kUnitBlocks; ++n) {
       Share& share = unit.blocks[n];
       const int64_t k = begin + (at + n) * kShareBlock + threadIdx.x % 4 * kShareColumns;
+      add_block(share, operands, weight.width, k, chains);
       if constexpr (Share::kScaledSum) {
-        Chains parts[kTiles] = {};
-        add_block(share, operands, weight.width, k, parts);
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) add_scaled(share, parts[tile], sums[tile]);
-      } else {
-        add_block(share, operands, weight.width, k, chains);
+        for (int tile = 0; tile < kTiles; ++tile) end_block(share, chains[tile], sums[tile]);
+        folds = share.folds;
       }
       if constexpr (Share::kFindsNan) carries[0] |= share.carries[0], carries[1] |= share.carries[1];
     }
   }
-  if constexpr (!Share::kScaledSum) {
+  if (folds) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) add_chains(chains[tile], sums[tile]);
   }

@@ -35,15 +35,16 @@ class PackedRing {
     x += chunk * (kChunk / 8);
     const int num_blocks = min(kChunk, width_ - chunk * kChunk) / kShareBlock;
     Chains chains = {};
+    bool folds = !Share::kScaledSum;  // whether they are the sums
     uint32_t carries[2] = {};
 #pragma unroll
     for (float& sum : sums) sum = 0;
 #pragma unroll
     for (int first = 0; first < kChunk / kShareBlock; first += Layout::kBlocks) {
       if (first >= num_blocks) break;
-      sum_unit(x + first * kBlockWords, num_blocks - first, chains, carries, sums);
+      sum_unit(x + first * kBlockWords, num_blocks - first, chains, folds, carries, sums);
     }
-    if constexpr (!Share::kScaledSum) add_chains(chains, sums);
+    if (folds) add_chains(chains, sums);
     if constexpr (Share::kFindsNan) add_nans<Share>(carries, reinterpret_cast<float(&)[1][4]>(sums));
   }
 
@@ -53,7 +54,8 @@ class PackedRing {
   static constexpr int kBlockWords = kShareBlock / 8, kWords = kShareColumns / 8;
 
   // The next stage, `num_blocks` of whose blocks are there.
-  __device__ void sum_unit(const uint4* x, int num_blocks, Chains& chains, uint32_t (&carries)[2], float (&sums)[4]) {
+  __device__ void sum_unit(const uint4* x, int num_blocks, Chains& chains, bool& folds, uint32_t (&carries)[2],
+                           float (&sums)[4]) {
     // Where a unit is used at once, its inputs are on their way while it is waited for, and its place is filled anew
     // while it is multiplied.
     constexpr bool kIsUsedAtOnce = Layout::kBlocks == kAtOnce;
@@ -97,12 +99,10 @@ class PackedRing {
       for (int n = 0; n < kAtOnce; ++n) {
         if (n > 0 && first + n >= num_blocks) break;
         Share& share = shares[n];
+        add_block(share, inputs[n], chains);
         if constexpr (Share::kScaledSum) {
-          Chains parts = {};
-          add_block(share, inputs[n], parts);
-          add_scaled(share, parts, sums);
-        } else {
-          add_block(share, inputs[n], chains);
+          end_block(share, chains, sums);
+          folds = share.folds;
         }
         if constexpr (Share::kFindsNan) carries[0] |= share.carries[0], carries[1] |= share.carries[1];
       }

@@ -16,6 +16,7 @@ using ops::WeightFormat;
 struct Job {
   uint8_t *data, *scales, *packed, *packed_scales;
   int64_t rows, cols;
+  bool scales_fold;
 };
 
 template <WeightFormat kFormat>
@@ -74,15 +75,16 @@ struct Packing {
     const int64_t width = ceil_div<int64_t>(job.cols, numeric::kFp8WeightBlock);
     return column < width ? at / padded * width + column : -1;
   }
-  // Bits, not values.
+  // Bits, not values. Padding folds like the others, so that a row of a matrix has one kind of scales.
   TESSERA_HOST_DEVICE static void pack_scale(const Job& job, int64_t at) {
     const int64_t from = plain_scale_at(job, at);
-    reinterpret_cast<uint32_t*>(job.packed_scales)[at] =
-        from >= 0 ? reinterpret_cast<const uint32_t*>(job.scales)[from] : 0;
+    const uint32_t bits = from >= 0 ? reinterpret_cast<const uint32_t*>(job.scales)[from] : 0;
+    reinterpret_cast<uint32_t*>(job.packed_scales)[at] = job.scales_fold ? folded_scale(bits) : bits;
   }
   TESSERA_HOST_DEVICE static void unpack_scale(const Job& job, int64_t at) {
     const int64_t to = plain_scale_at(job, at);
-    if (to >= 0) reinterpret_cast<uint32_t*>(job.scales)[to] = reinterpret_cast<const uint32_t*>(job.packed_scales)[at];
+    const uint32_t bits = reinterpret_cast<const uint32_t*>(job.packed_scales)[at];
+    if (to >= 0) reinterpret_cast<uint32_t*>(job.scales)[to] = job.scales_fold ? unfolded_scale(bits) : bits;
   }
 
   TESSERA_HOST_DEVICE static uint64_t* codes_of(const Job& job, const Place& place) {
@@ -121,7 +123,7 @@ struct Packing {
   static Job job_of(const ops::WeightView& plain, const ops::WeightView& packed) {
     const auto bytes = [](const void* at) { return static_cast<uint8_t*>(const_cast<void*>(at)); };
     return {bytes(plain.data), bytes(plain.block_scales), bytes(packed.data), bytes(packed.block_scales), plain.rows,
-            plain.cols};
+            plain.cols,        packed.scales_fold};
   }
 
   static void pack(const ops::WeightView& checkpoint, const ops::WeightView& packed, device::Queue& queue) {

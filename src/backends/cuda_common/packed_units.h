@@ -12,7 +12,8 @@
 //           NVFP4 a row's last unit ends with the last 128 columns that are there, but the matrix's last is whole: who
 //           reads another as a whole one has the next one's bytes for codes, of which the scales are zero
 //   scales  FP8: as in the checkpoint, one FP32 per 128 x 128 block, but rows of them padded with zeros to a multiple
-//           of 4, so that those of a unit or a chunk of 512 columns are one aligned load
+//           of 4, so that those of a unit or a chunk of 512 columns are one aligned load. Where they fold
+//           (ops::WeightView::scales_fold) kernels find them as factors of codes: folded_scale()
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -58,6 +59,20 @@ TESSERA_HOST_DEVICE constexpr int64_t packed_scales_of_row(int64_t cols) {
 }
 TESSERA_HOST_DEVICE constexpr int64_t packed_scale_at(int64_t row, int64_t column, int64_t cols) {
   return row / numeric::kFp8WeightBlock * packed_scales_of_row(cols) + column / numeric::kFp8WeightBlock;
+}
+
+// A scale that folds, as kernels read it: its product with 2^120 as BF16, which makes a code's value of the code's bits
+// in a BF16 (e4m3_pairs.cuh), in the lower half of a NaN that is nobody's scale.
+constexpr uint32_t kFoldedScale = 0xFFD50000;
+TESSERA_HOST_DEVICE constexpr uint32_t folded_scale(uint32_t bits) {
+  return kFoldedScale | (bits == 0 ? 0 : ((bits >> 23) + 120) << 7);
+}
+TESSERA_HOST_DEVICE constexpr bool is_folded_scale(uint32_t bits) {
+  return (bits & 0xFFFF0000) == kFoldedScale;
+}
+TESSERA_HOST_DEVICE constexpr uint32_t unfolded_scale(uint32_t folded) {
+  const uint32_t factor = folded & 0xFFFF;
+  return factor == 0 ? 0 : ((factor >> 7) - 120) << 23;
 }
 
 // The bytes are permuted bits of the checkpoint's: nothing is converted. Columns in multiples of 16; not for kF32.

@@ -89,7 +89,7 @@ struct WeightShare<ops::WeightFormat::kNvfp4> {
 // E4M3 codes are exact in BF16; their scales are any FP32 numbers.
 template <>
 struct WeightShare<ops::WeightFormat::kFp8Block> {
-  static constexpr bool kIsSplit = false, kScaledSum = true, kFindsNan = false;
+  static constexpr bool kIsSplit = false, kScaledSum = true, kFindsNan = false, folds = false;
   static constexpr float kFactor = 1;
   static constexpr int kInFlight = 2;
   uint4 codes[2][2];

@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(256) arrange_groups(GroupedJob job, int32_t pa
 // What tiles of both kernels have.
 struct GroupedTraits {
   static constexpr auto kFormat = GroupedLinear::Desc::format;
+  static constexpr bool kFolds = false;
   static constexpr bool kKnowsWeights = false;  // chosen by the kernel before
   static constexpr int kTileTokens = 0;         // as many as it happens
 };

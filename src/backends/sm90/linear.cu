@@ -41,14 +41,15 @@ __global__ void __launch_bounds__(256) arrange_inputs(ArrangedTokens tokens) {
 }
 
 // Tiles of a group: bands of a few row tiles, token tiles, row tiles; so that blocks at work share inputs and weights.
-template <WeightFormat kWeightFormat, int kProductTokens>
+template <WeightFormat kWeightFormat, bool kWeightsFold, int kProductTokens>
 class LinearTiles : public cuda_common::MapTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr bool kFolds = kWeightsFold;
   static constexpr int kTileTokens = kProductTokens;
   static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
-  using Share = cuda_common::PackedShare<kFormat>;
+  using Share = typename WideOf<kFormat, kFolds>::Share;
   __device__ explicit LinearTiles(const LinearJob& job) : MapTiles(job, kTileRows), job_(job) {}
 
   __device__ int width() const { return static_cast<int>(job_.in); }
@@ -70,9 +71,9 @@ class LinearTiles : public cuda_common::MapTiles {
     return job_.scales + cuda_common::packed_scale_at(place.group * job_.out + row, 0, job_.in);
   }
   __device__ const char* inputs(const Place& place) const { return job_.inputs.tile(place.group, place.first_token); }
-  __device__ Share share(const typename WideOf<kFormat>::Weights& stage, int block, int part, int warp,
+  __device__ Share share(const typename WideOf<kFormat, kFolds>::Weights& stage, int block, int part, int warp,
                          int lane) const {
-    return stage.share_of(warp, block, part, lane);
+    return stage.template share_of<Share>(warp, block, part, lane);
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
@@ -139,8 +140,8 @@ void linear_wide(const ops::Linear::Desc& desc, const ops::Linear::Args& args, i
   if (!is_arranged) arrange_tokens(job.inputs, queue);
   const int64_t tiles =
       desc.groups * ceil_div<int64_t>(desc.out, kTileRows) * ceil_div<int64_t>(args.num_tokens, tile_tokens);
-  with_wide_tiles(desc.format, tile_tokens, [&](auto format, auto tokens) {
-    launch_wide<LinearTiles<format.value, tokens.value>>("linear_wide", queue, tiles, job);
+  with_wide_tiles(desc.format, args.weight.scales_fold, tile_tokens, [&](auto format, auto folds, auto tokens) {
+    launch_wide<LinearTiles<format.value, folds.value, tokens.value>>("linear_wide", queue, tiles, job);
   });
 }
 
@@ -148,7 +149,7 @@ void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
   if (uses_ring({&desc, 1}, 1, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
-  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors);
+  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors, args.weight.scales_fold);
   switch (choice.kernels) {
     case LinearKernels::kPortable:
       return cuda::linear_packed(desc, args, queue);

@@ -43,14 +43,15 @@ struct ChunkJob {
 };
 
 // Map by map, then chunks, token tiles, row tiles: blocks at work share inputs.
-template <WeightFormat kWeightFormat, int kProductTokens>
+template <WeightFormat kWeightFormat, bool kWeightsFold, int kProductTokens>
 class ChunkTiles {
  public:
   static constexpr WeightFormat kFormat = kWeightFormat;
+  static constexpr bool kFolds = kWeightsFold;
   static constexpr int kTileTokens = kProductTokens;
   static constexpr bool kKnowsWeights = true;
   using Layout = cuda_common::PackedUnit<kFormat>;
-  using Share = cuda_common::PackedShare<kFormat>;
+  using Share = typename WideOf<kFormat, kFolds>::Share;
   struct Place {
     int map, chunk, first_row, first_token;
   };
@@ -82,9 +83,9 @@ class ChunkTiles {
            static_cast<int64_t>(place.chunk * kBlocks) * ProductInputs::stride(tokens(place));
   }
   __device__ int tokens(const Place& place) const { return job_.inputs.tokens_of(place.first_token); }
-  __device__ Share share(const typename WideOf<kFormat>::Weights& stage, int block, int part, int warp,
+  __device__ Share share(const typename WideOf<kFormat, kFolds>::Weights& stage, int block, int part, int warp,
                          int lane) const {
-    return stage.share_of(warp, block, part, lane);
+    return stage.template share_of<Share>(warp, block, part, lane);
   }
   template <int kTokens>
   __device__ void store(const Place& place, int warp, int lane, const float (&sums)[kTokens / 2]) const {
@@ -160,9 +161,9 @@ __global__ void __launch_bounds__(kAddThreads) add_chunks(const __grid_constant_
   }
 }
 
-void run(WeightFormat weight_format, const ChunkJob& job, bool is_gated, const device::Queue& queue) {
-  with_wide_tiles(weight_format, job.inputs.tile_tokens, [&](auto format, auto tokens) {
-    launch_wide<ChunkTiles<format.value, tokens.value>>("linear_chunks", queue, job.num_tiles, job);
+void run(WeightFormat weight_format, bool scales_fold, const ChunkJob& job, bool is_gated, const device::Queue& queue) {
+  with_wide_tiles(weight_format, scales_fold, job.inputs.tile_tokens, [&](auto format, auto folds, auto tokens) {
+    launch_wide<ChunkTiles<format.value, folds.value, tokens.value>>("linear_chunks", queue, job.num_tiles, job);
     const int64_t items = job.num_tokens * job.quads.divisor();
     cuda_common::launch("add_chunks", queue, is_gated ? add_chunks<true> : add_chunks<false>,
                         cuda_common::grid_for(items, kAddThreads), kAddThreads, 0, job,
@@ -218,7 +219,7 @@ void linear_chunks(const ChunkedMaps& all, int32_t tile_tokens, device::Queue& q
   job.quads = FastDivisor(static_cast<uint32_t>(stored_rows / kRowsAtOnce));
   if (all.swiglu != nullptr) job.limit = all.swiglu->limit;
   arrange_tokens(job.inputs, queue);
-  run(all.maps.front().format, job, all.swiglu != nullptr, queue);
+  run(all.maps.front().format, all.weights[0].scales_fold, job, all.swiglu != nullptr, queue);
 }
 
 }  // namespace tessera::backends::sm90

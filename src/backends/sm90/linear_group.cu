@@ -22,7 +22,7 @@ void run_maps(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& 
   int32_t arranged_tokens = 0;  // of the tiles for which the workspace has the inputs; 0: it has others
   for (size_t i = 0; i < desc.maps.size(); ++i) {
     const ops::Linear::Args map = ops::linear_of_group(args, i);
-    const LinearChoice choice = linear_choice(desc.maps[i], args.num_tokens, multiprocessors);
+    const LinearChoice choice = linear_choice(desc.maps[i], args.num_tokens, multiprocessors, map.weight.scales_fold);
     if (choice.kernels != LinearKernels::kWide) {
       linear(desc.maps[i], map, queue);
       arranged_tokens = 0;
@@ -51,7 +51,10 @@ void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Ar
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
   if (uses_ring(desc, args.num_tokens, multiprocessors)) return linear_group_ring(desc, args, queue);
-  const LinearChoice choice = group_choice(desc.maps, args.num_tokens, multiprocessors);
+  const std::span<const ops::WeightView> weights(args.weights.data(), desc.maps.size());
+  const auto num_folded = std::ranges::count_if(weights, &ops::WeightView::scales_fold);
+  const LinearChoice choice =
+      group_choice(desc.maps, args.num_tokens, multiprocessors, num_folded == std::ssize(weights), num_folded > 0);
   if (choice.kernels == LinearKernels::kPortable && cuda::linear_group_stream(desc, args, queue)) return;
   if (choice.kernels == LinearKernels::kChunks) {
     return linear_chunks({desc.maps, args.x, args.weights.data(), args.y.data(), args.num_tokens, args.workspace,

@@ -18,6 +18,7 @@ namespace ptx = cuda_common::ptx;
 class WorkTiles {
  public:
   static constexpr auto kFormat = ops::WeightFormat::kNvfp4;
+  static constexpr bool kFolds = false;
   static constexpr bool kKnowsWeights = false;  // chosen by the kernel before
   static constexpr int kTileTokens = 0;         // as many as it happens
   struct Place {

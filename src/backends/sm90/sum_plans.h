@@ -20,12 +20,13 @@
 
 namespace tessera::backends::sm90 {
 
-template <ops::WeightFormat kFormat>
+// kFolds: of FP8 whose scales fold (cuda_common/packed_units.h).
+template <ops::WeightFormat kFormat, bool kFolds = false>
 struct WidePlanOf {
   using Unit = cuda_common::PackedUnit<kFormat>;
   static constexpr bool kIsNvfp4 = Unit::kIsNvfp4;
-  // FP8 has a fourth set of sums: of 128 columns, before their scale.
-  static constexpr int kTokens = kFormat == ops::WeightFormat::kFp8Block ? 96 : 128;
+  // FP8 whose scales do not fold has a fourth set of sums: of 128 columns, before their scale.
+  static constexpr int kTokens = kFormat == ops::WeightFormat::kFp8Block && !kFolds ? 96 : 128;
   static constexpr int kSlots = 8;  // a slot is a unit of 16 rows
   static constexpr int kTileRows = kSlots * Unit::kRows;
   static constexpr int kConsumerWarps = kSlots, kThreads = (kConsumerWarps + 4) * 32;
@@ -95,9 +96,10 @@ struct WideTile {
   int32_t tokens;
   double block_us;
 };
-inline std::array<WideTile, 3> wide_tiles(ops::WeightFormat format) {
+inline std::array<WideTile, 3> wide_tiles(ops::WeightFormat format, bool folds) {
   switch (format) {
     case ops::WeightFormat::kFp8Block:
+      if (folds) return {{{32, 0.54}, {64, 0.57}, {128, 0.77}}};
       return {{{32, 0.70}, {64, 0.80}, {96, 1.1}}};
     case ops::WeightFormat::kBf16:
       return {{{32, 0.70}, {64, 0.75}, {128, 0.98}}};
@@ -137,11 +139,12 @@ inline int64_t most_chunk_tokens(std::span<const ops::Linear::Desc> maps, int64_
   return std::min({max_tokens, kMostChunkTokens, kMostChunkSums / chunk_sums_of(maps, 1)});
 }
 
-inline LinearChoice chunk_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+inline LinearChoice chunk_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors,
+                                 bool folds) {
   constexpr double kAddUs = 4, kSumsPerUs = 0.6e6;  // the second kernel; sums written and read
   LinearChoice best{.us = std::numeric_limits<double>::infinity()};
   if (num_tokens > most_chunk_tokens(maps, num_tokens)) return best;
-  for (const WideTile& tile : wide_tiles(maps.front().format)) {
+  for (const WideTile& tile : wide_tiles(maps.front().format, folds)) {
     int64_t tiles = 0;
     for (const ops::Linear::Desc& map : maps) {
       tiles += ceil_div<int64_t>(map.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens) *
@@ -180,8 +183,9 @@ inline double portable_us(const ops::Linear::Desc& desc, int64_t num_tokens, int
   return least + flops / (flops_per_us * static_cast<double>(multiprocessors));
 }
 
-// Of a map by itself. What multiplies it does not change a bit.
-inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+// Of a map by itself, whose scales fold or not (ops::WeightView). What multiplies it does not change a bit.
+inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tokens, int64_t multiprocessors,
+                                  bool folds) {
   using cuda_common::PackedNvfp4;
   const std::span<const ops::Linear::Desc> map(&desc, 1);
   if (num_tokens <= FewPlan::kTokens) return {};
@@ -191,7 +195,7 @@ inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tok
     if (other.us < best.us) best = other;
   };
   if (num_tokens > kFewMapTokens && desc.in % PackedNvfp4::kColumns == 0 && desc.out % PackedNvfp4::kRows == 0) {
-    for (const WideTile& tile : wide_tiles(desc.format)) {
+    for (const WideTile& tile : wide_tiles(desc.format, folds)) {
       const int64_t tiles =
           desc.groups * ceil_div<int64_t>(desc.out, WidePlan::kTileRows) * ceil_div<int64_t>(num_tokens, tile.tokens);
       const int64_t rounds = ceil_div<int64_t>(tiles, multiprocessors);
@@ -199,18 +203,21 @@ inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tok
                 kWideBeginUs + static_cast<double>(rounds * (desc.in / WidePlan::kInputColumns)) * tile.block_us});
     }
   }
-  consider(chunk_choice(map, num_tokens, multiprocessors));
+  consider(chunk_choice(map, num_tokens, multiprocessors, folds));
   return best;
 }
 
-// Of maps of one input: kPortable is their one launch, kWide each by itself.
-inline LinearChoice group_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+// Of maps of one input: kPortable is their one launch, kWide each by itself. One launch for chunks has weights that all
+// fold, or none that does.
+inline LinearChoice group_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors,
+                                 bool all_fold, bool any_folds) {
   if (num_tokens <= FewPlan::kTokens) return {};
   LinearChoice best{.kernels = LinearKernels::kWide};
-  for (const ops::Linear::Desc& map : maps) best.us += linear_choice(map, num_tokens, multiprocessors).us;
+  for (const ops::Linear::Desc& map : maps) best.us += linear_choice(map, num_tokens, multiprocessors, all_fold).us;
   const double streamed = stream_us(maps, num_tokens, multiprocessors);
   if (streamed < best.us) best = {.us = streamed};
-  const LinearChoice chunks = chunk_choice(maps, num_tokens, multiprocessors);
+  if (any_folds && !all_fold) return best;
+  const LinearChoice chunks = chunk_choice(maps, num_tokens, multiprocessors, all_fold);
   return chunks.us < best.us ? chunks : best;
 }
 

@@ -29,8 +29,9 @@ struct UnitStageOf {
   // Of all blocks, in one load.
   __device__ uint4 all_scales_of(int slot, int lane) const { return reinterpret_cast<const uint4*>(units[slot])[lane]; }
   // What a lane multiplies of `part`, as if it were the first of its block; NVFP4: with its scales' codes in scales[0].
-  __device__ Share share_of(int slot, int block, int part, int lane) const {
-    Share share = {};
+  template <class OneShare = Share>
+  __device__ OneShare share_of(int slot, int block, int part, int lane) const {
+    OneShare share = {};
     share.pieces[0] = codes_of(slot, 0, block, lane, part);
     share.pieces[kHalfPieces] = codes_of(slot, 1, block, lane, part);
     if constexpr (Layout::kIsNvfp4) share.scales[0] = scales_of(slot, block, lane);

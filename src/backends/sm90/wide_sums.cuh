@@ -2,14 +2,16 @@
 #pragma once
 // Sums of linear maps of many tokens with packed weights: wgmma, weights decoded in registers as the A operand, so that
 // each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
-// products at a time, chains of even and odd steps, chunks of 512 columns in ascending order; FP8's chains end with
-// each 128 columns, whose scale they are then multiplied by.
-//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, FP8: 96; a thread block takes tile after tile
+// products at a time, chains of even and odd steps, chunks of 512 columns in ascending order; chains of FP8 whose
+// scales do not fold end with each 128 columns, whose scale they are then multiplied by.
+//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, of that FP8 96; a thread block takes tile
+//   after
+//              tile
 //   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows while products before them run
 //   producers  a warp for inputs, 128 columns at a time, and one or two for weights, a unit's; by bulk copies, ahead
 //              over tiles too
 // What the tiles of a launch are, a class Tiles says:
-//   kFormat              of the weights
+//   kFormat, kFolds      of the weights; of FP8 whether its scales fold
 //   kKnowsWeights        whether place() and unit() read nothing that kernels make: then weights' copies do not wait
 //                        for the kernel before
 //   width(), count()     columns, a multiple of 512; tiles
@@ -18,6 +20,7 @@
 //   place(tile)          what all else about a tile is worked out from
 //   unit(place, slot)    column 0 of the packed unit for slot 0 to 7 of a stage; null: none, anything may lie there
 //   block_scales(place, slot)   FP8: the scales of its rows, of column 0 on
+//   Share                what a lane decodes: WideOf::Share
 //   inputs(place)        the tile's inputs, arranged (arranged_inputs.cuh)
 //   tokens(place)        1 to kTokens
 //   kTileTokens          tokens of the products of every tile: the kernel then has one loop instead of one for each
@@ -28,6 +31,7 @@
 //   store<kTokens>(place, warp, lane, sums)
 //                        takes a lane's sums; sums[4 j + i] as ptx/wgmma.cuh says
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/mma_sums.cuh"
@@ -46,9 +50,10 @@ namespace ptx = cuda_common::ptx;
 using cuda_common::kChunk, cuda_common::kShareBlock, cuda_common::kWarp;
 using cuda_common::RingPlace;
 
-template <ops::WeightFormat kFormat>
-struct WideOf : WidePlanOf<kFormat> {
-  using Plan = WidePlanOf<kFormat>;
+template <ops::WeightFormat kFormat, bool kFolds = false>
+struct WideOf : WidePlanOf<kFormat, kFolds> {
+  using Plan = WidePlanOf<kFormat, kFolds>;
+  using Share = std::conditional_t<kFolds, cuda_common::FoldedFp8Share, cuda_common::PackedShare<kFormat>>;
   // 240 hold two chains and the sums, 64 each, and two steps' weights; or FP8's four sets of 48.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   using Inputs = ProductInputs;
@@ -64,13 +69,15 @@ struct WideOf : WidePlanOf<kFormat> {
   };
 };
 using Wide = WideOf<ops::WeightFormat::kNvfp4>;
+template <class Tiles>
+using WideFor = WideOf<Tiles::kFormat, Tiles::kFolds>;
 
 // A warp that brings inputs, one of its lanes.
 template <class Tiles>
-__device__ void produce_inputs(const Tiles& tiles, typename WideOf<Tiles::kFormat>::Shared& s) {
+__device__ void produce_inputs(const Tiles& tiles, typename WideFor<Tiles>::Shared& s) {
   if (threadIdx.x % kWarp != 0) return;
   const int num_blocks = tiles.width() / kShareBlock;
-  RingPlace<WideOf<Tiles::kFormat>::kInputStages> at;
+  RingPlace<WideFor<Tiles>::kInputStages> at;
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles.count(); tile += static_cast<int>(gridDim.x)) {
     const auto place = tiles.place(tile);
     const char* from = tiles.inputs(place);
@@ -86,8 +93,8 @@ __device__ void produce_inputs(const Tiles& tiles, typename WideOf<Tiles::kForma
 
 // A warp that brings weights, a lane each unit; number `producer` of kWeightProducers.
 template <class Tiles>
-__device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kFormat>::Shared& s, int producer) {
-  using Wide = WideOf<Tiles::kFormat>;
+__device__ void produce_weights(const Tiles& tiles, typename WideFor<Tiles>::Shared& s, int producer) {
+  using Wide = WideFor<Tiles>;
   constexpr int kBytes = Wide::Unit::kBytes, kUnits = Wide::kSlots / Wide::kWeightProducers;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = producer * kUnits + lane;
   const int num_units = tiles.width() / Wide::kWeightColumns;
@@ -111,7 +118,7 @@ __device__ void produce_weights(const Tiles& tiles, typename WideOf<Tiles::kForm
 template <class Tiles>
 class WideConsumer {
  public:
-  using Wide = WideOf<Tiles::kFormat>;
+  using Wide = WideFor<Tiles>;
   __device__ WideConsumer(const Tiles& tiles, typename Wide::Shared& s) : tiles_(tiles), s_(s) {}
 
   __device__ void run() {
@@ -128,7 +135,8 @@ class WideConsumer {
 
  private:
   using Unit = typename Wide::Unit;
-  using Share = cuda_common::PackedShare<Tiles::kFormat>;
+  using Share = typename Wide::Share;
+  static constexpr bool kFolds = Tiles::kFolds;
   static constexpr int kBlocks = kChunk / kShareBlock, kSteps = kShareBlock / 32;
   static constexpr int kParts = Unit::kBlockPieces / 2, kPartSteps = kSteps / kParts;
   // Of a part the step whose products run while the next part is loaded: the last but one, if a part has so many.
@@ -173,19 +181,19 @@ class WideConsumer {
     uint32_t operands[2][2][4];           // of two steps, two products each
     uint32_t nans[2] = {};                // Share's carries
     const float* scales = nullptr;
-    if constexpr (kIsScaled) scales = tiles_.block_scales(tiles_.place(tile), warp());
+    if constexpr (kIsScaled || kFolds) scales = tiles_.block_scales(tiles_.place(tile), warp());
     for (int chunks_left = tiles_.width() / kChunk; chunks_left > 0; --chunks_left) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         float scale = 1;
-        if constexpr (kIsScaled) scale = __ldg(scales++);
+        if constexpr (kIsScaled || kFolds) scale = __ldg(scales++);
         s_.inputs_full[b].wait(inputs_parity_);
         const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ProductInputs::kBytes);
         Share share;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           const bool ends_part = step % kPartSteps == kPartSteps - 1, ends_block = step == kSteps - 1;
-          if (step % kPartSteps == 0) share = prepared(nans);
+          if (step % kPartSteps == 0) share = prepared(nans, scale);
           auto& a = operands[step % 2];
           decode(share, step % kPartSteps, a);
           if constexpr (Share::kFindsNan) {
@@ -227,13 +235,16 @@ class WideConsumer {
     tiles_.template store<kTokens>(tiles_.place(tile), warp(), lane(), sums);  // nothing of it is held meanwhile
   }
 
-  // What was loaded last.
-  __device__ Share prepared(const uint32_t (&nans)[2]) const {
+  // What was loaded last; scale: of its block, for FP8.
+  __device__ Share prepared(const uint32_t (&nans)[2], float scale) const {
     Share share = next_;
     if constexpr (Unit::kIsNvfp4) {
       share.prepare(next_.scales[0]);
       share.carries[0] |= nans[0], share.carries[1] |= nans[1];
+    } else if constexpr (kFolds) {
+      share.prepare(scale);
     } else if constexpr (Share::kFindsNan) {
+      share.prepare(scale);
       share.carries[0] = nans[0], share.carries[1] = nans[1];
     }
     return share;
@@ -274,7 +285,7 @@ class WideConsumer {
 
 template <class Tiles, class Job>
 __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
-  using Wide = WideOf<Tiles::kFormat>;
+  using Wide = WideFor<Tiles>;
   typename Wide::Shared& s = *cuda_common::swizzled_shared<typename Wide::Shared>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp;
   if (thread < Wide::kInputStages) s.inputs_full[thread].init(1), s.inputs_free[thread].init(Wide::kConsumerWarps);
@@ -299,24 +310,27 @@ __global__ void __launch_bounds__(Wide::kThreads, 1) wide_sums(Job job) {
   }
 }
 
-// Calls function(format, tile tokens) with constants, the latter Tiles::kTileTokens for tiles of so many (wide_tiles).
+// Calls function(format, folds, tile tokens) with constants, the last Tiles::kTileTokens for tiles of so many
+// (wide_tiles).
 // A kernel with one loop of the most tokens is 5 % slower than one that has the others too
 // (docs/performance/hopper.md).
 template <class Function>
-void with_wide_tiles(ops::WeightFormat format, int32_t tile_tokens, const Function& function) {
+void with_wide_tiles(ops::WeightFormat format, bool folds, int32_t tile_tokens, const Function& function) {
   using ops::WeightFormat;
-  const auto with_tokens = [&](auto of) {
-    if (tile_tokens == 32) return function(of, std::integral_constant<int, 32>());
-    if (tile_tokens == 64) return function(of, std::integral_constant<int, 64>());
-    function(of, std::integral_constant<int, 0>());
+  const auto with_tokens = [&](auto of, auto is_folded) {
+    if (tile_tokens == 32) return function(of, is_folded, std::integral_constant<int, 32>());
+    if (tile_tokens == 64) return function(of, is_folded, std::integral_constant<int, 64>());
+    function(of, is_folded, std::integral_constant<int, 0>());
   };
   switch (format) {
     case WeightFormat::kNvfp4:
-      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kNvfp4>());
-    case WeightFormat::kFp8Block:
-      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kFp8Block>());
+      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kNvfp4>(), std::false_type());
+    case WeightFormat::kFp8Block: {
+      const std::integral_constant<WeightFormat, WeightFormat::kFp8Block> fp8;
+      return folds ? with_tokens(fp8, std::true_type()) : with_tokens(fp8, std::false_type());
+    }
     case WeightFormat::kBf16:
-      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kBf16>());
+      return with_tokens(std::integral_constant<WeightFormat, WeightFormat::kBf16>(), std::false_type());
     case WeightFormat::kF32:
       break;  // declined
   }
@@ -325,7 +339,7 @@ void with_wide_tiles(ops::WeightFormat format, int32_t tile_tokens, const Functi
 // On as many thread blocks as the GPU holds at once, at most.
 template <class Tiles, class Job>
 void launch_wide(const char* name, const device::Queue& queue, int64_t most_tiles, const Job& job) {
-  using Shared = typename WideOf<Tiles::kFormat>::Shared;
+  using Shared = typename WideFor<Tiles>::Shared;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(most_tiles, cuda_common::multiprocessors()));
   cuda_common::launch(name, queue, wide_sums<Tiles, Job>, dim3(blocks), Wide::kThreads, sizeof(Shared), job);
 }
