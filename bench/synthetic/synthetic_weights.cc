@@ -57,8 +57,7 @@ void SyntheticWeights::make_in(device::Executor& executor, const device::Machine
   };
   maker_.emplace(Maker{executor, fill("codes", FillKind::kCodes, DType::kU8),
                        fill("scales", FillKind::kScales, DType::kU8), fill("E4M3 codes", FillKind::kE4m3, DType::kU8),
-                       fill("values", FillKind::kNormal, DType::kBF16),
-                       fill("factors", FillKind::kNormal, DType::kF32)});
+                       fill("values", FillKind::kNormal, DType::kBF16)});
 }
 
 const SyntheticWeights::Tensor& SyntheticWeights::tensor(const std::string& name) const {
@@ -125,7 +124,8 @@ model::Matrix SyntheticWeights::load_part(const std::string& name, const model::
   view.data = matrix.data.data();
   view.block_scales = matrix.scales.data();
   view.scales_fold = view.format == WeightFormat::kFp8Block;  // fill()
-  // The embedding's rows have unit values, other maps rows of about unit length, over all ranks.
+  // The embedding's rows have unit values, other maps rows of about unit length, over all ranks; FP8, whose scales are
+  // powers of two, within a factor of 1.5.
   const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(weight.row.shape[1]));
   if (view.format != WeightFormat::kBf16 && view.format != WeightFormat::kFp8Block) {
     view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);
@@ -161,10 +161,15 @@ void SyntheticWeights::fill(const Maker* maker, const ops::WeightView& part, uin
       break;
     case WeightFormat::kFp8Block: {
       run(&Maker::e4m3, {FillKind::kE4m3, DType::kU8}, {.out = data, .count = count, .seed = seed});
-      // A power of two, as the official checkpoints' are.
-      const auto scale = static_cast<float>(std::exp2(std::round(std::log2(factor / kE4m3Code))));
-      run(&Maker::factors, {FillKind::kNormal, DType::kF32},
-          {.out = scales, .count = part.scale_bytes() / 4, .seed = ~seed, .center = scale, .spread = 0});
+      // Powers of two, as the official checkpoints' are: two neighbours, whose mean is 1.6 times the lower.
+      const double lower = std::exp2(std::round(std::log2(factor / kE4m3Code / 1.6)));
+      std::vector<float> values(static_cast<size_t>(part.scale_bytes()) / sizeof(float));
+      for (size_t i = 0; i < values.size(); ++i) {
+        const bool is_lower = ops::random_word(~seed, static_cast<int64_t>(i)) % 2 == 0;
+        values[i] = static_cast<float>(is_lower ? lower : 2 * lower);
+      }
+      device::MemorySpace& memory = maker == nullptr ? device::host_memory() : maker->executor.memory();
+      memory.upload(scales, values.data(), values.size() * sizeof(float));
       break;
     }
     default:

@@ -51,7 +51,7 @@ class SyntheticWeights final : public model::ModelWeights {
  private:
   struct Maker {
     device::Executor& executor;
-    ops::Bound<ops::RandomFill> codes, scales, e4m3, values, factors;
+    ops::Bound<ops::RandomFill> codes, scales, e4m3, values;
   };
   struct Tensor {
     model::WeightRow row;

@@ -66,6 +66,7 @@ void multiply(Matrix& matrix, double factor) {
   matrix.view.tensor_scale = static_cast<float>(matrix.view.tensor_scale * factor);
   if (matrix.view.format != WeightFormat::kFp8Block) return;
   matrix.view.tensor_scale = 1;
+  matrix.view.scales_fold = false;  // whatever the factor
   float* scales = matrix.scales.as<float>();
   for (int64_t i = 0; i < num_fp8_scales(matrix); ++i) scales[i] = static_cast<float>(scales[i] * factor);
 }

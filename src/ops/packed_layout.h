@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A permutation of a weight's bits that a kernel wants. Packing never changes a value: unpack(pack(w)) == w, bit for
-// bit.
+// A permutation of a weight's bits that a kernel wants; FP8's scales may be kept in another form
+// (WeightView::scales_fold). Packing never changes a value: unpack(pack(w)) == w, bit for bit, where both views say the
+// same of scales.
 #include <cstdint>
 
 #include "device/queue.h"

@@ -20,9 +20,9 @@ namespace {
 // 1 KiB that swizzled operands want, are the rest.
 constexpr int kMost = 227 << 10, kMostOf12 = 99 << 10, kRest = 1152;
 
-template <ops::WeightFormat kFormat>
+template <ops::WeightFormat kFormat, bool kFolds = false>
 constexpr int wide_bytes() {
-  using Wide = sm90::WidePlanOf<kFormat>;
+  using Wide = sm90::WidePlanOf<kFormat, kFolds>;
   return Wide::kInputStages * Wide::kTokens * Wide::kInputColumns * 2 +
          Wide::kWeightStages * Wide::kSlots * Wide::Unit::kBytes;
 }
@@ -34,6 +34,7 @@ TEST(SharedMemoryBudget, Hopper) {
       Few::kTeams * Few::kStages * (Few::kSlots * PackedNvfp4::kBytes + Few::kTokens * PackedNvfp4::kColumns * 2);
   EXPECT_EQ(wide_bytes<ops::WeightFormat::kNvfp4>(), 204800);
   EXPECT_EQ(wide_bytes<ops::WeightFormat::kFp8Block>(), 196608);
+  EXPECT_EQ((wide_bytes<ops::WeightFormat::kFp8Block, true>()), 229376);
   EXPECT_EQ(wide_bytes<ops::WeightFormat::kBf16>(), 229376);
   EXPECT_EQ(kFew, 212992);
   EXPECT_LE(wide_bytes<ops::WeightFormat::kBf16>() + kRest, kMost);  // the most

@@ -142,6 +142,9 @@ TEST_F(HopperSumsTest, Group) {
     for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
       EXPECT_EQ(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors, false, false).kernels,
                 LinearKernels::kChunks);
+      // A launch has weights of one kind.
+      EXPECT_NE(backends::sm90::group_choice(desc.maps, tokens, kMultiprocessors, false, true).kernels,
+                LinearKernels::kChunks);
       check_group(desc, tokens);
       check_group(desc, 9 + static_cast<int64_t>(rng_.below(8)));  // streams
     }

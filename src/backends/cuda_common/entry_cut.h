@@ -12,7 +12,7 @@ namespace tessera::backends::cuda_common {
 struct EntryCut {
   int32_t count, parts, step;
 
-  // Of at most `most` each, a multiple of `step`.
+  // Of at most `most` each, which is a multiple of `step`.
   TESSERA_HOST_DEVICE EntryCut(int32_t count, int32_t most, int32_t step)
       : count(count), parts((count + most - 1) / most), step(step) {}
   // Where number `part` begins; parts: the end.

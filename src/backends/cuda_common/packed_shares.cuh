@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a lane multiplies, from packed weights (packed_units.h): 16 rows by 128 columns, as weight_shares.cuh has them
-// from the checkpoint's layout, for the same sums bit for bit.
+// from the checkpoint's layout, for the same sums bit for bit, but for FP8 whose scales fold.
 //   pieces      the lane's of the block, in the unit's order
-//   folds       FP8: a share holds all scales after all: the matrix's fold (packed_units.h)
+//   folds       FP8: whether this matrix's scales fold (packed_units.h), so that decoded weights hold them and what
+//               kScaledSum says does not apply
 //   kFindsNan   NaN codes, or NVFP4's NaN scales, are taken for 480, and carries[r] notes that row r has one: what
 //               add_nans() (mma_sums.cuh) makes good, once for a chunk instead of once for a code or scale
 #include <cstdint>

@@ -13,7 +13,7 @@
 //           reads another as a whole one has the next one's bytes for codes, of which the scales are zero
 //   scales  FP8: as in the checkpoint, one FP32 per 128 x 128 block, but rows of them padded with zeros to a multiple
 //           of 4, so that those of a unit or a chunk of 512 columns are one aligned load. Where they fold
-//           (ops::WeightView::scales_fold) kernels find them as factors of codes: folded_scale()
+//           (ops::WeightView::scales_fold) all of them, padding too, are factors of codes: folded_scale()
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -61,8 +61,9 @@ TESSERA_HOST_DEVICE constexpr int64_t packed_scale_at(int64_t row, int64_t colum
   return row / numeric::kFp8WeightBlock * packed_scales_of_row(cols) + column / numeric::kFp8WeightBlock;
 }
 
-// A scale that folds, as kernels read it: its product with 2^120 as BF16, which makes a code's value of the code's bits
-// in a BF16 (e4m3_pairs.cuh), in the lower half of a NaN that is nobody's scale.
+// A scale that folds (numeric::fp8_scale_folds: the caller has made sure), as kernels read it: its product with 2^120
+// as BF16, which makes a code's value of the code's bits in a BF16 (e4m3_pairs.cuh), in the lower half of a NaN that is
+// nobody's scale.
 constexpr uint32_t kFoldedScale = 0xFFD50000;
 TESSERA_HOST_DEVICE constexpr uint32_t folded_scale(uint32_t bits) {
   return kFoldedScale | (bits == 0 ? 0 : ((bits >> 23) + 120) << 7);
@@ -75,7 +76,7 @@ TESSERA_HOST_DEVICE constexpr uint32_t unfolded_scale(uint32_t folded) {
   return factor == 0 ? 0 : ((factor >> 7) - 120) << 23;
 }
 
-// The bytes are permuted bits of the checkpoint's: nothing is converted. Columns in multiples of 16; not for kF32.
+// The bytes are permuted bits of the checkpoint's, but for scales that fold. Columns in multiples of 16; not for kF32.
 const ops::PackedLayout* packed_units(ops::WeightFormat format);
 
 }  // namespace tessera::backends::cuda_common

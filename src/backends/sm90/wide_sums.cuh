@@ -4,9 +4,7 @@
 // each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
 // products at a time, chains of even and odd steps, chunks of 512 columns in ascending order; chains of FP8 whose
 // scales do not fold end with each 128 columns, whose scale they are then multiplied by.
-//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, of that FP8 96; a thread block takes tile
-//   after
-//              tile
+//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, of that FP8 96; a block takes one after another
 //   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows while products before them run
 //   producers  a warp for inputs, 128 columns at a time, and one or two for weights, a unit's; by bulk copies, ahead
 //              over tiles too
@@ -43,6 +41,7 @@
 #include "backends/sm90/sum_plans.h"
 #include "backends/sm90/uniform.cuh"
 #include "backends/sm90/unit_stage.cuh"
+#include "base/error.h"
 
 namespace tessera::backends::sm90 {
 
@@ -182,11 +181,17 @@ class WideConsumer {
     uint32_t nans[2] = {};                // Share's carries
     const float* scales = nullptr;
     if constexpr (kIsScaled || kFolds) scales = tiles_.block_scales(tiles_.place(tile), warp());
+    float next_scale = 1;  // of a block, where codes wait for it
+    if constexpr (kFolds) next_scale = __ldg(scales);
     for (int chunks_left = tiles_.width() / kChunk; chunks_left > 0; --chunks_left) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         float scale = 1;
-        if constexpr (kIsScaled || kFolds) scale = __ldg(scales++);
+        if constexpr (kIsScaled) scale = __ldg(scales++);
+        if constexpr (kFolds) {
+          scale = next_scale;
+          if (b < kBlocks - 1 || chunks_left > 1) next_scale = __ldg(++scales);
+        }
         s_.inputs_full[b].wait(inputs_parity_);
         const auto inputs = ptx::SharedOperand::of(s_.inputs[b], ProductInputs::kBytes);
         Share share;
@@ -235,7 +240,7 @@ class WideConsumer {
     tiles_.template store<kTokens>(tiles_.place(tile), warp(), lane(), sums);  // nothing of it is held meanwhile
   }
 
-  // What was loaded last; scale: of its block, for FP8.
+  // What was loaded last; scale: of its block, where it folds.
   __device__ Share prepared(const uint32_t (&nans)[2], float scale) const {
     Share share = next_;
     if constexpr (Unit::kIsNvfp4) {
@@ -244,7 +249,7 @@ class WideConsumer {
     } else if constexpr (kFolds) {
       share.prepare(scale);
     } else if constexpr (Share::kFindsNan) {
-      share.prepare(scale);
+      share.code_factor = cuda_common::kE4m3Unscale;
       share.carries[0] = nans[0], share.carries[1] = nans[1];
     }
     return share;
@@ -318,6 +323,7 @@ template <class Function>
 void with_wide_tiles(ops::WeightFormat format, bool folds, int32_t tile_tokens, const Function& function) {
   using ops::WeightFormat;
   const auto with_tokens = [&](auto of, auto is_folded) {
+    TESSERA_CHECK(tile_tokens <= (WidePlanOf<of.value, is_folded.value>::kTokens), "tiles of too many tokens");
     if (tile_tokens == 32) return function(of, is_folded, std::integral_constant<int, 32>());
     if (tile_tokens == 64) return function(of, is_folded, std::integral_constant<int, 64>());
     function(of, is_folded, std::integral_constant<int, 0>());
