@@ -4,7 +4,7 @@
 // each is decoded once for up to 128 tokens. Bit for bit the sums of cuda_common/mma_sums.cuh: the same sixteen
 // products at a time, chains of even and odd steps, chunks of 512 columns in ascending order; chains of FP8 whose
 // scales do not fold end with each 128 columns, whose scale they are then multiplied by.
-//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, of that FP8 96; a block takes one after another
+//   tile       128 rows (what rows are, Tiles says) by up to 128 tokens, of that FP8 96; a block takes tile after tile
 //   consumers  two warpgroups, 64 rows each: a warp decodes 16 rows while products before them run
 //   producers  a warp for inputs, 128 columns at a time, and one or two for weights, a unit's; by bulk copies, ahead
 //              over tiles too
