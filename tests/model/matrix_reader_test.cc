@@ -108,7 +108,7 @@ TEST_P(MatrixReaderTest, TheFirstBadValueIsNamedWhoeverFindsOne) {
 INSTANTIATE_TEST_SUITE_P(Formats, MatrixReaderTest, ::testing::Values(DType::kBF16, DType::kF32),
                          [](const auto& one) { return std::string(dtype_name(one.param)); });
 
-// Scales of an FP8 matrix of 2 by 3 blocks, of which a slice has the right-hand four: whether they fold is said of all.
+// Scales of an FP8 matrix of 2 by 3 blocks, of which a slice has the middle two: whether they fold is said of all.
 TEST(MatrixReader, SaysWhetherFp8ScalesFold) {
   const auto fold = [](const std::string& dtype, const std::string& scales) {
     testing::TemporaryFolder folder;
@@ -125,7 +125,7 @@ TEST(MatrixReader, SaysWhetherFp8ScalesFold) {
     StoredTensor stored;
     stored.format = StoredFormat::kFp8Block;
     stored.codes = {file.find("w"), &file}, stored.block_scales = {file.find("s"), &file};
-    const WeightSlice slice{0, 200, 128, 300};
+    const WeightSlice slice{0, 200, 128, 256};
     const Matrix matrix = MatrixReader(nullptr).read(stored, {200, 300}, slice);
     EXPECT_EQ(matrix.view.format, ops::WeightFormat::kFp8Block);
     return matrix.view.scales_fold;
