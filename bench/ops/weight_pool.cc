@@ -36,7 +36,7 @@ WeightPool::WeightPool(int64_t bytes, device::MemorySpace& memory)
   for (int64_t at = 0; at < bytes / 8; at += kSeedBytes) {
     memory.upload(scales_.as<char>() + at, scales.data(), static_cast<size_t>(std::min(kSeedBytes, bytes / 8 - at)));
   }
-  // As packed matrices have them on GPUs; kernels for the checkpoint's layout multiply by NaN, in the same time.
+  // As packed matrices have them on GPUs; kernels for the checkpoint's layout multiply by NaN.
   const auto scale = std::bit_cast<uint32_t>(0x1p-10f);
   const std::vector<uint32_t> block_scales(block_scales_.size() / sizeof(uint32_t),
                                            memory.is_host() ? scale : backends::cuda_common::folded_scale(scale));

@@ -21,11 +21,13 @@ constexpr int64_t kMapLoads = 2;
 double product_cycles(int tokens) {
   return std::max(13.2, 0.502 * tokens);
 }
-// FP8 is taken for the official checkpoints', whose scales fold.
+// FP8 is taken to be the official checkpoints', with UE8M0 scales, which fold unless they are extreme; Base releases'
+// do not, and take longer.
 constexpr bool kScalesFold = true;
 // A stage of 128 columns, us. Of NVFP4 where neither copies nor products bound it: what tiles of 32 tokens take at
-// most. Of the others all of it, copies too: a line through wo_b's rows
-// (bench/results/2026-11-23-h200-many-tokens.json).
+// most. Of BF16 all of it, copies too: a line through wo_b's rows
+// (bench/results/2026-11-23-h200-many-tokens.json); of FP8 through a prototype's
+// (bench/results/2026-11-28-h200-x2-folded-scales.json, "tiles_of_few").
 double stage_us(ops::WeightFormat format, int product_tokens) {
   if (format == ops::WeightFormat::kFp8Block) return 0.27 + 0.0037 * product_tokens;
   if (format == ops::WeightFormat::kBf16) return 0.39 + 0.0034 * product_tokens;

@@ -161,7 +161,8 @@ void SyntheticWeights::fill(const Maker* maker, const ops::WeightView& part, uin
       break;
     case WeightFormat::kFp8Block: {
       run(&Maker::e4m3, {FillKind::kE4m3, DType::kU8}, {.out = data, .count = count, .seed = seed});
-      // Powers of two, as the official checkpoints' are: two neighbours, whose mean is 1.6 times the lower.
+      // Powers of two, as the official checkpoints' are: two neighbours, the root of whose mean square is
+      // 1.6 times the lower.
       const double lower = std::exp2(std::round(std::log2(factor / kE4m3Code / 1.6)));
       std::vector<float> values(static_cast<size_t>(part.scale_bytes()) / sizeof(float));
       for (size_t i = 0; i < values.size(); ++i) {

@@ -70,7 +70,7 @@ void read_fp8_scales(const LocatedTensor& tensor, const WeightSlice& slice, floa
   }
 }
 
-// Of the whole matrix, so that sums of a slice are those of all of it whatever the slice.
+// Of the whole matrix, so that sums of a slice are those of all of it whatever the slice. (Codes of NaN are refused.)
 bool all_scales_fold(const LocatedTensor& tensor) {
   const int64_t rows = tensor.entry->shape[0], cols = tensor.entry->shape[1];
   std::vector<char> bytes(static_cast<size_t>(rows * cols * dtype_bits(*tensor.entry->dtype) / 8));

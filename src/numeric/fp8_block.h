@@ -53,7 +53,8 @@ TESSERA_HOST_DEVICE constexpr void q8_dequantize(const uint8_t* codes, const uin
 }
 
 // Whether an FP8 weight's scale can be multiplied with each code before sums, exactly in BF16: 0, or a power of two
-// from 2^-100 to 2^7, as UE8M0 scales of checkpoints are.
+// from 2^-100 to 2^7. The largest is that whose product with 2^120 BF16 holds (cuda_common/packed_units.h); below the
+// least no checkpoint's is near.
 constexpr bool fp8_scale_folds(float scale) {
   const auto bits = std::bit_cast<uint32_t>(scale), exponent = bits >> 23;  // 256 and more: negative
   return bits == 0 || (bits << 9 == 0 && exponent >= 127 - 100 && exponent <= 127 + 7);

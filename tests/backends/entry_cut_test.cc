@@ -36,10 +36,10 @@ TEST(EntryCut, EveryNumberOfSlots) {
 }
 
 TEST(EntryCut, ANumberThatTwoLikeTilesWouldPad) {
-  const EntryCut cut(200, 128, 32);
+  const EntryCut cut(208, 128, 32);
   EXPECT_EQ(cut.parts, 2);
   EXPECT_EQ(cut.size(0), 96);
-  EXPECT_EQ(cut.size(1), 104);
+  EXPECT_EQ(cut.size(1), 112);
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ class PackedVariantsTest : public testing::RandomTest {
 
   void check(WeightFormat format, int64_t in, int64_t out, int64_t groups, int64_t tokens,
              const std::function<void(testing::RandomWeight&)>& edit = nullptr);
+  testing::RandomWeight as_bf16(const testing::RandomWeight& fp8);
 };
 
 // Without `edit` outputs are finite, and the two are held against the reference too.
@@ -90,6 +91,18 @@ TEST_F(PackedVariantsTest, LinearHasTheBitsOfTheCheckpointsLayout) {
   }
 }
 
+// Of FP8 whose scales fold: the same values.
+testing::RandomWeight PackedVariantsTest::as_bf16(const testing::RandomWeight& fp8) {
+  testing::RandomWeight bf16 = testing::random_weight(rng_, WeightFormat::kBf16, fp8.view.rows, fp8.view.cols);
+  const std::vector<double> values = fp8.values();
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint16_t& value = bf16.data.as<uint16_t>()[i];
+    value = numeric::bf16_from_float(static_cast<float>(values[i]));
+    EXPECT_EQ(static_cast<double>(numeric::bf16_to_float(value)), values[i]);
+  }
+  return bf16;
+}
+
 // Their products are exact in BF16 and their sums those of BF16: by every kernel for packed weights.
 TEST_F(PackedVariantsTest, ScalesThatFoldHaveTheBitsOfBf16) {
   const auto run = [&](const testing::RandomWeight& weight, ops::Linear::Desc desc, const device::Tensor& x,
@@ -120,12 +133,7 @@ TEST_F(PackedVariantsTest, ScalesThatFoldHaveTheBitsOfBf16) {
     const ops::Linear::Desc desc{.in = c.in, .out = c.out, .groups = c.groups, .output = DType::kF32};
     testing::RandomWeight fp8 = testing::random_weight(rng_, WeightFormat::kFp8Block, c.groups * c.out, c.in);
     testing::set_fp8_scales(fp8, rng_, true);
-    testing::RandomWeight bf16 = testing::random_weight(rng_, WeightFormat::kBf16, c.groups * c.out, c.in);
-    const std::vector<double> values = fp8.values();
-    for (size_t i = 0; i < values.size(); ++i) {
-      bf16.data.as<uint16_t>()[i] = numeric::bf16_from_float(static_cast<float>(values[i]));
-      ASSERT_EQ(static_cast<double>(numeric::bf16_to_float(bf16.data.as<uint16_t>()[i])), values[i]);
-    }
+    const testing::RandomWeight bf16 = as_bf16(fp8);
     const device::Tensor x = testing::as_tensor(testing::adversarial(rng_, c.tokens, c.groups * c.in), DType::kBF16,
                                                 {c.tokens, c.groups * c.in});
     const auto found = run(fp8, desc, x, c.tokens), expected = run(bf16, desc, x, c.tokens);
@@ -231,6 +239,44 @@ TEST_F(PackedVariantsTest, ExpertsHaveTheBitsOfTheCheckpointsLayout) {
       EXPECT_TRUE(testing::same_bits(results[0], results[1]));
     }
   }
+}
+
+TEST_F(PackedVariantsTest, ExpertsWhoseScalesFoldHaveTheBitsOfBf16) {
+  constexpr int64_t kHidden = 640, kInner = 128, kTokens = 9;
+  ops::MoeExperts::Desc desc{
+      .hidden = kHidden, .inner = kInner, .num_local = 2, .top_k = 1, .format = WeightFormat::kFp8Block};
+  std::vector<testing::RandomWeight> weights[2];  // FP8, BF16
+  for (int64_t i = 0; i < 3 * desc.num_local; ++i) {
+    weights[0].push_back(testing::random_weight(rng_, WeightFormat::kFp8Block, i % 3 == 2 ? kHidden : kInner,
+                                                i % 3 == 2 ? kInner : kHidden));
+    testing::set_fp8_scales(weights[0].back(), rng_, true);
+    weights[1].push_back(as_bf16(weights[0].back()));
+  }
+  const device::Tensor x =
+      testing::as_tensor(testing::adversarial(rng_, kTokens, kHidden), DType::kBF16, {kTokens, kHidden});
+  std::vector<int32_t> ids;
+  std::vector<float> routing;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    ids.push_back(static_cast<int32_t>(rng_.below(2))), routing.push_back(rng_.uniform());
+  }
+  std::vector<std::vector<float>> results;
+  for (const auto& format : weights) {
+    desc.format = format.front().view.format;
+    testing::for_each_variant<ops::MoeExperts>(desc, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
+      if (!testing::is_on_gpu(variant) || std::string(variant.name) != "packed") return;
+      std::vector<testing::VariantWeight> given;
+      std::vector<ops::WeightView> views[3];
+      for (size_t i = 0; i < format.size(); ++i) {
+        given.push_back(testing::weight_for(variant, desc, format[i].view));
+        EXPECT_EQ(given.back().view.scales_fold, desc.format == WeightFormat::kFp8Block);
+        views[i % 3].push_back(given.back().view);
+      }
+      results.push_back(testing::run_experts(variant, desc, {x, ids, routing}, views, 0, kTokens, 1));
+    });
+  }
+  if (results.empty()) return;  // no GPU
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_TRUE(testing::same_bits_or_nan(results[0], results[1]));
 }
 
 }  // namespace

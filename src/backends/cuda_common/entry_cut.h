@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How an expert's slots, or a group's rows, are cut into entries of work: as few as there can be, and alike but for
-// whole steps of what a tile's products take at once. A tile's time follows its steps: 200 slots in tiles of 128 with
-// steps of 32 are 96 and 104, so 3 and 4 steps, where two of 100 would be 4 and 4.
+// whole steps of what a tile's products take at once. A tile's time follows its steps: 208 slots in tiles of 128 with
+// steps of 32 are 96 and 112, so 3 and 4 steps, where two of 104 would be 4 and 4.
 #include <cstdint>
 
 #include "base/host_device.h"

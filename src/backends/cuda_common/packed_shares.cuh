@@ -53,7 +53,7 @@ struct PackedShare<ops::WeightFormat::kNvfp4> {
   }
 };
 
-// Step i's codes (weight_shares.cuh) of a row's piece i / 2, in BF16 and too small by 2^-120.
+// Step i's codes (weight_shares.cuh) of a row's piece i / 2, in BF16, times 2^-120.
 __device__ inline void fp8_pairs_small(const uint4& piece, int i, uint32_t (&pairs)[4]) {
   const uint32_t words[2] = {i % 2 == 0 ? piece.x : piece.z, i % 2 == 0 ? piece.y : piece.w};
 #pragma unroll
@@ -101,7 +101,7 @@ struct PackedShare<ops::WeightFormat::kFp8Block> {
   }
 };
 
-// FP8 where it is known beforehand that scales fold, and so that no code is NaN.
+// FP8 where it is known beforehand that scales fold, and with that (WeightView) that no code is NaN.
 struct FoldedFp8Share {
   static constexpr bool kIsSplit = false, kScaledSum = false, kFindsNan = false;
   static constexpr float kFactor = 1;

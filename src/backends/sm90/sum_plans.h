@@ -208,7 +208,7 @@ inline LinearChoice linear_choice(const ops::Linear::Desc& desc, int64_t num_tok
 }
 
 // Of maps of one input: kPortable is their one launch, kWide each by itself. One launch for chunks has weights whose
-// scales all fold, or none of whose do: of a mixture maps go one by one, and are weighed as if none folded.
+// scales all fold, or none of whose do: of a mixture, maps that would take it go one by one, weighed as if none folded.
 inline LinearChoice group_choice(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors,
                                  bool all_fold, bool any_folds) {
   if (num_tokens <= FewPlan::kTokens) return {};

@@ -53,7 +53,7 @@ template <ops::WeightFormat kFormat, bool kFolds = false>
 struct WideOf : WidePlanOf<kFormat, kFolds> {
   using Plan = WidePlanOf<kFormat, kFolds>;
   using Share = std::conditional_t<kFolds, cuda_common::FoldedFp8Share, cuda_common::PackedShare<kFormat>>;
-  // 240 hold two chains and the sums, 64 each, and two steps' weights; or FP8's four sets of 48.
+  // 240 hold two chains and the sums, 64 each, and two steps' weights; or four sets of 48 of FP8 that does not fold.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   using Inputs = ProductInputs;
   using Weights = UnitStageOf<kFormat, Plan::kSlots>;
