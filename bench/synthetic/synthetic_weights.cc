@@ -125,7 +125,7 @@ model::Matrix SyntheticWeights::load_part(const std::string& name, const model::
   view.block_scales = matrix.scales.data();
   view.scales_fold = view.format == WeightFormat::kFp8Block;  // fill()
   // The embedding's rows have unit values, other maps rows of about unit length, over all ranks; FP8, whose scales are
-  // powers of two, within a factor of 1.5.
+  // powers of two, within a factor of 1.5, or 2.3 where a row has a single block.
   const double factor = name == "embed" ? 1 : 1 / std::sqrt(static_cast<double>(weight.row.shape[1]));
   if (view.format != WeightFormat::kBf16 && view.format != WeightFormat::kFp8Block) {
     view.tensor_scale = static_cast<float>(factor / kCodeTimesScale);

@@ -99,9 +99,9 @@ TEST_P(DenseFormatTest, WeightsAreValidAndDoNotDependOnThreads) {
     }
     const double length = std::sqrt(squares / static_cast<double>(row.shape[0]));
     const double wanted = row.name == "embed" ? std::sqrt(static_cast<double>(row.shape[1])) : 1;
-    if (a.view.format == ops::WeightFormat::kFp8Block) {  // times a power of two
+    if (a.view.format == ops::WeightFormat::kFp8Block) {  // times powers of two; these have a block or two
       EXPECT_TRUE(a.view.scales_fold && ops::do_scales_fold(a.view));
-      EXPECT_LT(std::abs(std::log2(length / wanted)), 0.6);
+      EXPECT_LT(std::abs(std::log2(length / wanted)), 1.25);
     } else {
       EXPECT_NEAR(length, wanted, 0.1 * length);
     }
