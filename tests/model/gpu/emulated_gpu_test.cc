@@ -10,9 +10,13 @@
 #include "engine/host_tier.h"
 #include "engine/prefix_cache.h"
 #include "model/model_helpers.h"
+#include "testing/checkpoint_layouts.h"
 #include "testing/compare.h"
+#include "testing/generated_model.h"
 #include "testing/goldens.h"
 #include "testing/seed.h"
+#include "testing/stored_tensors.h"
+#include "testing/temporary_folder.h"
 #include "testing/trace_recorder.h"
 
 namespace tessera {
@@ -85,6 +89,37 @@ TEST(EmulatedGpu, DecodeEqualsPrefillAndAgreesWithTheCpu) {
                                   std::span(reference).subspan(row * width, width), kBound))
         << "row " << row;
   }
+}
+
+// A checkpoint as the official releases are, FP8 with UE8M0 scales, which fold: many tokens at once by kernels that are
+// chosen since they do, one by kernels that see it in the packed scales.
+TEST(EmulatedGpu, AnOfficialCheckpointIsTheSameInAnyStep) {
+  const uint64_t seed = fresh_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  const testing::TemporaryFolder folder;
+  testing::write_generated_model(testing::Generated::kT1, folder.path());
+  testing::write_tensors(folder.path(),
+                         testing::make_layout(testing::Layout::kOfficial, testing::read_tensors(folder.path()),
+                                              model::load_config(folder.path()), rng)
+                             .tensors);
+  const auto load = [&](const char* device) {
+    setenv("TESSERA_DEVICE", device, 1);
+    return testing::load(folder.path(), ops::InputMode::kA16, ops::CacheMode::kFp8);
+  };
+  const auto gpu = load("cuda:0"), cpu = load("cpu");
+  constexpr int64_t kTokens = 34;
+  const std::vector<int32_t> ids = testing::random_ids(rng, kTokens, gpu.runner->facts().vocab_size);
+  const auto whole = gpu.runner->new_sequence(kTokens), split = gpu.runner->new_sequence(kTokens),
+             other = cpu.runner->new_sequence(kTokens);
+  const std::vector<float> expected = testing::feed(*gpu.runner, *whole, ids, LogitRows::kAll);
+  std::vector<float> found = testing::feed(*gpu.runner, *split, std::span(ids).first(3), LogitRows::kAll, 1);
+  const std::vector<float> rest = testing::feed(*gpu.runner, *split, std::span(ids).subspan(3), LogitRows::kAll, 7);
+  found.insert(found.end(), rest.begin(), rest.end());
+  EXPECT_TRUE(testing::same_bits(found, expected));
+  // Of the first token, before roundings choose other experts.
+  const std::vector<float> reference = testing::feed(*cpu.runner, *other, std::span(ids).first(1), LogitRows::kAll);
+  EXPECT_TRUE(testing::is_close(std::span(expected).first(reference.size()), reference, 0.05));
 }
 
 // A prefill and recorded steps with fused ops have the bits of those without.
