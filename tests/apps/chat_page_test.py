@@ -109,6 +109,25 @@ class ChatPage(ProgramTest):
                          'return new Promise((_, fail) => options.signal.addEventListener("abort", () => '
                          'fail(new DOMException("stopped", "AbortError")))); }')
 
+    def click_in_an_answer(self, button):
+        """Asks until an answer has grown several times to more than 40 characters and goes on, and clicks there: in the
+        page itself, since the model may be done before a test looks."""
+        for _ in range(40):
+            self.browser.run(
+                'window.caught = false; const sizes = new Set(), stop = document.getElementById("stop");'
+                'window.watch?.disconnect();'
+                'window.watch = new MutationObserver(() => {'
+                'sizes.add(document.querySelector("article.assistant")?.textContent.length ?? 0);'
+                'if (window.caught || stop.disabled || sizes.size < 3 || Math.max(...sizes) <= 40) return;'
+                f'window.caught = true; document.getElementById("{button}").click(); }});'
+                'window.watch.observe(document.getElementById("log"), {childList: true, subtree: true, characterData: true})')
+            self.ask('Tell me a long story.')
+            self.browser.idle()
+            if self.browser.run('return window.caught'):
+                return
+            self.browser.click('#clear')
+        self.fail(f'no answer was long enough to click {button} in it')
+
     def test_a_question_without_an_answer_is_shown_as_such(self):
         page = self.browser
         self.watch_requests(held=True)
@@ -157,18 +176,7 @@ class ChatPage(ProgramTest):
         self.assertEqual(page.articles(), [])
         page.click('#think')
         page.run('document.getElementById("temperature").value = "2"')
-        length = '(document.querySelector("article.assistant")?.textContent.length ?? 0)'
-        runs = '!document.getElementById("stop").disabled'
-        for _ in range(10):
-            self.ask('Tell me a long story.')
-            page.until(f'return {length} > 40 || !({runs})')
-            first = page.run(f'return {length}')
-            page.until(f'return {length} > {first} || !({runs})')
-            if page.run(f'const runs = {runs}; document.getElementById("stop").click(); return runs'):
-                break
-            page.click('#clear')
-        else:
-            self.fail('no answer was long enough to be stopped')
+        self.click_in_an_answer('stop')
         page.idle()
         for _ in range(500):
             if self.server.metric('tessera_requests_running') == 0:
@@ -184,13 +192,9 @@ class ChatPage(ProgramTest):
         page.until('return document.getElementById("model").textContent')
         self.assertEqual(page.run('return document.getElementById("log").textContent'), stopped)
         # A new conversation, begun in the middle of an answer, knows nothing of that answer.
-        for _ in range(10):
-            self.ask('Tell me a long story.')
-            page.until(f'return {length} > 40 || !({runs})')
-            if page.run(f'const runs = {runs}; document.getElementById("clear").click(); return runs'):
-                break
-        else:
-            self.fail('no answer was long enough to be left')
+        page.run('document.getElementById("temperature").value = "2"')
+        page.click('#clear')
+        self.click_in_an_answer('clear')
         page.idle()
         self.assertEqual(page.run('return sessionStorage.getItem("tessera-conversation")'), '[]')
         self.assertEqual(page.articles(), [])
