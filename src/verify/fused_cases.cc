@@ -359,13 +359,16 @@ std::vector<Spec<ops::AllExperts>> specs_of(ops::AllExperts, bool is_quick) {
   routed = {
       .hidden = 512, .inner = 512, .first_expert = 1, .num_local = 3, .num_experts = 64, .top_k = 3, .swiglu_limit = 1};
   add_small<ops::AllExperts>(specs, with_shared(routed, 512, WeightFormat::kNvfp4));
+  add_small<ops::AllExperts>(specs, with_shared(routed, 512, WeightFormat::kFp8Block));
   routed.hidden = 640, routed.inner = 384;
   add_small<ops::AllExperts>(specs, with_shared(routed, 384, WeightFormat::kNvfp4));
   if (is_quick) return specs;
   const ops::MoeExperts::Desc flash{.hidden = 4096, .inner = 2048, .num_local = 8, .top_k = 6, .swiglu_limit = 10};
   for (const int64_t tokens : {1, 2, 17}) {
-    specs.push_back({with_shared(flash, 2048, WeightFormat::kNvfp4), tokens, Fill::kMixed, 0,
-                     "Flash, 8 of 256 experts and the shared one"});
+    for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block}) {
+      specs.push_back(
+          {with_shared(flash, 2048, format), tokens, Fill::kMixed, 0, "Flash, 8 of 256 experts and the shared one"});
+    }
   }
   return specs;
 }

@@ -44,24 +44,33 @@ void expect_same(Outputs outputs) {
 }
 
 // The shared expert beside the routed ones, as wide as they.
-ops::AllExperts::Desc with_shared(const ops::MoeExperts::Desc& routed, float limit) {
-  const ops::Linear::Desc gate{.in = routed.hidden, .out = routed.inner, .format = WeightFormat::kNvfp4};
+ops::AllExperts::Desc with_shared(const ops::MoeExperts::Desc& routed, float limit,
+                                  WeightFormat format = WeightFormat::kNvfp4) {
+  const ops::Linear::Desc gate{.in = routed.hidden, .out = routed.inner, .format = format};
   return {.routed = routed,
           .gated = {.maps = {gate, gate}, .swiglu = ops::SwiGlu::Desc{.inner = routed.inner, .limit = limit}},
-          .down = {.in = routed.inner, .out = routed.hidden, .format = WeightFormat::kNvfp4}};
+          .down = {.in = routed.inner, .out = routed.hidden, .format = format}};
 }
 
-// Beside the portable backend's ops one after the other. Some tokens choose an expert twice; with NaN scales the shared
-// expert has a row of NaN in w3, hence nothing else, or one in w2.
+// Beside the portable backend's ops one after the other. Some tokens choose an expert twice; with NaN scales (NVFP4)
+// the shared expert has a row of NaN in w3, hence nothing else, or one in w2. FP8's scales fold, but now and then a
+// matrix's.
 void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
                                            bool has_nans) {
   SCOPED_TRACE(std::to_string(num_tokens) + " tokens of " + desc.to_string());
   const ops::MoeExperts::Desc& routed = desc.routed;
   std::vector<testing::RandomWeight> weights;  // w1, w3 and w2 of each routed expert, then of the shared one
   for (int64_t e = 0; e <= routed.num_local; ++e) {
-    weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, routed.inner, routed.hidden));
-    weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, routed.inner, routed.hidden));
-    weights.push_back(testing::random_weight(rng_, WeightFormat::kNvfp4, routed.hidden, routed.inner));
+    const WeightFormat format = e < routed.num_local ? WeightFormat::kNvfp4 : desc.down.format;
+    weights.push_back(testing::random_weight(rng_, format, routed.inner, routed.hidden));
+    weights.push_back(testing::random_weight(rng_, format, routed.inner, routed.hidden));
+    weights.push_back(testing::random_weight(rng_, format, routed.hidden, routed.inner));
+  }
+  if (desc.down.format == WeightFormat::kFp8Block) {
+    const uint64_t other = rng_.below(8);  // 3 and more: none
+    for (uint64_t i = 0; i < 3; ++i) {
+      testing::set_fp8_scales(weights[weights.size() - 3 + i], rng_, i != other);
+    }
   }
   if (has_nans) {
     const testing::RandomWeight& weight = weights[weights.size() - 1 - rng_.below(2)];
@@ -85,9 +94,10 @@ void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, in
     std::vector<testing::VariantWeight> weights;
     std::vector<ops::WeightView> views[3];  // the shared expert's are the last
   };
-  const auto packed_for = [&](const auto& variant, const auto& of) {
+  const size_t all = weights.size(), first_shared = all - 3;
+  const auto packed_for = [&](const auto& variant, const auto& of, size_t begin, size_t end) {
     Packed packed;
-    for (size_t i = 0; i < weights.size(); ++i) {
+    for (size_t i = begin; i < end; ++i) {
       packed.weights.push_back(testing::weight_for(variant, of, weights[i].view));
       packed.views[i % 3].push_back(packed.weights.back().view);
     }
@@ -107,23 +117,23 @@ void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, in
   device::Queue queue(1);
   testing::for_each_variant<ops::MoeExperts>(routed, [&](const ops::Variant<ops::MoeExperts>& variant, bool) {
     if (!testing::is_on_gpu(variant) || std::string(variant.name) != "packed") return;
-    const Packed packed = packed_for(variant, routed);
+    const Packed packed = packed_for(variant, routed, 0, first_shared);
     append(outputs["packed"], testing::run_experts(variant, routed, {x, ids, routing}, packed.views, 0, num_tokens, 1));
   });
   testing::for_each_variant<ops::LinearGroup>(desc.gated, [&](const ops::Variant<ops::LinearGroup>& variant, bool) {
     if (!testing::is_on_gpu(variant) || std::string(variant.name) != "packed") return;
-    const Packed packed = packed_for(variant, desc.gated);
+    const Packed packed = packed_for(variant, desc.gated, first_shared, all);
     variant.run(desc.gated, gated_args(packed), queue);
   });
   testing::for_each_variant<ops::Linear>(desc.down, [&](const ops::Variant<ops::Linear>& variant, bool) {
     if (!testing::is_on_gpu(variant) || std::string(variant.name) != "packed") return;
-    const Packed packed = packed_for(variant, desc.down);
+    const Packed packed = packed_for(variant, desc.down, first_shared, all);
     const device::Tensor h = testing::as_tensor(gate.floats(), DType::kBF16, {num_tokens, routed.inner});
     append(outputs["packed"], testing::run_linear(variant, desc.down, h, packed.views[2].back(), 0, num_tokens, 1));
   });
   testing::for_each_variant<ops::AllExperts>(desc, [&](const ops::Variant<ops::AllExperts>& variant, bool) {
     if (!testing::is_on_gpu(variant)) return;
-    const Packed packed = packed_for(variant, desc);
+    const Packed packed = packed_for(variant, desc, 0, all);
     testing::PoisonedTensor out(DType::kBF16, {num_tokens, routed.top_k, routed.hidden}),
         shared(DType::kBF16, {num_tokens, routed.hidden});
     ops::AllExperts::Args args;
@@ -145,7 +155,7 @@ void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, in
 // In the launches of the routed experts, from one slot to as many as kernels list themselves.
 TEST_F(AllExpertsRingTest, Experts) {
   const auto check = [&](int64_t hidden, int64_t inner, int64_t first, int64_t local, int64_t top_k, int64_t tokens,
-                         int64_t num_experts, bool has_nans = false) {
+                         int64_t num_experts, bool has_nans = false, WeightFormat shared = WeightFormat::kNvfp4) {
     const ops::MoeExperts::Desc routed{.hidden = hidden,
                                        .inner = inner,
                                        .first_expert = first,
@@ -154,13 +164,17 @@ TEST_F(AllExpertsRingTest, Experts) {
                                        .top_k = top_k,
                                        .format = WeightFormat::kNvfp4,
                                        .swiglu_limit = 10};
-    const ops::AllExperts::Desc desc = with_shared(routed, rng_.below(2) == 0 ? 0.5f : 10);
-    EXPECT_TRUE(backends::sm90::uses_ring(desc, tokens, kMultiprocessors));
+    const ops::AllExperts::Desc desc = with_shared(routed, rng_.below(2) == 0 ? 0.5f : 10, shared);
+    EXPECT_TRUE(backends::sm90::uses_ring(desc, true, tokens, kMultiprocessors));
     check_all_experts(desc, tokens, num_experts, has_nans);
   };
+  constexpr WeightFormat kFp8 = WeightFormat::kFp8Block;
   if (!testing::kGpuIsEmulated) {
     for (const int64_t tokens : {1, 2}) check(4096, 2048, 0, 16, 6, tokens, 16);
     check(7168, 3072, 4, 8, 8, 1, 16);
+    for (const int64_t inner : {2048, 1024}) {
+      for (int64_t tokens : {1, 1, 2}) check(4096, inner, 0, 16, 6, tokens, 16, false, kFp8);
+    }
     return;
   }
   check(1024, 512, 0, 8, 6, 1, 8);
@@ -173,14 +187,19 @@ TEST_F(AllExpertsRingTest, Experts) {
   }
   check(512, 1024, 0, 6, 4, 2, 6);
   check(512, 512, 0, 6, 4, 3, 6, true);
+  // FP8's chunks take two stages, here all 44 or 40 of a block's first round.
+  check(512, 512, 0, 6, 4, 1, 6, false, kFp8);
+  check(512, 512, 2, 8, 6, 1, 12, false, kFp8);
+  check(512, 512, 12, 1, 2, 1, 13, false, kFp8);
   check(2048, 512, 0, 3, 2, 1, 3);  // the shared expert's units are more than the ring has stages; several rounds
 }
 
 TEST_F(AllExpertsRingTest, Choice) {
   constexpr int64_t kGpu = 132;
   const ops::MoeExperts::Desc flash{.hidden = 4096, .inner = 2048, .num_local = 256, .top_k = 6};
-  const auto uses_ring = [](const ops::MoeExperts::Desc& routed, int64_t tokens) {
-    return backends::sm90::uses_ring(with_shared(routed, 10), tokens, kGpu);
+  const auto uses_ring = [](const ops::MoeExperts::Desc& routed, int64_t tokens,
+                            WeightFormat shared = WeightFormat::kNvfp4, bool folds = false) {
+    return backends::sm90::uses_ring(with_shared(routed, 10, shared), folds, tokens, kGpu);
   };
   EXPECT_TRUE(uses_ring(flash, 1));
   EXPECT_FALSE(uses_ring(flash, 2));  // few_experts
@@ -188,8 +207,14 @@ TEST_F(AllExpertsRingTest, Choice) {
   half.inner = 1024;  // a rank's of two
   EXPECT_TRUE(uses_ring(half, 2));
   EXPECT_FALSE(uses_ring(half, 3));
-  EXPECT_TRUE(uses_ring({.hidden = 7168, .inner = 3072, .num_local = 384, .top_k = 8}, 1));
-  // Whoever has packed weights of NVFP4 all alike has the fused op, with any number of tokens; nobody else has.
+  const ops::MoeExperts::Desc pro{.hidden = 7168, .inner = 3072, .num_local = 384, .top_k = 8};
+  EXPECT_TRUE(uses_ring(pro, 1));
+  for (const ops::MoeExperts::Desc& routed : {flash, half}) {
+    EXPECT_TRUE(uses_ring(routed, 1, WeightFormat::kFp8Block, true));
+    EXPECT_FALSE(uses_ring(routed, 1, WeightFormat::kFp8Block, false));
+  }
+  EXPECT_FALSE(uses_ring(pro, 1, WeightFormat::kFp8Block, true));  // a block's chunks do not fit its ring
+  // Whoever has packed weights, the shared expert's all NVFP4 or all FP8, has the fused op, with any number of tokens.
   const auto supports = [&](const ops::AllExperts::Desc& desc) {
     bool found = false;
     testing::for_each_variant<ops::AllExperts>(
@@ -201,6 +226,8 @@ TEST_F(AllExpertsRingTest, Choice) {
   EXPECT_TRUE(supports(desc));
   desc.down.in = desc.gated.maps[0].out = desc.gated.maps[1].out = desc.gated.swiglu->inner = 1024;
   EXPECT_FALSE(supports(desc));  // another width
+  EXPECT_TRUE(supports(with_shared(flash, 10, WeightFormat::kFp8Block)));
+  EXPECT_FALSE(supports(with_shared(flash, 10, WeightFormat::kBf16)));
   desc = with_shared(flash, 10);
   desc.down.format = WeightFormat::kFp8Block;
   EXPECT_FALSE(supports(desc));

@@ -41,16 +41,19 @@ TEST(SharedMemoryBudget, Hopper) {
   EXPECT_LE(kFew + kRest, kMost);
 }
 
-template <int kTokens>
+template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 constexpr int ring_bytes() {
-  using Ring = sm90::RingPlan<kTokens>;
-  return Ring::kStages * cuda_common::PackedNvfp4::kBytes + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
+  using Ring = sm90::RingPlan<kTokens, kFormat>;
+  using Unit = cuda_common::PackedUnit<kFormat>;
+  constexpr int kChunk = 512 / Unit::kColumns * Unit::kBytes;
+  return Ring::kStages * kChunk + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
 }
 
 TEST(SharedMemoryBudget, HopperRings) {
   constexpr int kList = 3200;  // of experts
   EXPECT_EQ(ring_bytes<1>(), 219136);
   EXPECT_EQ(ring_bytes<8>(), 217088);
+  EXPECT_EQ((ring_bytes<1, ops::WeightFormat::kFp8Block>()), 212992);
   EXPECT_LE(ring_bytes<1>() + kRest + kList, kMost);
 }
 

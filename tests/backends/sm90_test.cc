@@ -30,7 +30,8 @@ class HopperSumsTest : public testing::RandomTest {
   void check_linear(const ops::Linear::Desc& desc, int64_t num_tokens);
   void check_linear(const ops::Linear::Desc& desc, const testing::RandomWeight& weight, const std::vector<float>& x);
   void check_linear_of_nans(WeightFormat format, int64_t num_tokens, int64_t out = 144);
-  void check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens);
+  enum class Folding { kAny, kAll };
+  void check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens, Folding folding = Folding::kAny);
   void check_experts(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, bool has_nans = false);
 };
 
@@ -184,13 +185,13 @@ TEST_F(HopperSumsTest, GroupOfManyTokens) {
   }
 }
 
-void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens) {
+void HopperSumsTest::check_group(const ops::LinearGroup::Desc& desc, int64_t num_tokens, Folding folding) {
   SCOPED_TRACE(std::to_string(num_tokens) + " tokens");
   const ops::Linear::Desc& first = desc.maps.front();
   const device::Tensor x =
       testing::as_tensor(testing::adversarial(rng_, num_tokens, first.in), DType::kBF16, {num_tokens, first.in});
   std::vector<testing::RandomWeight> weights;
-  const uint64_t folded = rng_.below(3);  // of FP8's: none, all, some
+  const uint64_t folded = folding == Folding::kAll ? 1 : rng_.below(3);  // of FP8's: none, all, some
   for (const ops::Linear::Desc& map : desc.maps) {
     weights.push_back(testing::random_weight(rng_, map.format, map.out, map.in));
     if (map.format != WeightFormat::kFp8Block) continue;
@@ -363,10 +364,10 @@ class HopperRingTest : public HopperSumsTest {
 
 TEST_F(HopperRingTest, Choice) {
   constexpr int64_t kGpu = 132;  // multiprocessors
-  const auto uses_ring = [](int64_t in, int64_t out, int64_t num_tokens = 1,
-                            WeightFormat format = WeightFormat::kNvfp4) {
+  const auto uses_ring = [](int64_t in, int64_t out, int64_t num_tokens = 1, WeightFormat format = WeightFormat::kNvfp4,
+                            bool folds = false) {
     const ops::Linear::Desc map{.in = in, .out = out, .format = format};
-    return backends::sm90::uses_ring({&map, 1}, 1, num_tokens, kGpu);
+    return backends::sm90::uses_ring({&map, 1}, 1, folds, num_tokens, kGpu);
   };
   EXPECT_TRUE(uses_ring(8192, 4096));
   EXPECT_TRUE(uses_ring(8192, 132 * 16));  // a unit for each warp
@@ -374,7 +375,9 @@ TEST_F(HopperRingTest, Choice) {
   EXPECT_FALSE(uses_ring(8192, 4096, 2));
   EXPECT_FALSE(uses_ring(8192 + 128, 4096));
   EXPECT_FALSE(uses_ring(8192, 4096 + 8));
+  EXPECT_TRUE(uses_ring(8192, 4096, 1, WeightFormat::kFp8Block, true));
   EXPECT_FALSE(uses_ring(8192, 4096, 1, WeightFormat::kFp8Block));
+  EXPECT_FALSE(uses_ring(8192, 4096, 1, WeightFormat::kBf16));
   EXPECT_TRUE(uses_ring(65536, 4096));  // all that a round has room for
   EXPECT_FALSE(uses_ring(65536 + 512, 4096));
   ops::MoeExperts::Desc experts{.hidden = 4096, .inner = 2048, .num_local = 64, .top_k = 6};
@@ -391,10 +394,12 @@ TEST_F(HopperRingTest, Choice) {
 // of their numbers is the same for all blocks.
 TEST_F(HopperRingTest, Linear) {
   const auto check = [&](int64_t in, int64_t groups, int64_t more, DType output) {
-    const ops::Linear::Desc desc{
-        .in = in, .out = rows(in, groups, more), .groups = groups, .format = WeightFormat::kNvfp4, .output = output};
-    EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, 1, kMultiprocessors));
-    check_linear(desc, 1);
+    for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block}) {
+      const ops::Linear::Desc desc{
+          .in = in, .out = rows(in, groups, more), .groups = groups, .format = format, .output = output};
+      EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, true, 1, kMultiprocessors));
+      check_linear(desc, 1);
+    }
   };
   for (const DType output : {DType::kBF16, DType::kF32}) {
     check(512, 1, 5, output);
@@ -409,19 +414,22 @@ TEST_F(HopperRingTest, Linear) {
 }
 
 TEST_F(HopperRingTest, Group) {
-  const auto map = [](int64_t in, int64_t out, DType output) {
-    return ops::Linear::Desc{.in = in, .out = out, .format = WeightFormat::kNvfp4, .output = output};
-  };
-  for (const int64_t in : {512, 2048, 7168}) {
-    SCOPED_TRACE("in " + std::to_string(in));
-    const int64_t all = rows(in, 1, 1), half = rows(in, 2, 1);
-    const ops::LinearGroup::Desc maps{
-        {map(in, all, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
-    const ops::LinearGroup::Desc gated{{map(in, half, DType::kBF16), map(in, half, DType::kBF16)},
-                                       ops::SwiGlu::Desc{.inner = half, .limit = 0.5f}};
-    for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
-      EXPECT_TRUE(backends::sm90::uses_ring(desc, 1, kMultiprocessors));
-      check_group(desc, 1);
+  for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block}) {
+    const auto map = [&](int64_t in, int64_t out, DType output) {
+      return ops::Linear::Desc{.in = in, .out = out, .format = format, .output = output};
+    };
+    for (const int64_t in : {512, 2048, 7168}) {
+      SCOPED_TRACE("in " + std::to_string(in));
+      const int64_t all = rows(in, 1, 1), half = rows(in, 2, 1);
+      const ops::LinearGroup::Desc maps{
+          {map(in, all, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
+      const ops::LinearGroup::Desc gated{{map(in, half, DType::kBF16), map(in, half, DType::kBF16)},
+                                         ops::SwiGlu::Desc{.inner = half, .limit = 0.5f}};
+      for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
+        EXPECT_TRUE(backends::sm90::uses_ring(desc, true, 1, kMultiprocessors));
+        check_group(desc, 1, Folding::kAll);
+        if (format == WeightFormat::kFp8Block) check_group(desc, 1);
+      }
     }
   }
 }

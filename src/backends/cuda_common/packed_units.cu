@@ -181,4 +181,22 @@ const ops::PackedLayout* packed_units(WeightFormat format) {
   return nullptr;
 }
 
+const ops::PackedLayout* packed_units_of_each() {
+  using ops::WeightView;
+  static constexpr ops::PackedLayout kLayoutOfEach = {
+      "units of mma.sync, of each weight's format",
+      [](const WeightView& weight) { return packed_units(weight.format)->data_bytes(weight); },
+      [](const WeightView& weight) { return packed_units(weight.format)->scale_bytes(weight); },
+      [](const WeightView& checkpoint, const WeightView& packed, device::Queue& queue) {
+        packed_units(checkpoint.format)->pack(checkpoint, packed, queue);
+      },
+      [](const WeightView& packed, const WeightView& checkpoint, device::Queue& queue) {
+        packed_units(packed.format)->unpack(packed, checkpoint, queue);
+      },
+      [](const WeightView& checkpoint, const WeightView& packed, device::Queue& queue) {
+        packed_units(checkpoint.format)->pack_on_device(checkpoint, packed, queue);
+      }};
+  return &kLayoutOfEach;
+}
+
 }  // namespace tessera::backends::cuda_common

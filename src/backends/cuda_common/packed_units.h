@@ -78,5 +78,7 @@ TESSERA_HOST_DEVICE constexpr uint32_t unfolded_scale(uint32_t folded) {
 
 // The bytes are permuted bits of the checkpoint's, but for scales that fold. Columns in multiples of 16; not for kF32.
 const ops::PackedLayout* packed_units(ops::WeightFormat format);
+// Of an op whose weights have several formats: each weight's own.
+const ops::PackedLayout* packed_units_of_each();
 
 }  // namespace tessera::backends::cuda_common

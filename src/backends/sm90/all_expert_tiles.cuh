@@ -37,10 +37,12 @@ inline SharedExpert shared_expert_of(const ops::AllExperts::Desc& desc, const op
   return shared;
 }
 
-// What both maps have in common. A place without work is the shared expert's.
-template <class Routed>
+// What both maps have in common. A place without work is the shared expert's, whose weights are SharedWeights
+// (ring_weights.cuh).
+template <class Routed, class SharedWeights>
 class AllTiles {
  public:
+  static constexpr ops::WeightFormat kSharedFormat = SharedWeights::kFormat;
   using Place = typename Routed::Place;
   static constexpr int kPasses = Routed::kPasses;
   static constexpr bool kIsFirst = Routed::kIsFirst;
@@ -81,10 +83,10 @@ class AllTiles {
   const int rows_, num_shared_;
 };
 
-template <class Share>
-class AllGateAndUpTiles final : public AllTiles<cuda::expert_tiles::GateAndUpTiles<Share>> {
+template <class Share, class SharedWeights>
+class AllGateAndUpTiles final : public AllTiles<cuda::expert_tiles::GateAndUpTiles<Share>, SharedWeights> {
   using Routed = cuda::expert_tiles::GateAndUpTiles<Share>;
-  using Base = AllTiles<Routed>;
+  using Base = AllTiles<Routed, SharedWeights>;
 
  public:
   using typename Base::Place;
@@ -120,16 +122,16 @@ class AllGateAndUpTiles final : public AllTiles<cuda::expert_tiles::GateAndUpTil
     const int to = Base::shared_at(place, at);
     if (to < 0) return;
     const auto rounded = [&](int i) {
-      return cuda_common::round_to(true, sums[i] * Share::kFactor * shared.tensor_scales[i]);
+      return cuda_common::round_to(true, sums[i] * SharedWeights::Share::kFactor * shared.tensor_scales[i]);
     };
     shared.h.store(to, cuda_common::swiglu_value(rounded(0), rounded(1), shared.limit));
   }
 };
 
-template <class Share>
-class AllDownTiles final : public AllTiles<cuda::expert_tiles::DownTiles<Share>> {
+template <class Share, class SharedWeights>
+class AllDownTiles final : public AllTiles<cuda::expert_tiles::DownTiles<Share>, SharedWeights> {
   using Routed = cuda::expert_tiles::DownTiles<Share>;
-  using Base = AllTiles<Routed>;
+  using Base = AllTiles<Routed, SharedWeights>;
 
  public:
   using typename Base::Place;
@@ -151,7 +153,8 @@ class AllDownTiles final : public AllTiles<cuda::expert_tiles::DownTiles<Share>>
   __device__ void store(const Place& place, int at, const float (&sums)[1], const Ticket& ticket) const {
     if (!Base::is_shared(place)) return this->routed_.store(place, at, sums, ticket);
     const int to = Base::shared_at(place, at);
-    if (to >= 0) this->job_.shared.out.store(to, sums[0] * Share::kFactor * this->job_.shared.tensor_scales[2]);
+    if (to < 0) return;
+    this->job_.shared.out.store(to, sums[0] * SharedWeights::Share::kFactor * this->job_.shared.tensor_scales[2]);
   }
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// all_experts with packed NVFP4 weights: where the routed experts take ring_experts.cu the shared one is in their two
-// launches; elsewhere its maps have launches of their own, and the bits are the same.
+// all_experts with packed weights, of the routed experts NVFP4, of the shared one that or FP8: where the routed experts
+// take ring_experts.cu the shared one is in their two launches; elsewhere its maps have launches of their own, and the
+// bits are the same.
 #include <algorithm>
 
 #include "backends/cuda_common/launch.cuh"
@@ -15,11 +16,14 @@ bool all_experts_supports(const ops::AllExperts::Desc& desc, std::string& why_no
       !linear_group_supports(desc.gated, why_not) || !linear_supports(desc.down, why_not)) {
     return false;
   }
-  const auto is_taken = [](const ops::Linear::Desc& map) {
-    return map.format == ops::WeightFormat::kNvfp4 && map.input == ops::InputMode::kA16;
+  const auto is_taken = [&](const ops::Linear::Desc& map) {
+    return map.format == desc.down.format && map.input == ops::InputMode::kA16;
   };
-  if (!is_taken(desc.gated.maps.front()) || !is_taken(desc.down) || desc.routed.input != ops::InputMode::kA16) {
-    why_not = "weights are not all NVFP4, or their inputs are rounded";
+  if (desc.down.format != ops::WeightFormat::kNvfp4 && desc.down.format != ops::WeightFormat::kFp8Block) {
+    why_not = "the shared expert's weights are neither NVFP4 nor FP8";
+  } else if (!std::ranges::all_of(desc.gated.maps, is_taken) || !is_taken(desc.down) ||
+             desc.routed.input != ops::InputMode::kA16) {
+    why_not = "the shared expert's weights are not of one format, or inputs are rounded";
   } else if (desc.down.in != desc.routed.inner) {
     why_not = "the shared expert is not as wide as the routed ones";
   } else {
@@ -35,7 +39,11 @@ int64_t all_experts_workspace(const ops::AllExperts::Desc& desc, int64_t max_tok
 
 void all_experts(const ops::AllExperts::Desc& desc, const ops::AllExperts::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
-  if (uses_ring(desc, args.num_tokens, cuda_common::multiprocessors())) return all_experts_ring(desc, args, queue);
+  const bool shared_folds =
+      args.gated.weights[0].scales_fold && args.gated.weights[1].scales_fold && args.down.weight.scales_fold;
+  if (uses_ring(desc, shared_folds, args.num_tokens, cuda_common::multiprocessors())) {
+    return all_experts_ring(desc, args, queue);
+  }
   const ops::AllExperts::Args parts = ops::with_parts_filled_in(args);
   moe_experts(desc.routed, parts.routed, queue);
   linear_group(desc.gated, parts.gated, queue);

@@ -30,9 +30,11 @@ const PackedLayout* packed_layout(const Desc& desc) {
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
   return packed_layout(desc.maps.front());
 }
-template <class Desc>
-const PackedLayout* packed_layout_of_experts(const Desc& desc) {
+const PackedLayout* packed_layout_of_experts(const RankExperts::Desc& desc) {
   return packed_layout(desc.routed);
+}
+const PackedLayout* packed_layout_of_all_experts(const AllExperts::Desc&) {
+  return cuda_common::packed_units_of_each();
 }
 
 constexpr Variant<Linear> kWgmmaLinear = {"wgmma", sm90::linear_supports, packed_layout<Linear::Desc>,
@@ -45,12 +47,10 @@ constexpr Variant<GroupedLinear> kGroupedLinear[] = {{"wgmma", sm90::grouped_lin
                                                       sm90::grouped_linear_workspace, sm90::grouped_linear}};
 constexpr Variant<LinearGroup> kLinearGroup[] = {
     {"wgmma", sm90::linear_group_supports, packed_layout_of_group, sm90::linear_group_workspace, sm90::linear_group}};
-constexpr Variant<AllExperts> kAllExperts[] = {{"wgmma", sm90::all_experts_supports,
-                                                packed_layout_of_experts<AllExperts::Desc>, sm90::all_experts_workspace,
-                                                sm90::all_experts}};
-constexpr Variant<RankExperts> kRankExperts[] = {{"wgmma", sm90::rank_experts_supports,
-                                                  packed_layout_of_experts<RankExperts::Desc>,
-                                                  sm90::rank_experts_workspace, sm90::rank_experts}};
+constexpr Variant<AllExperts> kAllExperts[] = {{"wgmma", sm90::all_experts_supports, packed_layout_of_all_experts,
+                                                sm90::all_experts_workspace, sm90::all_experts}};
+constexpr Variant<RankExperts> kRankExperts[] = {
+    {"wgmma", sm90::rank_experts_supports, packed_layout_of_experts, sm90::rank_experts_workspace, sm90::rank_experts}};
 constexpr Variant<Attention> kAttention[] = {
     {"wgmma", sm90::attention_supports, nullptr, sm90::attention_workspace, sm90::attention}};
 constexpr Variant<AttentionRope> kAttentionRope[] = {

@@ -148,8 +148,9 @@ void linear_wide(const ops::Linear::Desc& desc, const ops::Linear::Args& args, i
 void linear(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
-  if (uses_ring({&desc, 1}, 1, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
-  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors, args.weight.scales_fold);
+  const bool folds = args.weight.scales_fold;
+  if (uses_ring({&desc, 1}, 1, folds, args.num_tokens, multiprocessors)) return linear_ring(desc, args, queue);
+  const LinearChoice choice = linear_choice(desc, args.num_tokens, multiprocessors, folds);
   switch (choice.kernels) {
     case LinearKernels::kPortable:
       return cuda::linear_packed(desc, args, queue);

@@ -50,11 +50,11 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
-  if (uses_ring(desc, args.num_tokens, multiprocessors)) return linear_group_ring(desc, args, queue);
   const std::span<const ops::WeightView> weights(args.weights.data(), desc.maps.size());
   const auto num_folded = std::ranges::count_if(weights, &ops::WeightView::scales_fold);
-  const LinearChoice choice =
-      group_choice(desc.maps, args.num_tokens, multiprocessors, num_folded == std::ssize(weights), num_folded > 0);
+  const bool all_fold = num_folded == std::ssize(weights);
+  if (uses_ring(desc, all_fold, args.num_tokens, multiprocessors)) return linear_group_ring(desc, args, queue);
+  const LinearChoice choice = group_choice(desc.maps, args.num_tokens, multiprocessors, all_fold, num_folded > 0);
   if (choice.kernels == LinearKernels::kPortable && cuda::linear_group_stream(desc, args, queue)) return;
   if (choice.kernels == LinearKernels::kChunks) {
     return linear_chunks({desc.maps, args.x, args.weights.data(), args.y.data(), args.num_tokens, args.workspace,

@@ -14,7 +14,8 @@ namespace tessera::backends::sm90 {
 namespace {
 
 namespace expert_tiles = cuda::expert_tiles;
-using Share = UnitStage<1>::Share;
+using Share = RingNvfp4::Share;
+using ops::WeightFormat;
 
 template <int kTokens>
 struct ExpertRing {
@@ -30,21 +31,30 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
 }
 
 // A block's tiles where the shared expert's come first, since they are known before others are: they are dealt out for
-// themselves, and others so that a block has as many tiles in all as any other or one more.
+// themselves, and others so that a block has as many tiles in all as any other or one more. Of an FP8 shared expert
+// (others' are NVFP4) a unit takes two stages, and all have room in the ring at once (uses_ring), so that a stage has
+// units of one kind from its second round on.
+template <WeightFormat kFormat>
 struct SharedFirstRange {
+  static constexpr bool kHasOthers = kFormat != WeightFormat::kNvfp4;
+  using Others = RingWeights<kFormat>;
   RingRange shared;
   int count, others;  // of all; the first of the others, less the place that it has here
+  int num_shared_units;
 
-  __device__ SharedFirstRange(int num_shared, int num_tiles) : shared(num_shared) {
+  __device__ SharedFirstRange(const RingShape& shape, int num_shared, int num_tiles) : shared(num_shared) {
     const RingRange all(num_tiles);
     count = all.count, others = num_shared + all.first - shared.first - shared.count;
+    num_shared_units = units_of(shape, shared);
   }
   // The shared expert's units of a block that the ring has room for.
-  template <int kTokens>
-  __device__ int num_first(const RingShape& shape) const {
-    return min(units_of(shape, shared), UnitRing<kTokens>::kStages);
+  template <class Ring>
+  __device__ int num_first() const {
+    return kHasOthers ? num_shared_units : min(num_shared_units, Ring::kStages);
   }
   __device__ int tile(int local) const { return local < shared.count ? shared.first + local : others + local; }
+  __device__ bool is_other(int unit) const { return unit < num_shared_units; }
+  __device__ int place(int unit) const { return kHasOthers ? unit + min(unit, num_shared_units) : unit; }
 };
 
 // Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does and for its reasons; of gate and up
@@ -53,6 +63,7 @@ template <int kTokens, class Tiles, class Job>
 __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     ring_experts(const __grid_constant__ Job job, RingShape shape, cuda_common::FastDivisor row_tiles) {
   constexpr bool kHasShared = std::is_same_v<Job, AllExpertsJob>;
+  using Ring = UnitRing<kTokens>;
   const expert_tiles::Job& routed = routed_of(job);
   auto& s = *cuda_common::dynamic_shared<ExpertRing<kTokens>>();
   s.ring.init();
@@ -62,8 +73,8 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
       __syncthreads();
       if (is_copying_warp()) {
         const Tiles tiles(job, {s.list.entries, 0}, row_tiles);
-        const SharedFirstRange range(tiles.num_shared(), tiles.num_shared());
-        copy_units(shape, range, tiles, s.ring, 0, range.template num_first<kTokens>(shape));
+        const SharedFirstRange<Tiles::kSharedFormat> range(shape, tiles.num_shared(), tiles.num_shared());
+        copy_units(shape, range, tiles, s.ring, 0, range.template num_first<Ring>());
       }
     }
     cuda_common::wait_for_previous();
@@ -71,7 +82,7 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
   const Tiles tiles(job, expert_tiles::work_of<kTokens>(routed, s.list), row_tiles);
   const auto range = [&] {
     if constexpr (kHasShared) {
-      return SharedFirstRange(tiles.num_shared(), tiles.count());
+      return SharedFirstRange<Tiles::kSharedFormat>(shape, tiles.num_shared(), tiles.count());
     } else {
       return RingRange(tiles.count());
     }
@@ -83,7 +94,7 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
   };
   if (is_copying_warp()) {
     int first = 0;
-    if constexpr (Tiles::kIsFirst && kHasShared) first = range.template num_first<kTokens>(shape);
+    if constexpr (Tiles::kIsFirst && kHasShared) first = range.template num_first<Ring>();
     copy_units(shape, range, tiles, s.ring, first, units_of(shape, range));
     if constexpr (Tiles::kIsFirst) zero_foreign();
     return;
@@ -138,10 +149,14 @@ void all_experts_ring(const ops::AllExperts::Desc& desc, const ops::AllExperts::
   const ops::AllExperts::Args parts = ops::with_parts_filled_in(args);
   AllExpertsJob job{{}, shared_expert_of(desc, parts)};
   expert_tiles::begin(desc.routed, parts.routed, true, queue, job.routed);
-  with_tokens(args.num_tokens, [&](auto tokens) {
-    run<tokens.value, AllGateAndUpTiles<Share>, AllDownTiles<Share>>(
-        "all_gate_and_up_ring", "all_down_ring", desc.routed, parts.routed, job, job.routed.num_slots + 1, queue);
-  });
+  const auto run_with = [&]<class Shared>(std::type_identity<Shared>) {
+    with_tokens(args.num_tokens, [&](auto tokens) {
+      run<tokens.value, AllGateAndUpTiles<Share, Shared>, AllDownTiles<Share, Shared>>(
+          "all_gate_and_up_ring", "all_down_ring", desc.routed, parts.routed, job, job.routed.num_slots + 1, queue);
+    });
+  };
+  if (desc.down.format == WeightFormat::kFp8Block) return run_with(std::type_identity<RingFp8>());
+  run_with(std::type_identity<RingNvfp4>());
 }
 
 }  // namespace tessera::backends::sm90

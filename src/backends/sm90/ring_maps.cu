@@ -13,12 +13,10 @@ namespace tessera::backends::sm90 {
 
 namespace {
 
-using Share = UnitStage<1>::Share;
-
-template <class Tiles, class Job>
+template <class Weights, class Tiles, class Job>
 __global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
     ring_maps(const __grid_constant__ Job job, RingShape shape, int num_tiles) {
-  auto& s = *cuda_common::dynamic_shared<UnitRing<1>>();
+  auto& s = *cuda_common::dynamic_shared<UnitRing<1, Weights>>();
   s.init();
   __syncthreads();
   const Tiles tiles(job);
@@ -28,27 +26,43 @@ __global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
   ring_tiles(shape, range, tiles, s);
 }
 
-template <class Tiles, class Job>
+template <class Weights, class Tiles, class Job>
 void launch_ring(const char* name, const device::Queue& queue, const Job& job, int64_t num_tiles) {
-  using Ring = UnitRing<1>;
+  using Ring = UnitRing<1, Weights>;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(num_tiles, cuda_common::multiprocessors()));
-  cuda_common::launch(name, queue, ring_maps<Tiles, Job>, dim3(blocks), Ring::kThreads, sizeof(Ring), job,
+  cuda_common::launch(name, queue, ring_maps<Weights, Tiles, Job>, dim3(blocks), Ring::kThreads, sizeof(Ring), job,
                       RingShape(job.in, Tiles::kPasses, Ring::kRoundUnits), static_cast<int>(num_tiles));
+}
+
+// Calls with(std::type_identity<RingWeights>).
+template <class With>
+void with_weights(ops::WeightFormat format, const With& with) {
+  if (format == ops::WeightFormat::kFp8Block) return with(std::type_identity<RingFp8>());
+  with(std::type_identity<RingNvfp4>());
 }
 
 }  // namespace
 
 void linear_ring(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  launch_ring<cuda::linear_tiles::Tiles<Share>>("linear_ring", queue, cuda::linear_tiles::job_of(desc, args),
-                                                desc.groups * ceil_div<int64_t>(desc.out, cuda_common::kTileRows));
+  with_weights(desc.format, [&]<class Weights>(std::type_identity<Weights>) {
+    launch_ring<Weights, cuda::linear_tiles::Tiles<typename Weights::Share>>(
+        "linear_ring", queue, cuda::linear_tiles::job_of(desc, args),
+        desc.groups * ceil_div<int64_t>(desc.out, cuda_common::kTileRows));
+  });
 }
 
 void linear_group_ring(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   namespace group_tiles = cuda::group_tiles;
   const group_tiles::Job job = group_tiles::job_of(desc, args);
   const int num_tiles = group_tiles::row_tiles_of(desc, job);
-  if (desc.swiglu) return launch_ring<group_tiles::GatedTiles<Share>>("linear_group_ring", queue, job, num_tiles);
-  launch_ring<group_tiles::MapTiles<Share>>("linear_group_ring", queue, job, num_tiles);
+  with_weights(desc.maps.front().format, [&]<class Weights>(std::type_identity<Weights>) {
+    using Share = typename Weights::Share;
+    if (desc.swiglu) {
+      launch_ring<Weights, group_tiles::GatedTiles<Share>>("linear_group_ring", queue, job, num_tiles);
+    } else {
+      launch_ring<Weights, group_tiles::MapTiles<Share>>("linear_group_ring", queue, job, num_tiles);
+    }
+  });
 }
 
 }  // namespace tessera::backends::sm90

@@ -49,15 +49,16 @@ struct FewPlan {
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * (kTeamThreads + 32);
 };
 
-// unit_ring.cuh, for tiles of up to kTokens tokens. A block has a multiprocessor's shared memory: what sums do not
-// take of it are stages.
-template <int kTokens>
+// unit_ring.cuh, for tiles of up to kTokens tokens; a stage is a chunk of 512 columns of 16 rows, of FP8 8 KiB. A block
+// has a multiprocessor's shared memory: what sums do not take of it are stages.
+template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 struct RingPlan {
   static constexpr int kWarps = 16, kCopyingWarps = 4, kThreads = (kWarps + kCopyingWarps) * 32;
-  static constexpr int kStages = kTokens == 1 ? 44 : 40, kRoundUnits = kTokens == 1 ? 128 : 32;
+  static constexpr int kStages = kFormat == ops::WeightFormat::kFp8Block ? 24 : kTokens == 1 ? 44 : 40;
+  static constexpr int kRoundUnits = kTokens == 1 ? 128 : 32;
 };
 
-// Whether such tiles, of `passes` maps of whole units each, are as many units as it has warps to work on them, as
+// Whether such tiles, of `passes` maps of whole chunks each, are as many chunks as it has warps to work on them, as
 // measured on an H200; and a round has room for one tile.
 template <int kTokens>
 bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t multiprocessors) {
@@ -65,18 +66,20 @@ bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t multiprocesso
   return in % cuda_common::PackedNvfp4::kColumns == 0 && tile_units <= RingPlan<kTokens>::kRoundUnits &&
          row_tiles * tile_units >= RingPlan<kTokens>::kWarps * multiprocessors;
 }
-// Maps of one input, of one token: with more the portable kernels are as fast.
-inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, int64_t num_tokens,
+// Maps of one input, of one token: with more the portable kernels are as fast. FP8's where all scales fold.
+inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, bool fold, int64_t num_tokens,
                       int64_t multiprocessors) {
+  const ops::WeightFormat format = maps.front().format;
+  if (format != ops::WeightFormat::kNvfp4 && !(format == ops::WeightFormat::kFp8Block && fold)) return false;
   int64_t row_tiles = 0;
   for (const ops::Linear::Desc& map : maps) {
-    if (map.format != ops::WeightFormat::kNvfp4 || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
+    if (map.format != format || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
     row_tiles += map.groups * map.out / cuda_common::PackedNvfp4::kRows;
   }
   return num_tokens == 1 && fills_ring<1>(maps.front().in, row_tiles / passes, passes, multiprocessors);
 }
-inline bool uses_ring(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  return uses_ring(desc.maps, desc.swiglu ? 2 : 1, num_tokens, multiprocessors);
+inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num_tokens, int64_t multiprocessors) {
+  return uses_ring(desc.maps, desc.swiglu ? 2 : 1, fold, num_tokens, multiprocessors);
 }
 // Experts whose portable kernels would list the slots themselves.
 inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
@@ -254,10 +257,23 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
   return num_tokens > 1 && 10 * tiles >= tenths_of_teams * teams ? ExpertKernels::kFew : ExpertKernels::kPortable;
 }
 
-// Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring.
-inline bool uses_ring(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  return expert_kernels(desc.routed, num_tokens, multiprocessors) == ExpertKernels::kPortable &&
-         uses_ring(desc.routed, num_tokens, multiprocessors);
+// Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring. FP8's where
+// all scales fold, and its chunks, of two stages each, have room in a block's ring at once.
+inline bool uses_ring(const ops::AllExperts::Desc& desc, bool shared_folds, int64_t num_tokens,
+                      int64_t multiprocessors) {
+  using cuda_common::PackedNvfp4;
+  const ops::MoeExperts::Desc& routed = desc.routed;
+  const int64_t stages = num_tokens == 1 ? RingPlan<1>::kStages : RingPlan<FewPlan::kTokens>::kStages;
+  const auto has_room = [&](int64_t in, int64_t out, int64_t passes) {
+    const int64_t tiles = ceil_div<int64_t>(out / PackedNvfp4::kRows, multiprocessors);  // of a block
+    return 2 * tiles * (in / PackedNvfp4::kColumns) * passes <= stages;
+  };
+  if (expert_kernels(routed, num_tokens, multiprocessors) != ExpertKernels::kPortable ||
+      !uses_ring(routed, num_tokens, multiprocessors)) {
+    return false;
+  }
+  return desc.down.format == ops::WeightFormat::kNvfp4 ||
+         (shared_folds && has_room(routed.hidden, routed.inner, 2) && has_room(routed.inner, routed.hidden, 1));
 }
 
 // Whether a group's matrix is whole units: what few_sums.cuh and wide_sums.cuh take of grouped_linear.

@@ -1,28 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The tiles of cuda_common/weight_stream.cuh, of the same classes Tiles and bit for bit the same, from one ring of
-// units of packed NVFP4 weights (cuda_common/packed_units.h) that all warps of a multiprocessor share: with a ring of
-// its own a warp has few bytes on their way, and copies take instructions of the warps that decode.
+// chunks of packed weights (ring_weights.cuh) that all warps of a multiprocessor share: with a ring of its own a warp
+// has few bytes on their way, and copies take instructions of the warps that decode.
 //   block  16 consumer warps, and four more that fill the ring by bulk copies; one block to a multiprocessor
-//   tile   16 rows by up to kTokens tokens, whole units: its units are chunks, and of each chunk the passes
+//   tile   16 rows by up to kTokens tokens: its units are chunks, and of each chunk the passes
 //   range  a block's tiles are neighbours, and as many as any other's or one more; unit j of them is warp j % 16's
+//   place  unit j's in the order in which stages are filled: j, but where a range says otherwise (ring_experts.cu)
 //   round  as many tiles as there is room for chunk sums; they are added in ascending order when all are there
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cuda_common/fast_division.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/ptx/bulk_copy.cuh"
 #include "backends/cuda_common/weight_stream.cuh"
+#include "backends/sm90/ring_weights.cuh"
 #include "backends/sm90/sum_plans.h"
-#include "backends/sm90/unit_stage.cuh"
 
 namespace tessera::backends::sm90 {
 
+using RingNvfp4 = RingWeights<ops::WeightFormat::kNvfp4>;
+using RingFp8 = RingWeights<ops::WeightFormat::kFp8Block>;
+
 // In shared memory.
-template <int kTokens>
-struct UnitRing : RingPlan<kTokens> {
-  static constexpr int kSums = cuda_common::kTileRows * kTokens;  // of a unit
-  UnitStage<1> stages[UnitRing::kStages];
+template <int kTileTokens, class ItsWeights = RingNvfp4>
+struct UnitRing : RingPlan<kTileTokens, ItsWeights::kFormat> {
+  using Weights = ItsWeights;
+  static constexpr int kTokens = kTileTokens, kSums = cuda_common::kTileRows * kTokens;  // of a unit
+  typename Weights::Stage stages[UnitRing::kStages];
   float sums[2][UnitRing::kRoundUnits][kSums];  // written by turns, so that a round needs one barrier
   cuda_common::ptx::SharedBarrier full[UnitRing::kStages], free[UnitRing::kStages], summed;
 
@@ -37,14 +43,13 @@ struct UnitRing : RingPlan<kTokens> {
 };
 
 struct RingShape {
-  int row_bytes, round_tiles;  // of a tile's rows
+  int num_chunks, round_tiles;
   cuda_common::FastDivisor tile_units;
 
   RingShape(int64_t columns, int passes, int round_units)
-      : row_bytes(static_cast<int>(cuda_common::PackedNvfp4::row_bytes(columns))),
-        tile_units(static_cast<uint32_t>(columns / cuda_common::kChunk * passes)) {
-    round_tiles = round_units / static_cast<int>(tile_units.divisor());
-  }
+      : num_chunks(static_cast<int>(columns / cuda_common::kChunk)),
+        round_tiles(round_units / (num_chunks * passes)),
+        tile_units(static_cast<uint32_t>(num_chunks * passes)) {}
 };
 
 __device__ inline bool is_copying_warp() {
@@ -54,6 +59,7 @@ __device__ inline bool is_copying_warp() {
 // This block's tiles [first, first + count).
 struct RingRange {
   int first, count;
+  static constexpr bool kHasOthers = false;  // units whose weights are not the ring's
 
   __device__ explicit RingRange(int num_tiles) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
@@ -61,6 +67,7 @@ struct RingRange {
     first = each * block + min(block, others), count = each + (block < others ? 1 : 0);
   }
   __device__ int tile(int local) const { return first + local; }
+  __device__ int place(int unit) const { return unit; }
 };
 
 // Of a Range: RingRange, or what else has `count` tiles of all, each with a number.
@@ -80,42 +87,61 @@ struct RingUnit {
   }
 };
 
+// The stages that a chunk of Weights takes of a ring's, from a multiple of their number on.
+template <class Weights, class Ring>
+constexpr int kStagesTaken = (sizeof(typename Weights::Stage) + sizeof(typename Ring::Weights::Stage) - 1) /
+                             sizeof(typename Ring::Weights::Stage);
+
+// A chunk to its place, by one thread.
+template <class Weights, class Ring>
+__device__ void copy_unit(Ring& s, int place, const char* chunk) {
+  constexpr int kTaken = kStagesTaken<Weights, Ring>;
+  const int stage = place % Ring::kStages, parity = place / Ring::kStages % 2;
+#pragma unroll
+  for (int i = 0; i < kTaken; ++i) s.free[stage + i].wait(parity ^ 1);
+    // Nobody waits for these: the first one's says that all is there.
+#pragma unroll
+  for (int i = 1; i < kTaken; ++i) s.full[stage + i].arrive();
+  s.full[stage].arrive_and_expect(Weights::kBytes);
+  cuda_common::ptx::copy_bulk(&s.stages[stage], chunk, Weights::kBytes, s.full[stage]);
+}
+
 // Units [begin, end) of the range by the copying warps, a lane of each: unit j by warp j mod kCopyingWarps. Lanes of
 // one warp would wait for different barriers, which racecheck does not follow, or each for all, which costs a fifth of
 // the ring's speed; and one lane does not issue copies fast enough.
-template <int kTokens, class Tiles, class Range>
-__device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, UnitRing<kTokens>& s,
-                           int begin, int end) {
-  using Layout = cuda_common::PackedNvfp4;
-  constexpr int kStages = UnitRing<kTokens>::kStages, kCopiers = UnitRing<kTokens>::kCopyingWarps;
+template <class Ring, class Tiles, class Range>
+__device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s, int begin,
+                           int end) {
+  using Weights = typename Ring::Weights;
+  constexpr int kCopiers = Ring::kCopyingWarps;
   // A stage's units are one lane's, and so are a warp's: a unit that a warp waits for is copied behind the one that was
   // in its stage two rounds before, which a barrier could not tell from it.
-  static_assert(kStages % kCopiers == 0 && UnitRing<kTokens>::kWarps % kCopiers == 0);
+  static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0);
   if (threadIdx.x % cuda_common::kWarp != 0) return;
-  const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - UnitRing<kTokens>::kWarps;
+  const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
   for (int unit = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; unit < end; unit += kCopiers) {
     const RingUnit at(shape, range, unit);
     const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-    const int stage = unit % kStages;
-    s.free[stage].wait(unit / kStages % 2 ^ 1);
-    s.full[stage].arrive_and_expect(Layout::kBytes);
-    cuda_common::ptx::copy_bulk(s.stages[stage].units[0],
-                                static_cast<const char*>(weights.data) +
-                                    int64_t{weights.first_row / Layout::kRows} * shape.row_bytes +
-                                    at.part / Tiles::kPasses * Layout::kBytes,
-                                Layout::kBytes, s.full[stage]);
+    const int chunk = at.part / Tiles::kPasses, place = range.place(unit);
+    if constexpr (Range::kHasOthers) {
+      using Others = typename Range::Others;
+      if (range.is_other(unit)) {
+        copy_unit<Others>(s, place, Others::chunk(weights, shape.num_chunks, chunk));
+        continue;
+      }
+    }
+    copy_unit<Weights>(s, place, Weights::chunk(weights, shape.num_chunks, chunk));
   }
 }
 
-// The sums of a unit; x: this lane's token, from its own first column of the unit on.
-template <int kTokens>
-__device__ void sum_unit(UnitRing<kTokens>& s, int unit, const uint4* x, float (&s_sums)[UnitRing<kTokens>::kSums]) {
-  using Layout = cuda_common::PackedNvfp4;
-  using Share = UnitStage<1>::Share;
+// The sums of the unit in a place. x: this lane's token, from its own first column of the unit on; scales: FP8's.
+template <class Weights, class Ring>
+__device__ void sum_unit(Ring& s, int place, const uint4* x, uint4 scales, float (&s_sums)[Ring::kSums]) {
+  using Share = typename Weights::Share;
   constexpr int kAtOnce = 2;  // blocks
   constexpr int kBlockWords = cuda_common::kShareBlock / 8, kWords = cuda_common::kShareColumns / 8;
-  constexpr int kStages = UnitRing<kTokens>::kStages;
-  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp, stage = unit % kStages;
+  constexpr int kTaken = kStagesTaken<Weights, Ring>;
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp, stage = place % Ring::kStages;
   uint4 inputs[kAtOnce][kWords];
   const auto load_inputs = [&](int first, int n) {
 #pragma unroll
@@ -124,37 +150,43 @@ __device__ void sum_unit(UnitRing<kTokens>& s, int unit, const uint4* x, float (
 #pragma unroll
   for (int n = 0; n < kAtOnce; ++n) load_inputs(0, n);
   // The unit before in this stage is another warp's, perhaps still on its way: a barrier tells only two rounds apart.
-  const int parity = unit / kStages % 2;
+  const int parity = place / Ring::kStages % 2;
   s.free[stage].wait(parity ^ 1);
   s.full[stage].wait(parity);
   cuda_common::Chains chains = {};
   uint32_t carries[2] = {};
-  const UnitStage<1>& weights = s.stages[stage];
-  uint4 scales = weights.all_scales_of(0, lane);  // codes, of the next blocks first
-  // Not unrolled: registers would not do for all blocks at once.
+  const auto& weights = reinterpret_cast<const typename Weights::Stage&>(s.stages[stage]);
+  if constexpr (Weights::kIsNvfp4) scales = Weights::scales(weights, lane);  // of the next blocks first
+    // Not unrolled: registers would not do for all blocks at once.
 #pragma unroll 1
-  for (int first = 0; first < Layout::kBlocks; first += kAtOnce) {
+  for (int first = 0; first < Weights::kBlocks; first += kAtOnce) {
     Share shares[kAtOnce];
+    const auto load_share = [&](int n) {
+      shares[n] = Weights::share(weights, first, n, lane);
+      if (n + 1 < kAtOnce || first + kAtOnce < Weights::kBlocks) return;
+        // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not
+        // follow.
+#pragma unroll
+      for (int i = 0; i < kTaken; ++i) s.free[stage + i].arrive();
+    };
+    // FP8's have twice as many bytes: registers do not do for two.
+    constexpr bool kOneByOne = !Weights::kIsNvfp4;
+#pragma unroll
+    for (int n = 0; n < kAtOnce && !kOneByOne; ++n) load_share(n);
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) shares[n].pieces[half] = weights.codes_of(0, half, first + n, lane);
-    }
-    // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not follow.
-    if (first + kAtOnce == Layout::kBlocks) s.free[stage].arrive();
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      shares[n].prepare(n == 0 ? scales.x : scales.y);
-      carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
+      if constexpr (kOneByOne) load_share(n);
+      Weights::prepare(shares[n], n == 0 ? scales.x : scales.y);
+      if constexpr (Share::kFindsNan) carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
       cuda_common::add_block(shares[n], inputs[n], chains);
-      if (first + kAtOnce < Layout::kBlocks) load_inputs(first + kAtOnce, n);
+      if (first + kAtOnce < Weights::kBlocks) load_inputs(first + kAtOnce, n);
     }
     scales = {scales.z, scales.w, 0, 0};
   }
   float sums[1][4];
   cuda_common::add_chains(chains, sums[0]);
-  cuda_common::add_nans<Share>(carries, sums);
-  if constexpr (kTokens == 1) {
+  if constexpr (Share::kFindsNan) cuda_common::add_nans<Share>(carries, sums);
+  if constexpr (Ring::kTokens == 1) {
     if (lane % 4 == 0) s_sums[lane / 4] = sums[0][0], s_sums[lane / 4 + 8] = sums[0][2];
   } else {
     reinterpret_cast<float4*>(s_sums)[lane] = {sums[0][0], sums[0][1], sums[0][2], sums[0][3]};
@@ -169,13 +201,12 @@ __device__ int streamed_at(int i) {
 }
 
 // All tiles of this block, by its consumer warps.
-template <int kTokens, class Tiles, class Range>
-__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, UnitRing<kTokens>& s) {
-  using Ring = UnitRing<kTokens>;
-  constexpr int kPasses = Tiles::kPasses;
+template <class Ring, class Tiles, class Range>
+__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s) {
+  constexpr int kPasses = Tiles::kPasses, kTokens = Ring::kTokens;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
-  const int tile_units = static_cast<int>(shape.tile_units.divisor()), num_chunks = tile_units / kPasses;
+  const int tile_units = static_cast<int>(shape.tile_units.divisor());
   // Results begin with the last warp's: the first ones may have a unit more.
   const int own = (Ring::kWarps - 1 - warp) * cuda_common::kWarp + lane;
   int unit = warp;
@@ -189,16 +220,31 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
     if (own < num_sums) place = place_of(own), ticket = tiles.ticket(place, streamed_at<kTokens>(own % Ring::kSums));
     for (; unit < end; unit += Ring::kWarps) {
       const RingUnit at(shape, range, unit);
-      const uint4* x = reinterpret_cast<const uint4*>(tiles.inputs(tiles.place(at.tile))) +
-                       at.part / kPasses * (cuda_common::kChunk / 8) + lane % 4 * (cuda_common::kShareColumns / 8);
-      sum_unit(s, unit, x, s.sums[turn][unit - begin]);
+      const auto at_place = tiles.place(at.tile);
+      const int chunk = at.part / kPasses;
+      const uint4* x = reinterpret_cast<const uint4*>(tiles.inputs(at_place)) + chunk * (cuda_common::kChunk / 8) +
+                       lane % 4 * (cuda_common::kShareColumns / 8);
+      const auto sum = [&]<class Weights>(std::type_identity<Weights>) {
+        uint4 scales = {};
+        if constexpr (!Weights::kIsNvfp4) {
+          scales = Weights::scales(tiles.weights(at_place, at.part % kPasses), shape.num_chunks, chunk);
+        }
+        sum_unit<Weights>(s, range.place(unit), x, scales, s.sums[turn][unit - begin]);
+      };
+      if constexpr (Range::kHasOthers) {
+        if (range.is_other(unit)) {
+          sum(std::type_identity<typename Range::Others>());
+          continue;
+        }
+      }
+      sum(std::type_identity<typename Ring::Weights>());
     }
     s.summed.arrive();
     s.summed.wait(turn);
     const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
       const float* s_sums = s.sums[turn][i / Ring::kSums * tile_units] + i % Ring::kSums;
-      cuda_common::finish_sum<Ring::kSums>(num_chunks, tiles, its_place, streamed_at<kTokens>(i % Ring::kSums), s_sums,
-                                           its_ticket);
+      cuda_common::finish_sum<Ring::kSums>(shape.num_chunks, tiles, its_place, streamed_at<kTokens>(i % Ring::kSums),
+                                           s_sums, its_ticket);
     };
     if (own < num_sums) finish(own, place, ticket);
     for (int i = own + Ring::kWarps * cuda_common::kWarp; i < num_sums; i += Ring::kWarps * cuda_common::kWarp) {
