@@ -2,6 +2,7 @@
 #pragma once
 // The kernels that a map or a layer's experts are computed by on a target: ours, with the tiles and stages that the
 // backends' own plans have (backends/sm*/sum*_plan*.h), and an ideal form where ours is not written or is not the best.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ struct PlanShape {
   bool is_experts = false;
   ops::Linear::Desc map{};
   ops::MoeExperts::Desc experts{};  // of one GPU
-  bool has_shared = false;          // and the shared one, where are_launched_together() (families.h)
-  bool is_square = false;           // a product that others measure, of inputs that are NVFP4 before
+  // And the shared one, of this format, where are_launched_together() (families.h).
+  std::optional<ops::WeightFormat> shared;
+  bool is_square = false;  // a product that others measure, of inputs that are NVFP4 before
 };
 // Maps and experts of a model's layer; "square N": N outputs of N inputs.
 std::vector<PlanShape> plan_shapes(const std::string& model, const model::Config& config);

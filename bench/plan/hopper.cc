@@ -108,11 +108,18 @@ Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   return k;
 }
 
+// Of a chunk of 512 columns of 16 rows.
+double ring_unit_bytes(ops::WeightFormat format) {
+  return format == ops::WeightFormat::kNvfp4 ? PackedNvfp4::kBytes
+                                             : weight_bytes(format, double{PackedNvfp4::kRows} * PackedNvfp4::kColumns);
+}
+
 // A launch of unit_ring.cuh. Blocks have neighbouring tiles, of which the fullest has one more than others may have;
 // their units go to 16 warps by turns. Multiplying begins when each warp has its first unit.
-Kernel ring_kernel(const std::string& name, int64_t row_tiles, int64_t width, int passes, double tokens,
-                   int64_t latencies, const Target& target) {
+Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t row_tiles, int64_t width, int passes,
+                   double tokens, int64_t latencies, const Target& target) {
   constexpr int64_t kSchedulers = 4, kWarps = RingPlan<1>::kWarps;
+  const double unit_bytes = ring_unit_bytes(format);
   const int64_t tile_units = width / PackedNvfp4::kColumns * passes;
   const int64_t blocks = std::clamp<int64_t>(row_tiles, 1, target.multiprocessors);
   const int64_t block_units = ceil_div(row_tiles, blocks) * tile_units;
@@ -125,8 +132,8 @@ Kernel ring_kernel(const std::string& name, int64_t row_tiles, int64_t width, in
   k.name = name;
   k.tiles = target.multiprocessors;
   k.issue_cycles = static_cast<double>(units) * cycles;
-  k.memory_bytes = static_cast<double>(row_tiles * tile_units) * PackedNvfp4::kBytes;
-  k.first_bytes = static_cast<double>(blocks * std::min(block_units, kWarps)) * PackedNvfp4::kBytes;
+  k.memory_bytes = static_cast<double>(row_tiles * tile_units) * unit_bytes;
+  k.first_bytes = static_cast<double>(blocks * std::min(block_units, kWarps)) * unit_bytes;
   k.drain_cycles = static_cast<double>(kWarps / kSchedulers) * cycles;
   k.latencies = latencies;
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
@@ -136,17 +143,21 @@ Kernel ring_kernel(const std::string& name, int64_t row_tiles, int64_t width, in
 std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {
   const ops::MoeExperts::Desc& e = shape.experts;
   const ExpertLoad load = expert_load(shape, tokens, tokens == 1 ? 1 : FewPlan::kTokens);
-  const int64_t entries = load.entries() + (shape.has_shared ? 1 : 0);
+  const int64_t entries = load.entries() + (shape.shared ? 1 : 0);
   const double slots = tokens == 1 ? 1 : std::max(load.slots_of_tile, 1 + 1e-3);  // tiles of eight
   const auto kernel = [&](const char* name, int64_t rows, int64_t width, int passes) {
-    return ring_kernel(name, entries * ceil_div<int64_t>(rows, PackedNvfp4::kRows), width, passes, slots, kExpertLoads,
-                       target);
+    const int64_t row_tiles = ceil_div<int64_t>(rows, PackedNvfp4::kRows);
+    Kernel k = ring_kernel(e.format, name, entries * row_tiles, width, passes, slots, kExpertLoads, target);
+    // The shared expert's may be FP8: as many units, which take as long.
+    const double more_bytes = shape.shared ? ring_unit_bytes(*shape.shared) - ring_unit_bytes(e.format) : 0;
+    k.memory_bytes += static_cast<double>(row_tiles * (width / PackedNvfp4::kColumns) * passes) * more_bytes;
+    return k;
   };
   std::vector<Kernel> kernels = {
-      kernel(shape.has_shared ? "all_gate_and_up_ring" : "gate_and_up_ring", e.inner, e.hidden, 2),
-      kernel(shape.has_shared ? "all_down_ring" : "down_ring", e.hidden, e.inner, 1)};
+      kernel(shape.shared ? "all_gate_and_up_ring" : "gate_and_up_ring", e.inner, e.hidden, 2),
+      kernel(shape.shared ? "all_down_ring" : "down_ring", e.hidden, e.inner, 1)};
   const double flops =
-      shape_flops(shape, tokens) + (shape.has_shared ? 6.0 * static_cast<double>(tokens * e.hidden * e.inner) : 0);
+      shape_flops(shape, tokens) + (shape.shared ? 6.0 * static_cast<double>(tokens * e.hidden * e.inner) : 0);
   kernels[0].flops = flops * 2 / 3, kernels[1].flops = flops / 3;
   return kernels;
 }
@@ -224,17 +235,18 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
 
 Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
                          const Target& target) {
-  if (target.family == Family::kHopper && uses_ring(maps, 1, tokens, target.multiprocessors)) {
-    return ring_kernel("linear_ring", work.tiles, work.width, 1, 1, 0, target);
+  if (target.family == Family::kHopper && uses_ring(maps, 1, kScalesFold, tokens, target.multiprocessors)) {
+    return ring_kernel(work.format, "linear_ring", work.tiles, work.width, 1, 1, 0, target);
   }
   return stream_kernel("cuda linear_stream", work, target);
 }
 
 bool are_launched_together(const PlanShape& experts, int64_t tokens, const Target& target) {
   const ops::MoeExperts::Desc& e = experts.experts;
-  return target.family == Family::kHopper && e.format == ops::WeightFormat::kNvfp4 &&
-         expert_kernels(e, tokens, target.multiprocessors) == ExpertKernels::kPortable &&
-         uses_ring(e, tokens, target.multiprocessors);
+  const bool is_taken = experts.shared == ops::WeightFormat::kNvfp4 || experts.shared == ops::WeightFormat::kFp8Block;
+  if (target.family != Family::kHopper || e.format != ops::WeightFormat::kNvfp4 || !is_taken) return false;
+  const ops::AllExperts::Desc all{.routed = e, .down = {.format = *experts.shared}};
+  return uses_ring(all, kScalesFold, tokens, target.multiprocessors);
 }
 
 std::vector<Kernel> hopper_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {

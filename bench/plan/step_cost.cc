@@ -391,9 +391,10 @@ class Layer {
 
   // The shared expert in the launches of the routed ones.
   bool are_experts_together() const {
-    const PlanShape shape = routed_shape();
-    for (const char* matrix : {"w1", "w3", "w2"}) {
-      if (held_.at(std::string("ffn.shared_experts.") + matrix).format != ops::WeightFormat::kNvfp4) return false;
+    PlanShape shape = routed_shape();
+    shape.shared = held_.at("ffn.shared_experts.w1").format;
+    for (const char* matrix : {"w3", "w2"}) {
+      if (held_.at(std::string("ffn.shared_experts.") + matrix).format != *shape.shared) return false;
     }
     return held_.at("ffn.shared_experts.w1").rows == shape.experts.inner &&
            are_launched_together(shape, load_.rows(), t_);
@@ -401,13 +402,14 @@ class Layer {
   void shared_with_routed() {
     PlanShape shape = routed_shape();
     const double alone = estimate(our_kernels(shape, load_.rows(), t_), t_, true).us;
-    shape.has_shared = true;
+    shape.shared = held_.at("ffn.shared_experts.w1").format;
     const Estimate both = estimate(our_kernels(shape, load_.rows(), t_), t_, true);
     CostPart& p = part("shared expert");
     p.us += both.us - alone;
     p.bound = both.limit.name;
     const auto values = 3 * static_cast<double>(shape.experts.hidden * shape.experts.inner);
-    need("shared expert", nvfp4_bytes(values), 2 * rows() * values, true);
+    need("shared expert", weight_bytes(*shape.shared, values), 2 * rows() * values,
+         *shape.shared == ops::WeightFormat::kNvfp4);
   }
 
   void routed() {
