@@ -108,19 +108,12 @@ Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   return k;
 }
 
-// Of a chunk of 512 columns of 16 rows.
-double ring_unit_bytes(ops::WeightFormat format) {
-  return format == ops::WeightFormat::kNvfp4 ? PackedNvfp4::kBytes
-                                             : weight_bytes(format, double{PackedNvfp4::kRows} * PackedNvfp4::kColumns);
-}
-
 // A launch of unit_ring.cuh. Blocks have neighbouring tiles, of which the fullest has one more than others may have;
 // their units go to 16 warps by turns. Multiplying begins when each warp has its first unit.
 Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t row_tiles, int64_t width, int passes,
                    double tokens, int64_t latencies, const Target& target) {
   constexpr int64_t kSchedulers = 4, kWarps = RingPlan<1>::kWarps;
-  const double unit_bytes = ring_unit_bytes(format);
-  const int64_t tile_units = width / PackedNvfp4::kColumns * passes;
+  const int64_t tile_units = ring_chunks(width) * passes;
   const int64_t blocks = std::clamp<int64_t>(row_tiles, 1, target.multiprocessors);
   const int64_t block_units = ceil_div(row_tiles, blocks) * tile_units;
   int64_t units = 0;  // of the fullest scheduler
@@ -132,8 +125,9 @@ Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t ro
   k.name = name;
   k.tiles = target.multiprocessors;
   k.issue_cycles = static_cast<double>(units) * cycles;
-  k.memory_bytes = static_cast<double>(row_tiles * tile_units) * unit_bytes;
-  k.first_bytes = static_cast<double>(blocks * std::min(block_units, kWarps)) * unit_bytes;
+  k.memory_bytes = weight_bytes(format, static_cast<double>(row_tiles * PackedNvfp4::kRows * width * passes));
+  k.first_bytes = k.memory_bytes * static_cast<double>(blocks * std::min(block_units, kWarps)) /
+                  static_cast<double>(row_tiles * tile_units);
   k.drain_cycles = static_cast<double>(kWarps / kSchedulers) * cycles;
   k.latencies = latencies;
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
@@ -149,8 +143,8 @@ std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, 
     const int64_t row_tiles = ceil_div<int64_t>(rows, PackedNvfp4::kRows);
     Kernel k = ring_kernel(e.format, name, entries * row_tiles, width, passes, slots, kExpertLoads, target);
     // The shared expert's may be FP8: as many units, which take as long.
-    const double more_bytes = shape.shared ? ring_unit_bytes(*shape.shared) - ring_unit_bytes(e.format) : 0;
-    k.memory_bytes += static_cast<double>(row_tiles * (width / PackedNvfp4::kColumns) * passes) * more_bytes;
+    const auto values = static_cast<double>(rows * width * passes);
+    if (shape.shared) k.memory_bytes += weight_bytes(*shape.shared, values) - weight_bytes(e.format, values);
     return k;
   };
   std::vector<Kernel> kernels = {

@@ -175,6 +175,7 @@ TEST_F(AllExpertsRingTest, Experts) {
     for (const int64_t inner : {2048, 1024}) {
       for (int64_t tokens : {1, 1, 2}) check(4096, inner, 0, 16, 6, tokens, 16, false, kFp8);
     }
+    for (const int64_t inner : {384, 768}) check(7168, inner, 0, 16, 8, 1, 16, false, kFp8);
     return;
   }
   check(1024, 512, 0, 8, 6, 1, 8);
@@ -187,8 +188,11 @@ TEST_F(AllExpertsRingTest, Experts) {
   }
   check(512, 1024, 0, 6, 4, 2, 6);
   check(512, 512, 0, 6, 4, 3, 6, true);
-  // FP8's chunks take two stages, here all 44 or 40 of a block's first round.
+  // FP8's units take two places: of a block's first two rounds up to 44 and 40, or of one and a half.
   check(512, 512, 0, 6, 4, 1, 6, false, kFp8);
+  check(1024, 384, 0, 6, 4, 1, 6, false, kFp8);
+  check(512, 768, 0, 6, 4, 1, 6, false, kFp8);
+  check(512, 384, 0, 6, 4, 3, 6, false, kFp8);
   check(512, 512, 2, 8, 6, 1, 12, false, kFp8);
   check(512, 512, 12, 1, 2, 1, 13, false, kFp8);
   check(2048, 512, 0, 3, 2, 1, 3);  // the shared expert's units are more than the ring has stages; several rounds
@@ -213,7 +217,12 @@ TEST_F(AllExpertsRingTest, Choice) {
     EXPECT_TRUE(uses_ring(routed, 1, WeightFormat::kFp8Block, true));
     EXPECT_FALSE(uses_ring(routed, 1, WeightFormat::kFp8Block, false));
   }
-  EXPECT_FALSE(uses_ring(pro, 1, WeightFormat::kFp8Block, true));  // a block's chunks do not fit its ring
+  EXPECT_FALSE(uses_ring(pro, 1, WeightFormat::kFp8Block, true));  // too many units of a block
+  ops::MoeExperts::Desc eighth = pro;
+  eighth.inner = 384;  // a rank's of eight
+  for (const WeightFormat shared : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+    EXPECT_TRUE(uses_ring(eighth, 1, shared, true));
+  }
   // Whoever has packed weights, the shared expert's all NVFP4 or all FP8, has the fused op, with any number of tokens.
   const auto supports = [&](const ops::AllExperts::Desc& desc) {
     bool found = false;

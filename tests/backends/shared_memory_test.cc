@@ -44,9 +44,7 @@ TEST(SharedMemoryBudget, Hopper) {
 template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 constexpr int ring_bytes() {
   using Ring = sm90::RingPlan<kTokens, kFormat>;
-  using Unit = cuda_common::PackedUnit<kFormat>;
-  constexpr int kChunk = 512 / Unit::kColumns * Unit::kBytes;
-  return Ring::kStages * kChunk + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
+  return Ring::kStages * cuda_common::PackedUnit<kFormat>::kBytes + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
 }
 
 TEST(SharedMemoryBudget, HopperRings) {

@@ -358,7 +358,7 @@ class HopperRingTest : public HopperSumsTest {
   // Rows of maps of `in` columns that are `more` tiles of 16 more than it takes to have the ring.
   static int64_t rows(int64_t in, int64_t maps, int64_t more) {
     const int64_t units = backends::sm90::RingPlan<1>::kWarps * kMultiprocessors;
-    return (ceil_div<int64_t>(units, maps * (in / 512)) + more) * 16;
+    return (ceil_div<int64_t>(units, maps * ceil_div<int64_t>(in, 512)) + more) * 16;
   }
 };
 
@@ -385,7 +385,11 @@ TEST_F(HopperRingTest, Choice) {
   EXPECT_TRUE(backends::sm90::uses_ring(experts, 5, kGpu));
   EXPECT_FALSE(backends::sm90::uses_ring(experts, 6, kGpu));  // more slots than kernels list themselves
   experts.inner = 1920;
+  EXPECT_TRUE(backends::sm90::uses_ring(experts, 1, kGpu));
+  experts.inner = 1936;
   EXPECT_FALSE(backends::sm90::uses_ring(experts, 1, kGpu));
+  // Of Pro, a rank's of eight.
+  EXPECT_TRUE(backends::sm90::uses_ring({.hidden = 7168, .inner = 384, .num_local = 384, .top_k = 8}, 1, kGpu));
   experts.hidden = experts.inner = 512;
   EXPECT_FALSE(backends::sm90::uses_ring(experts, 1, kGpu));  // too little work
 }
@@ -454,6 +458,7 @@ TEST_F(HopperRingTest, Experts) {
   if (!testing::kGpuIsEmulated) {
     for (const int64_t tokens : {1, 2, 5}) check(4096, 2048, 0, 16, 6, tokens, 16);
     for (const int64_t tokens : {1, 4}) check(7168, 3072, 4, 8, 8, tokens, 16);
+    for (const int64_t inner : {384, 768}) check(7168, inner, 0, 16, 8, 1, 16);
     return;
   }
   const auto some_tokens = [&] { return 2 + static_cast<int64_t>(rng_.below(7)); };
@@ -463,6 +468,8 @@ TEST_F(HopperRingTest, Experts) {
   check(1024, 1024, 1, 3, 1, 1, 4);  // perhaps no slot of this rank
   check(512, 1024, 0, 6, 4, 8, 6);
   check(1024, 512, 3, 4, 4, some_tokens(), 12);
+  for (const int64_t short_by : {128, 256, 384}) check(512, 1024 - short_by, 0, 4, 3, 1, 4);
+  check(1024, 512 + 128, 0, 6, 4, 2, 6);
   check(512, 512, 0, 4, 3, 1, 4, ops::InputMode::kA16, true);
   check(512, 512, 0, 4, 3, 8, 4, ops::InputMode::kA16, true);
   check(512, 512, 1, 4, 3, 1, 6, ops::InputMode::kA4);

@@ -32,34 +32,37 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
 
 // A block's tiles where the shared expert's come first, since they are known before others are: they are dealt out for
 // themselves, and others so that a block has as many tiles in all as any other or one more. Of an FP8 shared expert
-// (others' are NVFP4) a unit takes two stages, and all have room in the ring at once (uses_ring), so that a stage has
-// units of one kind from its second round on.
+// (others' are NVFP4) a unit takes two places.
 template <WeightFormat kFormat>
 struct SharedFirstRange {
-  static constexpr bool kHasOthers = kFormat != WeightFormat::kNvfp4;
   using Others = RingWeights<kFormat>;
-  RingRange shared;
+  static constexpr bool kHasOthers = kFormat != WeightFormat::kNvfp4;
+  RingRange<> shared;
   int count, others;  // of all; the first of the others, less the place that it has here
   int num_shared_units;
 
   __device__ SharedFirstRange(const RingShape& shape, int num_shared, int num_tiles) : shared(num_shared) {
-    const RingRange all(num_tiles);
+    const RingRange<> all(num_tiles);
     count = all.count, others = num_shared + all.first - shared.first - shared.count;
     num_shared_units = units_of(shape, shared);
   }
-  // The shared expert's units of a block that the ring has room for.
+  // The shared expert's places that the ring has stages for.
   template <class Ring>
   __device__ int num_first() const {
-    return kHasOthers ? num_shared_units : min(num_shared_units, Ring::kStages);
+    return min(num_shared_units * Others::kStages, Ring::kStages);
   }
   __device__ int tile(int local) const { return local < shared.count ? shared.first + local : others + local; }
   __device__ bool is_other(int unit) const { return unit < num_shared_units; }
-  __device__ int place(int unit) const { return kHasOthers ? unit + min(unit, num_shared_units) : unit; }
+  __device__ int place(int unit) const { return unit + min(unit, num_shared_units) * (Others::kStages - 1); }
+  __device__ RingPart part_at(int place) const {
+    if (place >= num_shared_units * Others::kStages) return {place - num_shared_units * (Others::kStages - 1), 0};
+    return {place / Others::kStages, place % Others::kStages};
+  }
 };
 
 // Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does and for its reasons; of gate and up
 // those of the shared expert, as many as the ring holds.
-template <int kTokens, class Tiles, class Job>
+template <int kTokens, bool kAreWhole, class Tiles, class Job>
 __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     ring_experts(const __grid_constant__ Job job, RingShape shape, cuda_common::FastDivisor row_tiles) {
   constexpr bool kHasShared = std::is_same_v<Job, AllExpertsJob>;
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     if constexpr (kHasShared) {
       return SharedFirstRange<Tiles::kSharedFormat>(shape, tiles.num_shared(), tiles.count());
     } else {
-      return RingRange(tiles.count());
+      return RingRange<>(tiles.count());
     }
   }();
   const auto zero_foreign = [&] {
@@ -95,7 +98,7 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
   if (is_copying_warp()) {
     int first = 0;
     if constexpr (Tiles::kIsFirst && kHasShared) first = range.template num_first<Ring>();
-    copy_units(shape, range, tiles, s.ring, first, units_of(shape, range));
+    copy_units(shape, range, tiles, s.ring, first, range.place(units_of(shape, range)));
     if constexpr (Tiles::kIsFirst) zero_foreign();
     return;
   }
@@ -104,7 +107,7 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
   } else {
     cuda_common::wait_for_previous();
   }
-  ring_tiles(shape, range, tiles, s.ring);
+  ring_tiles<kAreWhole>(shape, range, tiles, s.ring);
 }
 
 // Of both launches, by tiles GateAndUp and Down of a job.
@@ -117,8 +120,16 @@ void run(const char* gate_and_up, const char* down, const ops::MoeExperts::Desc&
     const cuda_common::FastDivisor row_tiles(static_cast<uint32_t>(rows / cuda_common::kTileRows));
     const auto blocks =
         static_cast<unsigned>(std::min<int64_t>(num_slots * row_tiles.divisor(), cuda_common::multiprocessors()));
-    cuda_common::launch(name, queue, ring_experts<kTokens, Tiles, Job>, dim3(blocks), RingPlan<kTokens>::kThreads,
-                        sizeof(Ring), job, RingShape(width, Tiles::kPasses, RingPlan<kTokens>::kRoundUnits), row_tiles);
+    const RingShape shape(width, Tiles::kPasses, RingPlan<kTokens>::kRoundUnits);
+    const auto launch = [&](auto kernel) {
+      cuda_common::launch(name, queue, kernel, dim3(blocks), RingPlan<kTokens>::kThreads, sizeof(Ring), job, shape,
+                          row_tiles);
+    };
+    // Only a rank's part of an expert's width is not whole chunks.
+    if constexpr (!Tiles::kIsFirst) {
+      if (shape.columns.last_blocks < kChunkBlocks) return launch(ring_experts<kTokens, false, Tiles, Job>);
+    }
+    launch(ring_experts<kTokens, true, Tiles, Job>);
   };
   start(gate_and_up, std::type_identity<GateAndUp>(), desc.hidden, desc.inner);
   if constexpr (std::is_same_v<Job, expert_tiles::Job>) {

@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
   s.init();
   __syncthreads();
   const Tiles tiles(job);
-  const RingRange range(num_tiles);
-  if (is_copying_warp()) return copy_units(shape, range, tiles, s, 0, units_of(shape, range));
+  const RingRange<Weights::kStages> range(num_tiles);
+  if (is_copying_warp()) return copy_units(shape, range, tiles, s, 0, range.place(units_of(shape, range)));
   cuda_common::wait_for_previous();
-  ring_tiles(shape, range, tiles, s);
+  ring_tiles<true>(shape, range, tiles, s);
 }
 
 template <class Weights, class Tiles, class Job>

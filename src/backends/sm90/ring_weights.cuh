@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What unit_ring.cuh multiplies: a unit is a chunk of 512 columns of 16 rows, one of packed NVFP4 or two of packed FP8
-// whose scales fold (cuda_common/packed_units.h), which lie behind each other, so that one bulk copy brings them.
+// What unit_ring.cuh multiplies: a unit is a chunk of 512 columns of 16 rows, one packed unit of NVFP4 or two of FP8
+// whose scales fold (cuda_common/packed_units.h), a stage each. A row's last chunk may have fewer blocks of 128
+// columns.
 #include <cstdint>
 #include <type_traits>
 
@@ -11,38 +12,57 @@
 
 namespace tessera::backends::sm90 {
 
+constexpr int kChunkBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
+
+// Columns as chunks.
+struct RingColumns {
+  int num_chunks, last_blocks;
+
+  explicit RingColumns(int64_t columns)
+      : num_chunks(static_cast<int>(ceil_div<int64_t>(columns, cuda_common::kChunk))),
+        last_blocks(static_cast<int>(
+            ceil_div<int64_t>(columns - int64_t{num_chunks - 1} * cuda_common::kChunk, cuda_common::kShareBlock))) {}
+  __device__ int blocks_of(int chunk) const { return chunk + 1 < num_chunks ? kChunkBlocks : last_blocks; }
+};
+
 template <ops::WeightFormat kWeightFormat>
 struct RingWeights {
   static constexpr ops::WeightFormat kFormat = kWeightFormat;
   static constexpr bool kIsNvfp4 = kFormat == ops::WeightFormat::kNvfp4;
   static_assert(kIsNvfp4 || kFormat == ops::WeightFormat::kFp8Block);
   using Layout = cuda_common::PackedUnit<kFormat>;
-  using Stage = UnitStageOf<kFormat, cuda_common::kChunk / Layout::kColumns>;
+  using Stage = UnitStageOf<kFormat, 1>;
   using Share = std::conditional_t<kIsNvfp4, cuda_common::PackedShare<kFormat>, cuda_common::FoldedFp8Share>;
-  static constexpr int kBytes = sizeof(Stage), kBlocks = cuda_common::kChunk / cuda_common::kShareBlock;
+  static constexpr int kStages = cuda_common::kChunk / Layout::kColumns;  // of a chunk
+  static constexpr int kBlocks = Layout::kBlocks;                         // of a stage
 
-  // Chunk `chunk` of `num_chunks` of the rows from weights.first_row on.
-  __device__ static const char* chunk(const cuda_common::TileWeights& weights, int num_chunks, int chunk) {
-    return static_cast<const char*>(weights.data) + weights.first_row / Layout::kRows * num_chunks * kBytes +
-           int64_t{chunk} * kBytes;
+  // Of the stage `part` of a chunk of so many blocks; 0: it has none.
+  __device__ static int stage_bytes(int num_blocks, int part) {
+    if constexpr (kIsNvfp4) return Layout::bytes_of(num_blocks);
+    return part * kBlocks < num_blocks ? Layout::kBytes : 0;
   }
-  // The scales of all its blocks: NVFP4's codes, from the stage; FP8's as they are packed, from the matrix.
-  __device__ static uint4 scales(const Stage& stage, int lane) requires(kIsNvfp4) {
-    return stage.all_scales_of(0, lane);
+  // Where those lie, of the 16 rows from weights.first_row on.
+  __device__ static const char* stage_from(const cuda_common::TileWeights& weights, const RingColumns& columns,
+                                           int chunk, int part) {
+    const int last = kIsNvfp4 ? Layout::bytes_of(columns.last_blocks)
+                              : (columns.last_blocks + kBlocks - 1) / kBlocks * Layout::kBytes;
+    const int row_bytes = (columns.num_chunks - 1) * kStages * Layout::kBytes + last;
+    return static_cast<const char*>(weights.data) + weights.first_row / Layout::kRows * row_bytes +
+           (chunk * kStages + part) * Layout::kBytes;
   }
-  __device__ static uint4 scales(const cuda_common::TileWeights& weights, int num_chunks,
-                                 int chunk) requires(!kIsNvfp4) {
-    const auto* of_rows = static_cast<const uint4*>(weights.scales) +
-                          weights.first_row / numeric::kFp8WeightBlock * num_chunks;  // four to a chunk
+  // FP8: the scales of all blocks of a chunk, as they are packed.
+  __device__ static uint4 chunk_scales(const cuda_common::TileWeights& weights, const RingColumns& columns,
+                                       int chunk) requires(!kIsNvfp4) {
+    const auto* of_rows =
+        static_cast<const uint4*>(weights.scales) + weights.first_row / numeric::kFp8WeightBlock * columns.num_chunks;
     return __ldg(of_rows + chunk);
   }
-  // Of block first + n; `first`: a multiple of two.
-  __device__ static Share share(const Stage& stage, int first, int n, int lane) {
+  // Of a stage's block.
+  __device__ static Share share(const Stage& stage, int block, int lane) {
     constexpr int kHalf = Stage::kHalfPieces;
     Share share = {};
-    const int slot = kIsNvfp4 ? 0 : first / Layout::kBlocks, block = kIsNvfp4 ? first + n : n;
 #pragma unroll
-    for (int i = 0; i < 2 * kHalf; ++i) share.pieces[i] = stage.codes_of(slot, i / kHalf, block, lane, i % kHalf);
+    for (int i = 0; i < 2 * kHalf; ++i) share.pieces[i] = stage.codes_of(0, i / kHalf, block, lane, i % kHalf);
     return share;
   }
   __device__ static void prepare(Share& share, uint32_t scale) {
@@ -53,5 +73,8 @@ struct RingWeights {
     }
   }
 };
+
+using RingNvfp4 = RingWeights<ops::WeightFormat::kNvfp4>;
+using RingFp8 = RingWeights<ops::WeightFormat::kFp8Block>;
 
 }  // namespace tessera::backends::sm90

@@ -49,21 +49,25 @@ struct FewPlan {
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * (kTeamThreads + 32);
 };
 
-// unit_ring.cuh, for tiles of up to kTokens tokens; a stage is a chunk of 512 columns of 16 rows, of FP8 8 KiB. A block
-// has a multiprocessor's shared memory: what sums do not take of it are stages.
+// unit_ring.cuh, for tiles of up to kTokens tokens, whose units are 16 rows by 512 columns; a stage is a packed unit,
+// of FP8 half of those columns. A block has a multiprocessor's shared memory: what sums do not take of it are stages.
 template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 struct RingPlan {
   static constexpr int kWarps = 16, kCopyingWarps = 4, kThreads = (kWarps + kCopyingWarps) * 32;
-  static constexpr int kStages = kFormat == ops::WeightFormat::kFp8Block ? 24 : kTokens == 1 ? 44 : 40;
+  static constexpr int kStages = kFormat == ops::WeightFormat::kFp8Block ? 48 : kTokens == 1 ? 44 : 40;
   static constexpr int kRoundUnits = kTokens == 1 ? 128 : 32;
 };
 
-// Whether such tiles, of `passes` maps of whole chunks each, are as many chunks as it has warps to work on them, as
-// measured on an H200; and a round has room for one tile.
+inline int64_t ring_chunks(int64_t in) {
+  return ceil_div<int64_t>(in, cuda_common::PackedNvfp4::kColumns);
+}
+
+// Whether such tiles, of `passes` maps, are as many units as it has warps to work on them, as measured on an H200; and
+// a round has room for one tile.
 template <int kTokens>
 bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t multiprocessors) {
-  const int64_t tile_units = in / cuda_common::PackedNvfp4::kColumns * passes;
-  return in % cuda_common::PackedNvfp4::kColumns == 0 && tile_units <= RingPlan<kTokens>::kRoundUnits &&
+  const int64_t tile_units = ring_chunks(in) * passes;
+  return tile_units <= RingPlan<kTokens>::kRoundUnits &&
          row_tiles * tile_units >= RingPlan<kTokens>::kWarps * multiprocessors;
 }
 // Maps of one input, of one token: with more the portable kernels are as fast. FP8's where all scales fold.
@@ -76,7 +80,8 @@ inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, bool 
     if (map.format != format || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
     row_tiles += map.groups * map.out / cuda_common::PackedNvfp4::kRows;
   }
-  return num_tokens == 1 && fills_ring<1>(maps.front().in, row_tiles / passes, passes, multiprocessors);
+  return num_tokens == 1 && maps.front().in % cuda_common::PackedNvfp4::kColumns == 0 &&
+         fills_ring<1>(maps.front().in, row_tiles / passes, passes, multiprocessors);
 }
 inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num_tokens, int64_t multiprocessors) {
   return uses_ring(desc.maps, desc.swiglu ? 2 : 1, fold, num_tokens, multiprocessors);
@@ -86,7 +91,8 @@ inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int
   constexpr int64_t kRows = cuda_common::PackedNvfp4::kRows;
   const int64_t num_slots = num_tokens * desc.top_k;
   return desc.format == ops::WeightFormat::kNvfp4 && num_slots <= cuda::kFewExpertSlots &&
-         num_tokens <= FewPlan::kTokens && desc.hidden % kRows == 0 && desc.inner % kRows == 0 &&
+         num_tokens <= FewPlan::kTokens && desc.hidden % cuda_common::PackedNvfp4::kColumns == 0 &&
+         desc.inner % WidePlan::kInputColumns == 0 &&
          fills_ring<FewPlan::kTokens>(desc.hidden, num_slots * desc.inner / kRows, 2, multiprocessors) &&
          fills_ring<FewPlan::kTokens>(desc.inner, num_slots * desc.hidden / kRows, 1, multiprocessors);
 }
@@ -258,15 +264,15 @@ inline ExpertKernels expert_kernels(const ops::MoeExperts::Desc& desc, int64_t n
 }
 
 // Whether the shared expert, of the routed ones' width, is in their launches: where those take the ring. FP8's where
-// all scales fold, and its chunks, of two stages each, have room in a block's ring at once.
+// all scales fold and, of a block, as many units as the ring can tell from the others behind them: a warp's first one
+// of those lies in one of the first two rounds (copy_units() in unit_ring.cuh).
 inline bool uses_ring(const ops::AllExperts::Desc& desc, bool shared_folds, int64_t num_tokens,
                       int64_t multiprocessors) {
-  using cuda_common::PackedNvfp4;
   const ops::MoeExperts::Desc& routed = desc.routed;
   const int64_t stages = num_tokens == 1 ? RingPlan<1>::kStages : RingPlan<FewPlan::kTokens>::kStages;
   const auto has_room = [&](int64_t in, int64_t out, int64_t passes) {
-    const int64_t tiles = ceil_div<int64_t>(out / PackedNvfp4::kRows, multiprocessors);  // of a block
-    return 2 * tiles * (in / PackedNvfp4::kColumns) * passes <= stages;
+    const int64_t tiles = ceil_div<int64_t>(out / cuda_common::PackedNvfp4::kRows, multiprocessors);  // of a block
+    return 2 * tiles * ring_chunks(in) * passes + RingPlan<1>::kWarps <= 2 * stages;
   };
   if (expert_kernels(routed, num_tokens, multiprocessors) != ExpertKernels::kPortable ||
       !uses_ring(routed, num_tokens, multiprocessors)) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The tiles of cuda_common/weight_stream.cuh, of the same classes Tiles and bit for bit the same, from one ring of
-// chunks of packed weights (ring_weights.cuh) that all warps of a multiprocessor share: with a ring of its own a warp
-// has few bytes on their way, and copies take instructions of the warps that decode.
+// packed weights (ring_weights.cuh) that all warps of a multiprocessor share: with a ring of its own a warp has few
+// bytes on their way, and copies take instructions of the warps that decode.
 //   block  16 consumer warps, and four more that fill the ring by bulk copies; one block to a multiprocessor
 //   tile   16 rows by up to kTokens tokens: its units are chunks, and of each chunk the passes
 //   range  a block's tiles are neighbours, and as many as any other's or one more; unit j of them is warp j % 16's
-//   place  unit j's in the order in which stages are filled: j, but where a range says otherwise (ring_experts.cu)
+//   place  stages that are filled behind each other, over all rounds of the ring: a unit has one, or of FP8 two
 //   round  as many tiles as there is room for chunk sums; they are added in ascending order when all are there
 #include <cstdint>
 #include <type_traits>
@@ -19,9 +19,6 @@
 #include "backends/sm90/sum_plans.h"
 
 namespace tessera::backends::sm90 {
-
-using RingNvfp4 = RingWeights<ops::WeightFormat::kNvfp4>;
-using RingFp8 = RingWeights<ops::WeightFormat::kFp8Block>;
 
 // In shared memory.
 template <int kTileTokens, class ItsWeights = RingNvfp4>
@@ -43,20 +40,27 @@ struct UnitRing : RingPlan<kTileTokens, ItsWeights::kFormat> {
 };
 
 struct RingShape {
-  int num_chunks, round_tiles;
+  RingColumns columns;
+  int round_tiles;
   cuda_common::FastDivisor tile_units;
 
-  RingShape(int64_t columns, int passes, int round_units)
-      : num_chunks(static_cast<int>(columns / cuda_common::kChunk)),
-        round_tiles(round_units / (num_chunks * passes)),
-        tile_units(static_cast<uint32_t>(num_chunks * passes)) {}
+  RingShape(int64_t width, int passes, int round_units)
+      : columns(width),
+        round_tiles(round_units / (columns.num_chunks * passes)),
+        tile_units(static_cast<uint32_t>(columns.num_chunks * passes)) {}
 };
 
 __device__ inline bool is_copying_warp() {
   return threadIdx.x >= RingPlan<1>::kWarps * cuda_common::kWarp;
 }
 
-// This block's tiles [first, first + count).
+// What lies in a place: a stage of a unit.
+struct RingPart {
+  int unit, part;
+};
+
+// This block's tiles [first, first + count), each of whose units takes so many places.
+template <int kUnitStages = 1>
 struct RingRange {
   int first, count;
   static constexpr bool kHasOthers = false;  // units whose weights are not the ring's
@@ -67,7 +71,8 @@ struct RingRange {
     first = each * block + min(block, others), count = each + (block < others ? 1 : 0);
   }
   __device__ int tile(int local) const { return first + local; }
-  __device__ int place(int unit) const { return unit; }
+  __device__ int place(int unit) const { return unit * kUnitStages; }
+  __device__ RingPart part_at(int place) const { return {place / kUnitStages, place % kUnitStages}; }
 };
 
 // Of a Range: RingRange, or what else has `count` tiles of all, each with a number.
@@ -87,87 +92,85 @@ struct RingUnit {
   }
 };
 
-// The stages that a chunk of Weights takes of a ring's, from a multiple of their number on.
-template <class Weights, class Ring>
-constexpr int kStagesTaken = (sizeof(typename Weights::Stage) + sizeof(typename Ring::Weights::Stage) - 1) /
-                             sizeof(typename Ring::Weights::Stage);
-
-// A chunk to its place, by one thread.
-template <class Weights, class Ring>
-__device__ void copy_unit(Ring& s, int place, const char* chunk) {
-  constexpr int kTaken = kStagesTaken<Weights, Ring>;
-  const int stage = place % Ring::kStages, parity = place / Ring::kStages % 2;
-#pragma unroll
-  for (int i = 0; i < kTaken; ++i) s.free[stage + i].wait(parity ^ 1);
-    // Nobody waits for these: the first one's says that all is there.
-#pragma unroll
-  for (int i = 1; i < kTaken; ++i) s.full[stage + i].arrive();
-  s.full[stage].arrive_and_expect(Weights::kBytes);
-  cuda_common::ptx::copy_bulk(&s.stages[stage], chunk, Weights::kBytes, s.full[stage]);
-}
-
-// Units [begin, end) of the range by the copying warps, a lane of each: unit j by warp j mod kCopyingWarps. Lanes of
-// one warp would wait for different barriers, which racecheck does not follow, or each for all, which costs a fifth of
-// the ring's speed; and one lane does not issue copies fast enough.
+// What lies in places [begin, end) of the range, by the copying warps, a lane of each: place j by warp j mod
+// kCopyingWarps. Lanes of one warp would wait for different barriers, which racecheck does not follow, or each for all,
+// which costs a fifth of the ring's speed; and one lane does not issue copies fast enough.
 template <class Ring, class Tiles, class Range>
 __device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s, int begin,
                            int end) {
-  using Weights = typename Ring::Weights;
   constexpr int kCopiers = Ring::kCopyingWarps;
-  // A stage's units are one lane's, and so are a warp's: a unit that a warp waits for is copied behind the one that was
-  // in its stage two rounds before, which a barrier could not tell from it.
-  static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0);
+  // A stage's places are one lane's. What a warp waits for lies in the place of a lane that has copied, from 16 or, of
+  // two stages to a unit, 32 places before, for the same warp: so it has copied, too, what was in that stage a round
+  // before, and what was there two rounds before, which a barrier could not tell from it, has been used.
+  static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0 && Ring::kStages >= 2 * Ring::kWarps);
   if (threadIdx.x % cuda_common::kWarp != 0) return;
   const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
-  for (int unit = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; unit < end; unit += kCopiers) {
-    const RingUnit at(shape, range, unit);
+  for (int place = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; place < end; place += kCopiers) {
+    const RingPart part = range.part_at(place);
+    const RingUnit at(shape, range, part.unit);
     const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-    const int chunk = at.part / Tiles::kPasses, place = range.place(unit);
+    const int chunk = at.part / Tiles::kPasses, stage = place % Ring::kStages;
+    const auto copy = [&]<class Weights>(std::type_identity<Weights>) {
+      const int num_bytes = Weights::stage_bytes(shape.columns.blocks_of(chunk), part.part);
+      s.free[stage].wait(place / Ring::kStages % 2 ^ 1);
+      if (num_bytes == 0) return s.full[stage].arrive();
+      s.full[stage].arrive_and_expect(static_cast<uint32_t>(num_bytes));
+      cuda_common::ptx::copy_bulk(&s.stages[stage], Weights::stage_from(weights, shape.columns, chunk, part.part),
+                                  num_bytes, s.full[stage]);
+    };
     if constexpr (Range::kHasOthers) {
-      using Others = typename Range::Others;
-      if (range.is_other(unit)) {
-        copy_unit<Others>(s, place, Others::chunk(weights, shape.num_chunks, chunk));
+      if (range.is_other(part.unit)) {
+        copy(std::type_identity<typename Range::Others>());
         continue;
       }
     }
-    copy_unit<Weights>(s, place, Weights::chunk(weights, shape.num_chunks, chunk));
+    copy(std::type_identity<typename Ring::Weights>());
   }
 }
 
-// The sums of the unit in a place. x: this lane's token, from its own first column of the unit on; scales: FP8's.
+// The sums of a unit of so many blocks of 128 columns, from its first place on. x: this lane's token, from its own
+// first column of the unit on; scales: FP8's.
 template <class Weights, class Ring>
-__device__ void sum_unit(Ring& s, int place, const uint4* x, uint4 scales, float (&s_sums)[Ring::kSums]) {
+__device__ void sum_unit(Ring& s, int place, int num_blocks, const uint4* x, uint4 scales,
+                         float (&s_sums)[Ring::kSums]) {
   using Share = typename Weights::Share;
   constexpr int kAtOnce = 2;  // blocks
   constexpr int kBlockWords = cuda_common::kShareBlock / 8, kWords = cuda_common::kShareColumns / 8;
-  constexpr int kTaken = kStagesTaken<Weights, Ring>;
-  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp, stage = place % Ring::kStages;
+  static_assert(Weights::kBlocks % kAtOnce == 0);
+  // A unit's stages are neighbours, of one round.
+  static_assert(Ring::kStages % Weights::kStages == 0);
+  const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
+  const int first_stage = place % Ring::kStages;
   uint4 inputs[kAtOnce][kWords];
   const auto load_inputs = [&](int first, int n) {
+    // Columns that aren't there have no inputs, and no weights that count: the first block's again.
+    const int block = min(first + n, num_blocks - 1);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) inputs[n][i] = cuda_common::ptx::load_here(x + (first + n) * kBlockWords + i);
+    for (int i = 0; i < kWords; ++i) inputs[n][i] = cuda_common::ptx::load_here(x + block * kBlockWords + i);
   };
 #pragma unroll
   for (int n = 0; n < kAtOnce; ++n) load_inputs(0, n);
-  // The unit before in this stage is another warp's, perhaps still on its way: a barrier tells only two rounds apart.
-  const int parity = place / Ring::kStages % 2;
-  s.free[stage].wait(parity ^ 1);
-  s.full[stage].wait(parity);
   cuda_common::Chains chains = {};
   uint32_t carries[2] = {};
-  const auto& weights = reinterpret_cast<const typename Weights::Stage&>(s.stages[stage]);
-  if constexpr (Weights::kIsNvfp4) scales = Weights::scales(weights, lane);  // of the next blocks first
-    // Not unrolled: registers would not do for all blocks at once.
+  // Not unrolled: registers would not do for all blocks at once.
 #pragma unroll 1
-  for (int first = 0; first < Weights::kBlocks; first += kAtOnce) {
+  for (int first = 0; first < kChunkBlocks; first += kAtOnce) {
+    const bool begins = first % Weights::kBlocks == 0, ends = (first + kAtOnce) % Weights::kBlocks == 0;
+    const int stage = first_stage + first / Weights::kBlocks;
+    const auto& weights = reinterpret_cast<const typename Weights::Stage&>(s.stages[stage]);
+    if (begins) {
+      // What was in this stage before is another warp's, perhaps still on its way: a barrier tells only two rounds
+      // apart.
+      const int parity = place / Ring::kStages % 2;
+      s.free[stage].wait(parity ^ 1);
+      s.full[stage].wait(parity);
+      if constexpr (Weights::kIsNvfp4) scales = weights.all_scales_of(0, lane);  // of the next blocks first
+    }
     Share shares[kAtOnce];
     const auto load_share = [&](int n) {
-      shares[n] = Weights::share(weights, first, n, lane);
-      if (n + 1 < kAtOnce || first + kAtOnce < Weights::kBlocks) return;
-        // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not
-        // follow.
-#pragma unroll
-      for (int i = 0; i < kTaken; ++i) s.free[stage + i].arrive();
+      shares[n] = Weights::share(weights, (first + n) % Weights::kBlocks, lane);
+      // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not follow.
+      if (n + 1 == kAtOnce && ends) s.free[stage].arrive();
     };
     // FP8's have twice as many bytes: registers do not do for two.
     constexpr bool kOneByOne = !Weights::kIsNvfp4;
@@ -176,10 +179,11 @@ __device__ void sum_unit(Ring& s, int place, const uint4* x, uint4 scales, float
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       if constexpr (kOneByOne) load_share(n);
+      if (first + n >= num_blocks) continue;
       Weights::prepare(shares[n], n == 0 ? scales.x : scales.y);
       if constexpr (Share::kFindsNan) carries[0] |= shares[n].carries[0], carries[1] |= shares[n].carries[1];
       cuda_common::add_block(shares[n], inputs[n], chains);
-      if (first + kAtOnce < Weights::kBlocks) load_inputs(first + kAtOnce, n);
+      if (first + kAtOnce < kChunkBlocks) load_inputs(first + kAtOnce, n);
     }
     scales = {scales.z, scales.w, 0, 0};
   }
@@ -200,8 +204,8 @@ __device__ int streamed_at(int i) {
   return kTokens == 1 ? i % 8 * 16 + i / 8 * 2 : i;
 }
 
-// All tiles of this block, by its consumer warps.
-template <class Ring, class Tiles, class Range>
+// All tiles of this block, by its consumer warps. kAreWhole: all chunks.
+template <bool kAreWhole, class Ring, class Tiles, class Range>
 __device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s) {
   constexpr int kPasses = Tiles::kPasses, kTokens = Ring::kTokens;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
@@ -227,9 +231,10 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
       const auto sum = [&]<class Weights>(std::type_identity<Weights>) {
         uint4 scales = {};
         if constexpr (!Weights::kIsNvfp4) {
-          scales = Weights::scales(tiles.weights(at_place, at.part % kPasses), shape.num_chunks, chunk);
+          scales = Weights::chunk_scales(tiles.weights(at_place, at.part % kPasses), shape.columns, chunk);
         }
-        sum_unit<Weights>(s, range.place(unit), x, scales, s.sums[turn][unit - begin]);
+        const int num_blocks = kAreWhole ? kChunkBlocks : shape.columns.blocks_of(chunk);
+        sum_unit<Weights>(s, range.place(unit), num_blocks, x, scales, s.sums[turn][unit - begin]);
       };
       if constexpr (Range::kHasOthers) {
         if (range.is_other(unit)) {
@@ -243,8 +248,8 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
     s.summed.wait(turn);
     const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
       const float* s_sums = s.sums[turn][i / Ring::kSums * tile_units] + i % Ring::kSums;
-      cuda_common::finish_sum<Ring::kSums>(shape.num_chunks, tiles, its_place, streamed_at<kTokens>(i % Ring::kSums),
-                                           s_sums, its_ticket);
+      cuda_common::finish_sum<Ring::kSums>(shape.columns.num_chunks, tiles, its_place,
+                                           streamed_at<kTokens>(i % Ring::kSums), s_sums, its_ticket);
     };
     if (own < num_sums) finish(own, place, ticket);
     for (int i = own + Ring::kWarps * cuda_common::kWarp; i < num_sums; i += Ring::kWarps * cuda_common::kWarp) {
