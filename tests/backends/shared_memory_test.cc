@@ -44,7 +44,8 @@ TEST(SharedMemoryBudget, Hopper) {
 template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 constexpr int ring_bytes() {
   using Ring = sm90::RingPlan<kTokens, kFormat>;
-  return Ring::kStages * cuda_common::PackedUnit<kFormat>::kBytes + 2 * Ring::kRoundUnits * 16 * kTokens * 4;
+  return Ring::kStages * (512 / cuda_common::PackedUnit<kFormat>::kColumns) * cuda_common::PackedUnit<kFormat>::kBytes +
+         2 * Ring::kRoundUnits * 16 * kTokens * 4;
 }
 
 TEST(SharedMemoryBudget, HopperRings) {

@@ -375,7 +375,10 @@ TEST_F(HopperRingTest, Choice) {
   EXPECT_FALSE(uses_ring(8192, 4096, 2));
   EXPECT_FALSE(uses_ring(8192 + 128, 4096));
   EXPECT_FALSE(uses_ring(8192, 4096 + 8));
-  EXPECT_TRUE(uses_ring(8192, 4096, 1, WeightFormat::kFp8Block, true));
+  EXPECT_TRUE(uses_ring(8192, 672, 1, WeightFormat::kFp8Block, true));
+  EXPECT_FALSE(uses_ring(8192, 656, 1, WeightFormat::kFp8Block, true));
+  EXPECT_TRUE(uses_ring(8192, 4096, 8, WeightFormat::kFp8Block, true));
+  EXPECT_FALSE(uses_ring(8192, 4096, 9, WeightFormat::kFp8Block, true));
   EXPECT_FALSE(uses_ring(8192, 4096, 1, WeightFormat::kFp8Block));
   EXPECT_FALSE(uses_ring(8192, 4096, 1, WeightFormat::kBf16));
   EXPECT_TRUE(uses_ring(65536, 4096));  // all that a round has room for
@@ -403,6 +406,10 @@ TEST_F(HopperRingTest, Linear) {
           .in = in, .out = rows(in, groups, more), .groups = groups, .format = format, .output = output};
       EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, true, 1, kMultiprocessors));
       check_linear(desc, 1);
+      if (format != WeightFormat::kFp8Block || in / 512 > backends::sm90::RingPlan<8>::kRoundUnits) continue;
+      const int64_t tokens = 2 + static_cast<int64_t>(rng_.below(7));
+      EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, true, tokens, kMultiprocessors));
+      check_linear(desc, tokens);
     }
   };
   for (const DType output : {DType::kBF16, DType::kF32}) {
@@ -432,7 +439,9 @@ TEST_F(HopperRingTest, Group) {
       for (const ops::LinearGroup::Desc& desc : {maps, gated}) {
         EXPECT_TRUE(backends::sm90::uses_ring(desc, true, 1, kMultiprocessors));
         check_group(desc, 1, Folding::kAll);
-        if (format == WeightFormat::kFp8Block) check_group(desc, 1);
+        if (format != WeightFormat::kFp8Block) continue;
+        check_group(desc, 1);
+        check_group(desc, 2 + static_cast<int64_t>(rng_.below(7)), Folding::kAll);
       }
     }
   }

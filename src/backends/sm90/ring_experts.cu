@@ -35,8 +35,8 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
 // (others' are NVFP4) a unit takes two places.
 template <WeightFormat kFormat>
 struct SharedFirstRange {
-  using Others = RingWeights<kFormat>;
   static constexpr bool kHasOthers = kFormat != WeightFormat::kNvfp4;
+  using Others = std::conditional_t<kHasOthers, RingFp8Halves, RingNvfp4>;
   RingRange<> shared;
   int count, others;  // of all; the first of the others, less the place that it has here
   int num_shared_units;
@@ -166,7 +166,7 @@ void all_experts_ring(const ops::AllExperts::Desc& desc, const ops::AllExperts::
           "all_gate_and_up_ring", "all_down_ring", desc.routed, parts.routed, job, job.routed.num_slots + 1, queue);
     });
   };
-  if (desc.down.format == WeightFormat::kFp8Block) return run_with(std::type_identity<RingFp8>());
+  if (desc.down.format == WeightFormat::kFp8Block) return run_with(std::type_identity<RingFp8Halves>());
   run_with(std::type_identity<RingNvfp4>());
 }
 

@@ -13,10 +13,10 @@ namespace tessera::backends::sm90 {
 
 namespace {
 
-template <class Weights, class Tiles, class Job>
-__global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
+template <int kTokens, class Weights, class Tiles, class Job>
+__global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     ring_maps(const __grid_constant__ Job job, RingShape shape, int num_tiles) {
-  auto& s = *cuda_common::dynamic_shared<UnitRing<1, Weights>>();
+  auto& s = *cuda_common::dynamic_shared<UnitRing<kTokens, Weights>>();
   s.init();
   __syncthreads();
   const Tiles tiles(job);
@@ -26,26 +26,28 @@ __global__ void __launch_bounds__(RingPlan<1>::kThreads, 1)
   ring_tiles<true>(shape, range, tiles, s);
 }
 
-template <class Weights, class Tiles, class Job>
+template <int kTokens, class Weights, class Tiles, class Job>
 void launch_ring(const char* name, const device::Queue& queue, const Job& job, int64_t num_tiles) {
-  using Ring = UnitRing<1, Weights>;
+  using Ring = UnitRing<kTokens, Weights>;
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(num_tiles, cuda_common::multiprocessors()));
-  cuda_common::launch(name, queue, ring_maps<Weights, Tiles, Job>, dim3(blocks), Ring::kThreads, sizeof(Ring), job,
-                      RingShape(job.in, Tiles::kPasses, Ring::kRoundUnits), static_cast<int>(num_tiles));
+  cuda_common::launch(name, queue, ring_maps<kTokens, Weights, Tiles, Job>, dim3(blocks), Ring::kThreads, sizeof(Ring),
+                      job, RingShape(job.in, Tiles::kPasses, Ring::kRoundUnits), static_cast<int>(num_tiles));
 }
 
-// Calls with(std::type_identity<RingWeights>).
+// Calls with(RingWeights, std::integral_constant<int, tokens of a tile>).
 template <class With>
-void with_weights(ops::WeightFormat format, const With& with) {
-  if (format == ops::WeightFormat::kFp8Block) return with(std::type_identity<RingFp8>());
-  with(std::type_identity<RingNvfp4>());
+void with_ring(ops::WeightFormat format, int64_t num_tokens, const With& with) {
+  using One = std::integral_constant<int, 1>;
+  if (format != ops::WeightFormat::kFp8Block) return with(RingNvfp4(), One());
+  if (num_tokens == 1) return with(RingFp8(), One());
+  with(RingFp8(), std::integral_constant<int, cuda_common::kTileTokens>());
 }
 
 }  // namespace
 
 void linear_ring(const ops::Linear::Desc& desc, const ops::Linear::Args& args, device::Queue& queue) {
-  with_weights(desc.format, [&]<class Weights>(std::type_identity<Weights>) {
-    launch_ring<Weights, cuda::linear_tiles::Tiles<typename Weights::Share>>(
+  with_ring(desc.format, args.num_tokens, [&]<class Weights>(Weights, auto tokens) {
+    launch_ring<tokens.value, Weights, cuda::linear_tiles::Tiles<typename Weights::Share>>(
         "linear_ring", queue, cuda::linear_tiles::job_of(desc, args),
         desc.groups * ceil_div<int64_t>(desc.out, cuda_common::kTileRows));
   });
@@ -55,12 +57,12 @@ void linear_group_ring(const ops::LinearGroup::Desc& desc, const ops::LinearGrou
   namespace group_tiles = cuda::group_tiles;
   const group_tiles::Job job = group_tiles::job_of(desc, args);
   const int num_tiles = group_tiles::row_tiles_of(desc, job);
-  with_weights(desc.maps.front().format, [&]<class Weights>(std::type_identity<Weights>) {
+  with_ring(desc.maps.front().format, args.num_tokens, [&]<class Weights>(Weights, auto tokens) {
     using Share = typename Weights::Share;
     if (desc.swiglu) {
-      launch_ring<Weights, group_tiles::GatedTiles<Share>>("linear_group_ring", queue, job, num_tiles);
+      launch_ring<tokens.value, Weights, group_tiles::GatedTiles<Share>>("linear_group_ring", queue, job, num_tiles);
     } else {
-      launch_ring<Weights, group_tiles::MapTiles<Share>>("linear_group_ring", queue, job, num_tiles);
+      launch_ring<tokens.value, Weights, group_tiles::MapTiles<Share>>("linear_group_ring", queue, job, num_tiles);
     }
   });
 }

@@ -49,12 +49,12 @@ struct FewPlan {
   static constexpr int kTeamThreads = kSlots * 32, kThreads = kTeams * (kTeamThreads + 32);
 };
 
-// unit_ring.cuh, for tiles of up to kTokens tokens, whose units are 16 rows by 512 columns; a stage is a packed unit,
-// of FP8 half of those columns. A block has a multiprocessor's shared memory: what sums do not take of it are stages.
+// unit_ring.cuh, for tiles of up to kTokens tokens, whose units are 16 rows by 512 columns: a stage, but in a ring of
+// NVFP4 FP8's take two. A block has a multiprocessor's shared memory: what sums do not take of it are stages.
 template <int kTokens, ops::WeightFormat kFormat = ops::WeightFormat::kNvfp4>
 struct RingPlan {
   static constexpr int kWarps = 16, kCopyingWarps = 4, kThreads = (kWarps + kCopyingWarps) * 32;
-  static constexpr int kStages = kFormat == ops::WeightFormat::kFp8Block ? 48 : kTokens == 1 ? 44 : 40;
+  static constexpr int kStages = kFormat == ops::WeightFormat::kFp8Block ? 24 : kTokens == 1 ? 44 : 40;
   static constexpr int kRoundUnits = kTokens == 1 ? 128 : 32;
 };
 
@@ -62,26 +62,31 @@ inline int64_t ring_chunks(int64_t in) {
   return ceil_div<int64_t>(in, cuda_common::PackedNvfp4::kColumns);
 }
 
-// Whether such tiles, of `passes` maps, are as many units as it has warps to work on them, as measured on an H200; and
-// a round has room for one tile.
+// Whether such tiles, of `passes` maps, are so many units or more, and a round has room for one tile.
 template <int kTokens>
-bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t multiprocessors) {
+bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t fewest_units) {
   const int64_t tile_units = ring_chunks(in) * passes;
-  return tile_units <= RingPlan<kTokens>::kRoundUnits &&
-         row_tiles * tile_units >= RingPlan<kTokens>::kWarps * multiprocessors;
+  return tile_units <= RingPlan<kTokens>::kRoundUnits && row_tiles * tile_units >= fewest_units;
 }
-// Maps of one input, of one token: with more the portable kernels are as fast. FP8's where all scales fold.
+
+// To a multiprocessor, as measured on an H200: of NVFP4 as many as it has warps to work on them.
+constexpr int64_t kFewestRingUnits = RingPlan<1>::kWarps, kFewestFp8RingUnits = 5;
+
+// Maps of one input: of NVFP4 of one token, with more the portable kernels are as fast; of FP8 where all scales fold.
 inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, bool fold, int64_t num_tokens,
                       int64_t multiprocessors) {
-  const ops::WeightFormat format = maps.front().format;
-  if (format != ops::WeightFormat::kNvfp4 && !(format == ops::WeightFormat::kFp8Block && fold)) return false;
+  const ops::Linear::Desc& first = maps.front();
+  const bool is_fp8 = first.format == ops::WeightFormat::kFp8Block;
+  if (!(is_fp8 && fold) && first.format != ops::WeightFormat::kNvfp4) return false;
+  if (num_tokens > (is_fp8 ? FewPlan::kTokens : 1) || first.in % cuda_common::PackedNvfp4::kColumns != 0) return false;
   int64_t row_tiles = 0;
   for (const ops::Linear::Desc& map : maps) {
-    if (map.format != format || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
+    if (map.format != first.format || map.out % cuda_common::PackedNvfp4::kRows != 0) return false;
     row_tiles += map.groups * map.out / cuda_common::PackedNvfp4::kRows;
   }
-  return num_tokens == 1 && maps.front().in % cuda_common::PackedNvfp4::kColumns == 0 &&
-         fills_ring<1>(maps.front().in, row_tiles / passes, passes, multiprocessors);
+  const int64_t fewest = (is_fp8 ? kFewestFp8RingUnits : kFewestRingUnits) * multiprocessors;
+  return num_tokens == 1 ? fills_ring<1>(first.in, row_tiles / passes, passes, fewest)
+                         : fills_ring<FewPlan::kTokens>(first.in, row_tiles / passes, passes, fewest);
 }
 inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num_tokens, int64_t multiprocessors) {
   return uses_ring(desc.maps, desc.swiglu ? 2 : 1, fold, num_tokens, multiprocessors);
@@ -89,12 +94,12 @@ inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num
 // Experts whose portable kernels would list the slots themselves.
 inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   constexpr int64_t kRows = cuda_common::PackedNvfp4::kRows;
-  const int64_t num_slots = num_tokens * desc.top_k;
+  const int64_t num_slots = num_tokens * desc.top_k, fewest = kFewestRingUnits * multiprocessors;
   return desc.format == ops::WeightFormat::kNvfp4 && num_slots <= cuda::kFewExpertSlots &&
          num_tokens <= FewPlan::kTokens && desc.hidden % cuda_common::PackedNvfp4::kColumns == 0 &&
          desc.inner % WidePlan::kInputColumns == 0 &&
-         fills_ring<FewPlan::kTokens>(desc.hidden, num_slots * desc.inner / kRows, 2, multiprocessors) &&
-         fills_ring<FewPlan::kTokens>(desc.inner, num_slots * desc.hidden / kRows, 1, multiprocessors);
+         fills_ring<FewPlan::kTokens>(desc.hidden, num_slots * desc.inner / kRows, 2, fewest) &&
+         fills_ring<FewPlan::kTokens>(desc.inner, num_slots * desc.hidden / kRows, 1, fewest);
 }
 
 // Up to here the portable kernels are as fast.

@@ -102,7 +102,8 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   // A stage's places are one lane's. What a warp waits for lies in the place of a lane that has copied, from 16 or, of
   // two stages to a unit, 32 places before, for the same warp: so it has copied, too, what was in that stage a round
   // before, and what was there two rounds before, which a barrier could not tell from it, has been used.
-  static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0 && Ring::kStages >= 2 * Ring::kWarps);
+  static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0);
+  static_assert(Ring::kStages >= Ring::kWarps * (Range::kHasOthers ? 2 : Ring::Weights::kStages));
   if (threadIdx.x % cuda_common::kWarp != 0) return;
   const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
   for (int place = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; place < end; place += kCopiers) {
