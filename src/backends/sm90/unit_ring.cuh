@@ -168,11 +168,7 @@ __device__ void sum_unit(Ring& s, int place, int num_blocks, const uint4* x, uin
       if constexpr (Weights::kIsNvfp4) scales = weights.all_scales_of(0, lane);  // of the next blocks first
     }
     Share shares[kAtOnce];
-    const auto load_share = [&](int n) {
-      shares[n] = Weights::share(weights, (first + n) % Weights::kBlocks, lane);
-      // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not follow.
-      if (n + 1 == kAtOnce && ends) s.free[stage].arrive();
-    };
+    const auto load_share = [&](int n) { shares[n] = Weights::share(weights, (first + n) % Weights::kBlocks, lane); };
     // FP8's have twice as many bytes: registers do not do for two.
     constexpr bool kOneByOne = !Weights::kIsNvfp4;
 #pragma unroll
@@ -186,6 +182,10 @@ __device__ void sum_unit(Ring& s, int place, int num_blocks, const uint4* x, uin
       cuda_common::add_block(shares[n], inputs[n], chains);
       if (first + kAtOnce < kChunkBlocks) load_inputs(first + kAtOnce, n);
     }
+    // Behind products of what was loaded, which may still be on its way before: copies into the stage do not wait for
+    // loads out of it. By every lane, for its own: one that arrives for its warp behind __syncwarp() racecheck does not
+    // follow.
+    if (ends) s.free[stage].arrive();
     scales = {scales.z, scales.w, 0, 0};
   }
   float sums[1][4];
