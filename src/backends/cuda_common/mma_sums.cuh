@@ -125,6 +125,10 @@ __device__ void add_step(const uint32_t (&w)[2][4], uint4 x, float (&sums)[4]) {
 
 // Two sums side by side: of the even and of the odd steps. Neither waits for the other's products.
 using Chains = float[2][4];
+// A word for which all products of both are waited for, and all that they were made of (SharedBarrier::arrive_behind).
+__device__ inline uint32_t word_of(const Chains& chains) {
+  return __float_as_uint(chains[0][0]) | __float_as_uint(chains[1][0]);
+}
 __device__ inline void add_chains(const Chains& chains, float (&sums)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[i] = chains[0][i] + chains[1][i];

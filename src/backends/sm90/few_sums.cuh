@@ -104,7 +104,7 @@ struct FewConsumer {
       s.full[team][at.stage].wait(at.parity);
       cuda_common::Chains chains = {};
       add_products(s.stages[team][at.stage], chains);
-      s.free[team][at.stage].arrive();
+      s.free[team][at.stage].arrive_behind(cuda_common::word_of(chains));
       at.advance();
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[0][i] += chains[0][i] + chains[1][i];

@@ -77,7 +77,7 @@ class PageWalk {
   __device__ void take_next(Operand& a) {
     ring_.full[from_.stage].wait(from_.parity);
     const Codes codes = load(ring_.tiles[from_.stage]);
-    ring_.free[from_.stage].arrive();
+    ring_.free[from_.stage].arrive_behind(word_of(codes));
     from_.advance();
     decode(codes, a);
     copy_next();
@@ -100,6 +100,12 @@ class PageWalk {
       ptx::copy_bulk(ring_.tiles[to_.stage], reinterpret_cast<const void*>(address), kTileBytes, full);
     }
     to_.advance();
+  }
+  __device__ static uint32_t word_of(const Codes& codes) {
+    uint32_t word = codes.scales[0] | codes.scales[1];
+#pragma unroll
+    for (int i = 0; i < 4 * kGroups; ++i) word |= codes.words[i / (2 * kGroups)][i / 2 % kGroups][i % 2];
+    return word;
   }
   __device__ static Codes load(const char* tile) {
     Codes codes;

@@ -182,10 +182,8 @@ __device__ void sum_unit(Ring& s, int place, int num_blocks, const uint4* x, uin
       cuda_common::add_block(shares[n], inputs[n], chains);
       if (first + kAtOnce < kChunkBlocks) load_inputs(first + kAtOnce, n);
     }
-    // Behind products of what was loaded, which may still be on its way before: copies into the stage do not wait for
-    // loads out of it. By every lane, for its own: one that arrives for its warp behind __syncwarp() racecheck does not
-    // follow.
-    if (ends) s.free[stage].arrive();
+    // By every lane, for its own loads: one that arrives for its warp behind __syncwarp() racecheck does not follow.
+    if (ends) s.free[stage].arrive_behind(cuda_common::word_of(chains));
     scales = {scales.z, scales.w, 0, 0};
   }
   float sums[1][4];

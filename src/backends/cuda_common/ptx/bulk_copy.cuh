@@ -35,7 +35,20 @@ struct alignas(8) SharedBarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
 #endif
   }
-  // The same, and `bytes` more will be copied in this phase.
+  // The same, once this thread has `word`: made of what it loaded from memory that it frees here, of each load. An
+  // arrival waits for no load before it, and a copy into that memory for nothing but the barrier: of weights that many
+  // lanes waited to load it has been seen to overwrite what they had yet to get.
+  __device__ void arrive_behind(uint32_t word) {
+#ifdef TESSERA_CUDA_EMULATED
+    arrive();
+#else
+    // Zero, which no compiler knows: less than 2 GiB.
+    uint32_t bytes;
+    asm("mov.u32 %0, %%total_smem_size;" : "=r"(bytes));
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address() + (word & bytes >> 31)) : "memory");
+#endif
+  }
+  // The same as arrive(), and `bytes` more will be copied in this phase.
   __device__ void arrive_and_expect(int bytes) {
 #ifdef TESSERA_CUDA_EMULATED
     emulated::arrive(&bits, bytes);
