@@ -126,8 +126,8 @@ Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t ro
   k.tiles = target.multiprocessors;
   k.issue_cycles = static_cast<double>(units) * cycles;
   k.memory_bytes = weight_bytes(format, static_cast<double>(row_tiles * PackedNvfp4::kRows * width * passes));
-  k.first_bytes = k.memory_bytes * static_cast<double>(blocks * std::min(block_units, kWarps)) /
-                  static_cast<double>(row_tiles * tile_units);
+  k.first_bytes = weight_bytes(
+      format, static_cast<double>(blocks * std::min(block_units, kWarps) * PackedNvfp4::kRows * PackedNvfp4::kColumns));
   k.drain_cycles = static_cast<double>(kWarps / kSchedulers) * cycles;
   k.latencies = latencies;
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
@@ -230,7 +230,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
 Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
                          const Target& target) {
   if (target.family == Family::kHopper && uses_ring(maps, 1, kScalesFold, tokens, target.multiprocessors)) {
-    return ring_kernel(work.format, "linear_ring", work.tiles, work.width, 1, 1, 0, target);
+    return ring_kernel(work.format, "linear_ring", work.tiles, work.width, 1, static_cast<double>(tokens), 0, target);
   }
   return stream_kernel("cuda linear_stream", work, target);
 }

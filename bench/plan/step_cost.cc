@@ -545,7 +545,7 @@ std::vector<CostPart> StepCost::parts() const {
       at->bytes += count * part.bytes, at->flops += count * part.flops;
       at->received_bytes += count * part.received_bytes;
       double& most = longest[static_cast<size_t>(at - all.begin())];
-      if (count * part.us > most) most = count * part.us, at->bound = part.bound;
+      if (count * part.us > most || at->bound.empty()) most = count * part.us, at->bound = part.bound;
     }
   }
   return all;

@@ -61,7 +61,7 @@ TEST(StepCost, LayersOfFlashAreWithinASeventhOfTheRecord) {
     const int64_t behind = !is_prefill ? 8192 : name.ends_with(" 4096") ? 4096 : 0;
     const StepLoad load = is_prefill ? StepLoad{1, tokens, behind} : StepLoad{tokens, 1, behind};
     const bool is_fp8 = name.find("FP8 dense") != std::string::npos;
-    if (is_fp8 && is_prefill) continue;  // scales of FP8 have been folded since
+    if (is_fp8 && (is_prefill || tokens <= 8)) continue;  // scales are folded since, and few tokens take the ring
     const model::StoredModel& model = stored("flash", is_fp8 ? WeightFormat::kFp8Block : WeightFormat::kNvfp4);
     const LayerCost cost = layer_cost(model, {}, target_of("h200"), load, layer_of(name.substr(begin.size(), 3)));
     const double measured = row["median_us"];
@@ -71,7 +71,7 @@ TEST(StepCost, LayersOfFlashAreWithinASeventhOfTheRecord) {
     RecordProperty("off_" + std::to_string(compared++),
                    name + ' ' + std::to_string(tokens) + ": " + std::to_string(cost.us() / measured - 1));
   }
-  EXPECT_EQ(compared, 24);
+  EXPECT_EQ(compared, 21);
 }
 
 // Of one and two tokens they set figures by an older record, of 24 November, in which the ring was faster.
@@ -101,18 +101,21 @@ TEST(StepCost, RoutedExpertsAreWithinASeventhOfTheRecord) {
 
 // Steps of `tessera bench model` cut by width, no figure of which sets one of the model: all of Flash over two and four
 // H200, and 6 and 30 layers of Pro over four. docs/performance/several_gpus.md has them, and what is open about 8
-// sequences. Prompts of FP8 are those of the last record, since which scales are folded.
+// sequences. Prompts of FP8 are of a record since which scales are folded; of up to 8 sequences steps with FP8, and of
+// Pro on four, whose experts have parts of chunks, are of the last record, since which those take the ring.
 TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
   const nlohmann::json two = record("2026-11-26-h200-x2.json")["reports"];
   const nlohmann::json four = record("2026-11-26-h200-x4-flash-pro.json")["reports"];
   const nlohmann::json cut = record("2026-11-26-h200-x2-token-runs.json")["reports"];
   const nlohmann::json folded = record("2026-11-28-h200-x2-folded-scales.json")["reports"];
-  const std::string since = "flash, two GPUs, ", second = " dense, since, second cards, 1";
+  const nlohmann::json few = record("2026-11-28-h200-x2-few-fp8.json")["reports"];
+  const std::string since = "flash, two GPUs, ", second = " dense, since, second cards, 1", last = " dense, since, 1";
   int compared = 0;
   for (const nlohmann::json& report :
        {two["after_nvfp4"], two["after_fp8"], four["flash_nvfp4"], four["flash_fp8"], four["pro6_fp8"],
         four["pro30_fp8"], four["pro30_nvfp4"], cut["after_nvfp4"], cut["after_fp8"], cut["after_fp8_32k"],
-        folded[since + "NVFP4" + second], folded[since + "FP8" + second]}) {
+        folded[since + "NVFP4" + second], folded[since + "FP8" + second], few[since + "NVFP4" + last],
+        few[since + "FP8" + last]}) {
     ParallelPlan plan{report["ranks"], AttentionSplit::kByGroup, ExpertSplit::kByWidth};
     plan.keeps_all_heads = report.value("keeps_all_heads", false);
     // Not yet in the record before.
@@ -125,6 +128,9 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
     for (const nlohmann::json& row : report["rows"]) {
       if (dense != "nvfp4" && row["step"] != "decode" && !plan.keeps_all_heads) continue;
       const int64_t context = row["context"], sequences = row["sequences"], most = report["step_tokens"];
+      const bool took_no_ring = dense != "nvfp4" || shape == "pro";
+      const bool is_last = report["commit"] == few[since + "FP8" + last]["commit"];
+      if (took_no_ring && row["step"] == "decode" && sequences <= 8 && !is_last) continue;
       double us = 0;
       if (row["step"] == "decode") {
         us = predicted({sequences, 1, context - 1});
@@ -144,11 +150,11 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
       RecordProperty("off_" + std::to_string(compared++), what + ": " + std::to_string(us / measured - 1));
     }
   }
-  EXPECT_EQ(compared, 45);
+  EXPECT_EQ(compared, 43);
 }
 
-// Of one token the shared expert of NVFP4 is in the launches of Flash's routed ones: more units of their rounds, where
-// it had two launches before. Of two few_experts has the routed ones.
+// Of one token the shared expert is in the launches of Flash's routed ones: more units of their rounds, where it had
+// two launches before. Of two few_experts has the routed ones.
 TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
   const auto shared = [](WeightFormat dense, int64_t sequences) {
     return part_of(step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192}), "shared expert") /
@@ -158,7 +164,9 @@ TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
   EXPECT_GT(shared(WeightFormat::kNvfp4, 1), 3.1);  // its bytes
   EXPECT_GT(shared(WeightFormat::kNvfp4, 2), 6.0);
   EXPECT_GT(shared(WeightFormat::kNvfp4, 3), 6.0);
-  EXPECT_GT(shared(WeightFormat::kFp8Block, 1), 8.0);
+  EXPECT_LT(shared(WeightFormat::kFp8Block, 1), 7.0);
+  EXPECT_GT(shared(WeightFormat::kFp8Block, 1), 5.5);  // its bytes
+  EXPECT_GT(shared(WeightFormat::kFp8Block, 2), 8.0);
 }
 
 // By hand: a token of Flash reads 3.65 GB of experts and 7.94 of the rest with maps in FP8.
