@@ -144,7 +144,9 @@ std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, 
     Kernel k = ring_kernel(e.format, name, entries * row_tiles, width, passes, slots, kExpertLoads, target);
     // The shared expert's may be FP8: as many units, which take as long.
     const auto values = static_cast<double>(rows * width * passes);
-    if (shape.shared) k.memory_bytes += weight_bytes(*shape.shared, values) - weight_bytes(e.format, values);
+    const double more_bytes = shape.shared ? weight_bytes(*shape.shared, values) - weight_bytes(e.format, values) : 0;
+    k.memory_bytes += more_bytes, k.first_bytes += more_bytes;  // it comes first
+    k.requested_bytes += more_bytes / target.multiprocessors;
     return k;
   };
   std::vector<Kernel> kernels = {

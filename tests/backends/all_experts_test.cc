@@ -27,8 +27,10 @@ constexpr int64_t kManyExperts = 1 << 20;
 
 class AllExpertsRingTest : public testing::RandomTest {
  protected:
-  void check_all_experts(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
-                         bool has_nans = false);
+  // What a shared expert of FP8 has: scales that all fold, or those of one of its matrices do not.
+  enum class Folding { kAll, kNotAll };
+  void check_all_experts(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t num_experts, bool has_nans,
+                         Folding folding);
 };
 
 void expect_same(Outputs outputs) {
@@ -53,10 +55,9 @@ ops::AllExperts::Desc with_shared(const ops::MoeExperts::Desc& routed, float lim
 }
 
 // Beside the portable backend's ops one after the other. Some tokens choose an expert twice; with NaN scales (NVFP4)
-// the shared expert has a row of NaN in w3, hence nothing else, or one in w2. FP8's scales fold, but now and then a
-// matrix's.
+// the shared expert has a row of NaN in w3, hence nothing else, or one in w2.
 void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, int64_t num_tokens, int64_t num_experts,
-                                           bool has_nans) {
+                                           bool has_nans, Folding folding) {
   SCOPED_TRACE(std::to_string(num_tokens) + " tokens of " + desc.to_string());
   const ops::MoeExperts::Desc& routed = desc.routed;
   std::vector<testing::RandomWeight> weights;  // w1, w3 and w2 of each routed expert, then of the shared one
@@ -67,7 +68,7 @@ void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, in
     weights.push_back(testing::random_weight(rng_, format, routed.hidden, routed.inner));
   }
   if (desc.down.format == WeightFormat::kFp8Block) {
-    const uint64_t other = rng_.below(8);  // 3 and more: none
+    const uint64_t other = folding == Folding::kAll ? 3 : rng_.below(3);
     for (uint64_t i = 0; i < 3; ++i) {
       testing::set_fp8_scales(weights[weights.size() - 3 + i], rng_, i != other);
     }
@@ -166,7 +167,10 @@ TEST_F(AllExpertsRingTest, Experts) {
                                        .swiglu_limit = 10};
     const ops::AllExperts::Desc desc = with_shared(routed, rng_.below(2) == 0 ? 0.5f : 10, shared);
     EXPECT_TRUE(backends::sm90::uses_ring(desc, true, tokens, kMultiprocessors));
-    check_all_experts(desc, tokens, num_experts, has_nans);
+    check_all_experts(desc, tokens, num_experts, has_nans, Folding::kAll);
+    if (shared == WeightFormat::kFp8Block && hidden <= 512) {
+      check_all_experts(desc, tokens, num_experts, has_nans, Folding::kNotAll);
+    }
   };
   constexpr WeightFormat kFp8 = WeightFormat::kFp8Block;
   if (!testing::kGpuIsEmulated) {
@@ -176,6 +180,8 @@ TEST_F(AllExpertsRingTest, Experts) {
       for (int64_t tokens : {1, 1, 2}) check(4096, inner, 0, 16, 6, tokens, 16, false, kFp8);
     }
     for (const int64_t inner : {384, 768}) check(7168, inner, 0, 16, 8, 1, 16, false, kFp8);
+    check(7168, 384, 0, 16, 8, 2, 16, false, kFp8);
+    check(512, 2048, 0, 8, 6, 1, 8, false, kFp8);
     return;
   }
   check(1024, 512, 0, 8, 6, 1, 8);
@@ -188,11 +194,13 @@ TEST_F(AllExpertsRingTest, Experts) {
   }
   check(512, 1024, 0, 6, 4, 2, 6);
   check(512, 512, 0, 6, 4, 3, 6, true);
-  // FP8's units take two places: of a block's first two rounds up to 44 and 40, or of one and a half.
+  // FP8's units take two places: up to 44 of the ring's 44, and 32 of 40; and up to 64, where others begin in the
+  // second round, of three tokens the last that may.
   check(512, 512, 0, 6, 4, 1, 6, false, kFp8);
   check(1024, 384, 0, 6, 4, 1, 6, false, kFp8);
   check(512, 768, 0, 6, 4, 1, 6, false, kFp8);
   check(512, 384, 0, 6, 4, 3, 6, false, kFp8);
+  check(1024, 384, 0, 6, 4, 3, 6, false, kFp8);
   check(512, 512, 2, 8, 6, 1, 12, false, kFp8);
   check(512, 512, 12, 1, 2, 1, 13, false, kFp8);
   check(2048, 512, 0, 3, 2, 1, 3);  // the shared expert's units are more than the ring has stages; several rounds

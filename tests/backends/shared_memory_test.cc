@@ -53,7 +53,9 @@ TEST(SharedMemoryBudget, HopperRings) {
   EXPECT_EQ(ring_bytes<1>(), 219136);
   EXPECT_EQ(ring_bytes<8>(), 217088);
   EXPECT_EQ((ring_bytes<1, ops::WeightFormat::kFp8Block>()), 212992);
+  EXPECT_EQ((ring_bytes<8, ops::WeightFormat::kFp8Block>()), 229376);
   EXPECT_LE(ring_bytes<1>() + kRest + kList, kMost);
+  EXPECT_LE((ring_bytes<8, ops::WeightFormat::kFp8Block>()) + kRest, kMost);  // of maps, which have no list
 }
 
 TEST(SharedMemoryBudget, TensorMemory) {

@@ -356,8 +356,9 @@ class HopperRingTest : public HopperSumsTest {
   // on a GPU as small as the emulated one.
   static constexpr int64_t kManyExperts = 1 << 20;
   // Rows of maps of `in` columns that are `more` tiles of 16 more than it takes to have the ring.
-  static int64_t rows(int64_t in, int64_t maps, int64_t more) {
-    const int64_t units = backends::sm90::RingPlan<1>::kWarps * kMultiprocessors;
+  static int64_t rows(int64_t in, int64_t maps, int64_t more, WeightFormat format = WeightFormat::kNvfp4) {
+    const int64_t units = kMultiprocessors * (format == WeightFormat::kFp8Block ? backends::sm90::kFewestFp8RingUnits
+                                                                                : backends::sm90::kFewestRingUnits);
     return (ceil_div<int64_t>(units, maps * ceil_div<int64_t>(in, 512)) + more) * 16;
   }
 };
@@ -403,7 +404,7 @@ TEST_F(HopperRingTest, Linear) {
   const auto check = [&](int64_t in, int64_t groups, int64_t more, DType output) {
     for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kFp8Block}) {
       const ops::Linear::Desc desc{
-          .in = in, .out = rows(in, groups, more), .groups = groups, .format = format, .output = output};
+          .in = in, .out = rows(in, groups, more, format), .groups = groups, .format = format, .output = output};
       EXPECT_TRUE(backends::sm90::uses_ring({&desc, 1}, 1, true, 1, kMultiprocessors));
       check_linear(desc, 1);
       if (format != WeightFormat::kFp8Block || in / 512 > backends::sm90::RingPlan<8>::kRoundUnits) continue;
@@ -417,6 +418,7 @@ TEST_F(HopperRingTest, Linear) {
     check(1536, 3, 0, output);
     check(4096, 2, 1, output);
     check(8192, 1, 0, output);
+    check(1024, 1, testing::kGpuIsEmulated ? 40 : 2000, output);  // several rounds of stages
   }
   check(512, 1, testing::kGpuIsEmulated ? 400 : 17000, DType::kBF16);
   check(8192, 1, testing::kGpuIsEmulated ? 25 : 1198, DType::kF32);
@@ -431,7 +433,7 @@ TEST_F(HopperRingTest, Group) {
     };
     for (const int64_t in : {512, 2048, 7168}) {
       SCOPED_TRACE("in " + std::to_string(in));
-      const int64_t all = rows(in, 1, 1), half = rows(in, 2, 1);
+      const int64_t all = rows(in, 1, 1, format), half = rows(in, 2, 1, format);
       const ops::LinearGroup::Desc maps{
           {map(in, all, DType::kF32), map(in, 16, DType::kBF16), map(in, 144, DType::kF32)}};
       const ops::LinearGroup::Desc gated{{map(in, half, DType::kBF16), map(in, half, DType::kBF16)},

@@ -228,7 +228,7 @@ class WideConsumer {
         s_.full[at_.stage].wait(at_.parity);
         if (has_tokens) add_unit(s_.stages[at_.stage], totals);
         __syncwarp();
-        if (lane_ == 0) s_.free[at_.stage].arrive();
+        if (lane_ == 0) s_.free[at_.stage].arrive_behind(word_of(totals));
       }
       if (has_tokens) store(map, work, tile % row_tiles * WideRows<Map::kMatrices>::kTileRows, totals);
     }
@@ -236,6 +236,16 @@ class WideConsumer {
 
  private:
   using Sums = float[Wide::kWarpUnits][Wide::kWarpUnits][4];
+
+  // Of products of all of a unit's weights and inputs.
+  __device__ static uint32_t word_of(const Sums& totals) {
+    uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < Wide::kWarpUnits; ++i) {
+      word |= __float_as_uint(totals[i][0][0]) | __float_as_uint(totals[0][i][0]);
+    }
+    return word;
+  }
 
   // Inputs that are not there are whatever the stage held before: their sums are not stored.
   __device__ void add_unit(const Wide::Stage& stage, Sums& totals) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// linear and linear_group of one token by unit_ring.cuh. What bounds them: the read of the weights, copies of which
-// begin before the kernel before has ended.
+// linear and linear_group of one token, and of FP8 of up to eight, by unit_ring.cuh. What bounds them: the read of the
+// weights, copies of which begin before the kernel before has ended.
 #include "backends/sm90/ring_maps.h"
 
 #include <algorithm>

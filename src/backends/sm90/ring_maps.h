@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Maps of one token and experts of a few by unit_ring.cuh, where uses_ring() (sum_plans.h) says so.
+// Maps and experts of few tokens by unit_ring.cuh, where uses_ring() (sum_plans.h) says so.
 #include <cstdint>
 
 #include "device/queue.h"

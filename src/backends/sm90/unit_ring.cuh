@@ -101,7 +101,9 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   constexpr int kCopiers = Ring::kCopyingWarps;
   // A stage's places are one lane's. What a warp waits for lies in the place of a lane that has copied, from 16 or, of
   // two stages to a unit, 32 places before, for the same warp: so it has copied, too, what was in that stage a round
-  // before, and what was there two rounds before, which a barrier could not tell from it, has been used.
+  // before, and what was there two rounds before, which a barrier could not tell from it, has been used. Where units of
+  // one stage follow such of two a warp's first one has another lane's copies before it: it has to lie in one of the
+  // first two rounds (uses_ring() in sum_plans.h).
   static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0);
   static_assert(Ring::kStages >= Ring::kWarps * (Range::kHasOthers ? 2 : Ring::Weights::kStages));
   if (threadIdx.x % cuda_common::kWarp != 0) return;
@@ -144,7 +146,7 @@ __device__ void sum_unit(Ring& s, int place, int num_blocks, const uint4* x, uin
   const int first_stage = place % Ring::kStages;
   uint4 inputs[kAtOnce][kWords];
   const auto load_inputs = [&](int first, int n) {
-    // Columns that aren't there have no inputs, and no weights that count: the first block's again.
+    // Columns that aren't there have no inputs, and no weights that count: the last block's again.
     const int block = min(first + n, num_blocks - 1);
 #pragma unroll
     for (int i = 0; i < kWords; ++i) inputs[n][i] = cuda_common::ptx::load_here(x + block * kBlockWords + i);
