@@ -168,7 +168,7 @@ TEST_F(AllExpertsRingTest, Experts) {
     const ops::AllExperts::Desc desc = with_shared(routed, rng_.below(2) == 0 ? 0.5f : 10, shared);
     EXPECT_TRUE(backends::sm90::uses_ring(desc, true, tokens, kMultiprocessors));
     check_all_experts(desc, tokens, num_experts, has_nans, Folding::kAll);
-    if (shared == WeightFormat::kFp8Block && hidden <= 512) {
+    if (shared == WeightFormat::kFp8Block && (hidden == 512 || inner == 1024)) {  // no ring, in some shapes
       check_all_experts(desc, tokens, num_experts, has_nans, Folding::kNotAll);
     }
   };
@@ -181,7 +181,6 @@ TEST_F(AllExpertsRingTest, Experts) {
     }
     for (const int64_t inner : {384, 768}) check(7168, inner, 0, 16, 8, 1, 16, false, kFp8);
     check(7168, 384, 0, 16, 8, 2, 16, false, kFp8);
-    check(512, 2048, 0, 8, 6, 1, 8, false, kFp8);
     return;
   }
   check(1024, 512, 0, 8, 6, 1, 8);
