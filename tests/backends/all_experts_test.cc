@@ -3,6 +3,7 @@
 // the portable backend's ops one after the other.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -135,6 +136,8 @@ void AllExpertsRingTest::check_all_experts(const ops::AllExperts::Desc& desc, in
   testing::for_each_variant<ops::AllExperts>(desc, [&](const ops::Variant<ops::AllExperts>& variant, bool) {
     if (!testing::is_on_gpu(variant)) return;
     const Packed packed = packed_for(variant, desc, 0, all);
+    const bool all_fold = std::ranges::all_of(packed.views, [](const auto& views) { return views.back().scales_fold; });
+    EXPECT_EQ(all_fold, desc.down.format == WeightFormat::kFp8Block && folding == Folding::kAll);
     testing::PoisonedTensor out(DType::kBF16, {num_tokens, routed.top_k, routed.hidden}),
         shared(DType::kBF16, {num_tokens, routed.hidden});
     ops::AllExperts::Args args;
@@ -168,7 +171,7 @@ TEST_F(AllExpertsRingTest, Experts) {
     const ops::AllExperts::Desc desc = with_shared(routed, rng_.below(2) == 0 ? 0.5f : 10, shared);
     EXPECT_TRUE(backends::sm90::uses_ring(desc, true, tokens, kMultiprocessors));
     check_all_experts(desc, tokens, num_experts, has_nans, Folding::kAll);
-    if (shared == WeightFormat::kFp8Block && (hidden == 512 || inner == 1024)) {  // no ring, in some shapes
+    if (shared == WeightFormat::kFp8Block && (hidden == 512 || inner == 1024)) {  // no ring; in some shapes
       check_all_experts(desc, tokens, num_experts, has_nans, Folding::kNotAll);
     }
   };
@@ -193,8 +196,8 @@ TEST_F(AllExpertsRingTest, Experts) {
   }
   check(512, 1024, 0, 6, 4, 2, 6);
   check(512, 512, 0, 6, 4, 3, 6, true);
-  // FP8's units take two places: up to 44 of the ring's 44, and 32 of 40; and up to 64, where others begin in the
-  // second round, of three tokens the last that may.
+  // FP8's units of a block take two places each. Of one token the ring has 44 stages: 44 places of gate and up, 64
+  // twice, and 44 of the last two. Of three it has 40: 32 places, then 64, the most that uses_ring() lets pass.
   check(512, 512, 0, 6, 4, 1, 6, false, kFp8);
   check(1024, 384, 0, 6, 4, 1, 6, false, kFp8);
   check(512, 768, 0, 6, 4, 1, 6, false, kFp8);

@@ -69,7 +69,8 @@ bool fills_ring(int64_t in, int64_t row_tiles, int passes, int64_t fewest_units)
   return tile_units <= RingPlan<kTokens>::kRoundUnits && row_tiles * tile_units >= fewest_units;
 }
 
-// To a multiprocessor, as measured on an H200: of NVFP4 as many as it has warps to work on them.
+// To a multiprocessor: of NVFP4 as many as it has warps to work on them, as measured on an H200; of FP8 less than any
+// map that was measured and gained (docs/performance/hopper.md, "FP8 in the ring, and parts of chunks").
 constexpr int64_t kFewestRingUnits = RingPlan<1>::kWarps, kFewestFp8RingUnits = 5;
 
 // Maps of one input: of NVFP4 of one token, with more the portable kernels are as fast; of FP8 where all scales fold.
