@@ -78,21 +78,26 @@ class Nccl final : public Communicator {
 
   void check() override {
     const std::lock_guard lock(lock_);
-    pending_.clear();
+    if (!is_connecting_) pending_.clear();  // what connecting has begun it waits for itself
     refuse_if_ended();
   }
 
   void begin_to_connect(device::Executor& executor) override {
     await_connections();
+    {
+      const std::lock_guard lock(lock_);
+      is_connecting_ = true;
+    }
     connecting_ = std::thread([this, &executor] {
       try {
         executor.make_current();
         connect(executor.queue());
         executor.synchronize();
-        check();
       } catch (const std::exception& error) {
         end(error.what());  // what the next call will say
       }
+      const std::lock_guard lock(lock_);
+      is_connecting_ = false, pending_.clear();
     });
   }
 
@@ -339,7 +344,7 @@ class Nccl final : public Communicator {
   PendingCall pending_;   // since check()
   std::string why_ended_;
   int num_inside_ = 0;  // calls that have the handle
-  bool is_ending_ = false, is_aborting_ = false;
+  bool is_ending_ = false, is_aborting_ = false, is_connecting_ = false;
   std::thread watchdog_, connecting_;
 };
 
