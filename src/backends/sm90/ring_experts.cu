@@ -35,8 +35,8 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
 // (others' are NVFP4) a unit takes two places.
 template <WeightFormat kFormat>
 struct SharedFirstRange {
-  static constexpr bool kHasOthers = kFormat != WeightFormat::kNvfp4;
-  using Others = std::conditional_t<kHasOthers, RingFp8Halves, RingNvfp4>;
+  static constexpr bool kHasGuests = kFormat != WeightFormat::kNvfp4;
+  using Guests = std::conditional_t<kHasGuests, RingFp8Halves, RingNvfp4>;
   RingRange<> shared;
   int count, others;  // of all; the first of the others, less the place that it has here
   int num_shared_units;
@@ -49,14 +49,14 @@ struct SharedFirstRange {
   // The shared expert's places that the ring has stages for.
   template <class Ring>
   __device__ int num_first() const {
-    return min(num_shared_units * Others::kStages, Ring::kStages);
+    return min(num_shared_units * Guests::kStages, Ring::kStages);
   }
   __device__ int tile(int local) const { return local < shared.count ? shared.first + local : others + local; }
-  __device__ bool is_other(int unit) const { return unit < num_shared_units; }
-  __device__ int place(int unit) const { return unit + min(unit, num_shared_units) * (Others::kStages - 1); }
+  __device__ bool is_guest(int unit) const { return unit < num_shared_units; }
+  __device__ int place(int unit) const { return unit + min(unit, num_shared_units) * (Guests::kStages - 1); }
   __device__ RingPart part_at(int place) const {
-    if (place >= num_shared_units * Others::kStages) return {place - num_shared_units * (Others::kStages - 1), 0};
-    return {place / Others::kStages, place % Others::kStages};
+    if (place >= num_shared_units * Guests::kStages) return {place - num_shared_units * (Guests::kStages - 1), 0};
+    return {place / Guests::kStages, place % Guests::kStages};
   }
 };
 

@@ -63,7 +63,7 @@ struct RingPart {
 template <int kUnitStages = 1>
 struct RingRange {
   int first, count;
-  static constexpr bool kHasOthers = false;  // units whose weights are not the ring's
+  static constexpr bool kHasGuests = false;  // guests: units whose weights are not the ring's
 
   __device__ explicit RingRange(int num_tiles) {
     const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
@@ -105,7 +105,7 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   // one stage follow such of two a warp's first one has another lane's copies before it: it has to lie in one of the
   // first two rounds (uses_ring() in sum_plans.h).
   static_assert(Ring::kStages % kCopiers == 0 && Ring::kWarps % kCopiers == 0);
-  static_assert(Ring::kStages >= Ring::kWarps * (Range::kHasOthers ? 2 : Ring::Weights::kStages));
+  static_assert(Ring::kStages >= Ring::kWarps * (Range::kHasGuests ? 2 : Ring::Weights::kStages));
   if (threadIdx.x % cuda_common::kWarp != 0) return;
   const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
   for (int place = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; place < end; place += kCopiers) {
@@ -121,9 +121,9 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
       cuda_common::ptx::copy_bulk(&s.stages[stage], Weights::stage_from(weights, shape.columns, chunk, part.part),
                                   num_bytes, s.full[stage]);
     };
-    if constexpr (Range::kHasOthers) {
-      if (range.is_other(part.unit)) {
-        copy(std::type_identity<typename Range::Others>());
+    if constexpr (Range::kHasGuests) {
+      if (range.is_guest(part.unit)) {
+        copy(std::type_identity<typename Range::Guests>());
         continue;
       }
     }
@@ -237,9 +237,9 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
         const int num_blocks = kAreWhole ? kChunkBlocks : shape.columns.blocks_of(chunk);
         sum_unit<Weights>(s, range.place(unit), num_blocks, x, scales, s.sums[turn][unit - begin]);
       };
-      if constexpr (Range::kHasOthers) {
-        if (range.is_other(unit)) {
-          sum(std::type_identity<typename Range::Others>());
+      if constexpr (Range::kHasGuests) {
+        if (range.is_guest(unit)) {
+          sum(std::type_identity<typename Range::Guests>());
           continue;
         }
       }

@@ -35,9 +35,9 @@ struct alignas(8) SharedBarrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address()) : "memory");
 #endif
   }
-  // The same, once this thread has `word`: made of what it loaded from memory that it frees here, of each load. An
-  // arrival waits for no load before it, and a copy into that memory for nothing but the barrier: of weights that many
-  // lanes waited to load it has been seen to overwrite what they had yet to get.
+  // The same, once this thread has `word`, which depends on each of its loads from the memory that it frees here. An
+  // arrival does not wait for loads before it, and a copy into that memory waits for the barrier alone: such copies
+  // have been seen to overwrite what a lane had yet to get (docs/performance/hopper.md, "A stage freed too early").
   __device__ void arrive_behind(uint32_t word) {
 #ifdef TESSERA_CUDA_EMULATED
     arrive();
