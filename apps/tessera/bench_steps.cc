@@ -29,9 +29,10 @@ double ms(const bench::Samples& samples, double share) {
 void print_made(const bench::StepReport& report, const BenchSteps& bench, const Ranks& ranks) {
   std::string cut;
   if (!ranks.is_alone()) {
-    cut = fmt::format(", rank {} of {}{}, cut by {}{}", ranks.is_echo() ? ranks.world() - 1 : 0, ranks.world(),
+    cut = fmt::format(", rank {} of {}{}, cut by {}{}{}", ranks.is_echo() ? ranks.world() - 1 : 0, ranks.world(),
                       ranks.is_echo() ? " by itself" : "", ranks.split().name,
-                      ranks.split().keeps_all_heads ? ", all heads kept" : "");
+                      ranks.split().keeps_all_heads ? ", all heads kept" : "",
+                      ranks.split().shards_entries ? ", entries sharded" : "");
   }
   print_result(fmt::format("{} of {} layers of {}, random weights: {} on {}{}; made in {:.1f} s\n{}\n",
                            report.num_layers, report.all_layers, bench.options.shape, format_bytes(report.weight_bytes),

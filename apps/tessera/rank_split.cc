@@ -21,10 +21,10 @@ constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seld
 
 const std::array<RankSplit, 4>& splits() {
   static const std::array<RankSplit, 4> all{
-      {{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, ""},
-       {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, ""},
-       {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, ""},
-       {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, ""}}};
+      {{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, false, ""},
+       {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, false, ""},
+       {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, false, ""},
+       {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, false, ""}}};
   return all;
 }
 
@@ -63,7 +63,7 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
                         {kUsualContext, std::min(load.sequences, kUsualSequences), load.step_tokens, load.precision});
   const bench::Candidate& best = plan.best();
   RankSplit split = split_of(best.plan);
-  split.keeps_all_heads = best.plan.keeps_all_heads;
+  split.keeps_all_heads = best.plan.keeps_all_heads, split.shards_entries = best.plan.shards_entries;
   split.why = fmt::format(
       "--rank-split {} ({}): {}; a step of {} sequence{} behind {} tokens is predicted to take {:.2f} ms by the "
       "figures of {}{}",

@@ -13,6 +13,7 @@
 namespace tessera::app {
 
 inline constexpr std::string_view kAutoSplit = "auto", kAutoHeads = "auto", kOwnHeads = "own", kAllHeads = "all";
+inline constexpr std::string_view kAutoCaches = "auto", kReplicated = "replicated", kSharded = "sharded";
 constexpr int64_t kUsualContext = 8192;  // tokens for which plans are compared where nobody says how many
 
 struct RankSplit {
@@ -20,7 +21,8 @@ struct RankSplit {
   model::AttentionSplit attention = model::AttentionSplit::kWhole;
   model::ExpertSplit experts = model::ExpertSplit::kById;
   bool keeps_all_heads = false;  // model::Shard
-  std::string why;               // a line for people, where it was chosen
+  bool shards_entries = false;
+  std::string why;  // a line for people, where it was chosen
 };
 
 // Throws kInvalidArgument, naming those there are. Not for "auto".
@@ -36,7 +38,7 @@ struct SplitLoad {
 };
 // On GPUs of that name: the shortest predicted decode step of what fits, by the figures of an H200 where nobody has any
 // of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
-// Keeps all heads where bench::has_room_for_all_heads().
+// Keeps all heads where bench::has_room_for_all_heads(); shards entries where the load fits in no other way.
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load);
 
 // The same of a split that was named.

@@ -109,6 +109,7 @@ std::vector<comm::Fact> facts_of(std::string_view split, const std::string& dige
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
       {"split", std::string(split)},
       {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
+      {"--rank-caches", std::string(load.shard.shards_entries ? kSharded : kReplicated)},
       {"--rank-timeout", fmt::format("{:g}", timeout_seconds)},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
@@ -145,6 +146,14 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->capture_default_str()
       ->group("Ranks");
   command
+      .add_option(
+          "--rank-caches", flags.caches,
+          "Whether each rank has all compressed entries, or they have one copy among them, for several times as "
+          "many tokens; auto: that where what is planned for fits in no other way")
+      ->type_name("auto|replicated|sharded")
+      ->capture_default_str()
+      ->group("Ranks");
+  command
       .add_option("--rank-secret-file", flags.secret_file,
                   "File with a secret of 16 characters or more, the same for all ranks: where a launcher starts them")
       ->type_name("FILE")
@@ -170,8 +179,8 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
 bool refuse_stray_rank_flags(const RankFlags& flags) {
   const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
   if (is_given("--gpus") || is_given("--ranks")) return true;
-  for (const char* name :
-       {"--rank-split", "--rank-heads", "--rank-secret-file", "--rank-listen", "--rank-wait", "--rank-timeout"}) {
+  for (const char* name : {"--rank-split", "--rank-heads", "--rank-caches", "--rank-secret-file", "--rank-listen",
+                           "--rank-wait", "--rank-timeout"}) {
     if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
   }
   return false;
@@ -190,6 +199,10 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (flags.split != kAutoSplit) split_ = named_split(flags.split);
   if (flags.heads != kAutoHeads && flags.heads != kOwnHeads && flags.heads != kAllHeads) {
     fail_usage(fmt::format("--rank-heads: expected auto, own or all, found \"{}\"", printable(flags.heads, 40)));
+  }
+  if (flags.caches != kAutoCaches && flags.caches != kReplicated && flags.caches != kSharded) {
+    fail_usage(
+        fmt::format("--rank-caches: expected auto, replicated or sharded, found \"{}\"", printable(flags.caches, 40)));
   }
   peer_sums_setting();  // one line of complaint, before there are others
   const auto check = [](const char* name, double value, double least) {
@@ -268,6 +281,7 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
   if (are_heads_named) {
     split_.keeps_all_heads = flags_.heads == kAllHeads && split_.attention == model::AttentionSplit::kByGroup;
   }
+  if (flags_.caches != kAutoCaches) split_.shards_entries = flags_.caches == kSharded;
 }
 
 // Before anybody is started or waited for.
@@ -394,6 +408,7 @@ void Ranks::agree_on(const model::LoadedModel& loaded) {
     facts.push_back({"kernels of " + op, fmt::format("{}", fmt::join(chosen, " "))});
   }
   comm::agree(*bootstrap_, facts);
+  loaded.runner->meet_ranks();
 }
 
 int64_t Ranks::least(int64_t own) {

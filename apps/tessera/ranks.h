@@ -20,12 +20,13 @@ namespace tessera::app {
 struct RankFlags {
   const CLI::App* command = nullptr;  // of which they are
   int64_t ranks = 0, gpus = 0;
-  std::string split = "auto", heads = "auto", secret_file, listen;
+  std::string split = "auto", heads = "auto", caches = "auto", secret_file, listen;
   double wait_seconds = 300, timeout_seconds = 15;
   bool only_last_rank = false;  // without the others (comm/echo.h): for measurements. It sees most of a prompt
 };
 
-// Adds --gpus, --ranks, --rank-split, --rank-heads, --rank-secret-file, --rank-listen, --rank-wait and --rank-timeout.
+// Adds --gpus, --ranks, --rank-split, --rank-heads, --rank-caches, --rank-secret-file, --rank-listen, --rank-wait and
+// --rank-timeout.
 void add_rank_flags(CLI::App& command, RankFlags& flags);
 
 // Whether --gpus or --ranks is given. Throws kInvalidArgument where neither is, but another of the flags.
@@ -54,7 +55,7 @@ class Ranks final : public comm::LossSink {
   // The same without a checkpoint: the ranks agree on `made`, which says what weights they make.
   void join_made(const char* verb, const model::StoredModel& stored, const std::string& made, const ModelFlags& model,
                  model::LoadOptions& load, int64_t sequences);
-  // Throws where ranks compute with different kernels.
+  // Throws where ranks compute with different kernels, or do not reach each other's memory where they have to.
   void agree_on(const model::LoadedModel& loaded);
   // The least of what the ranks say.
   int64_t least(int64_t own);
@@ -95,7 +96,8 @@ class Ranks final : public comm::LossSink {
             .world = place_.world,
             .attention = split_.attention,
             .experts = split_.experts,
-            .keeps_all_heads = split_.keeps_all_heads};
+            .keeps_all_heads = split_.keeps_all_heads,
+            .shards_entries = split_.shards_entries};
   }
   // `digest` is called once the ranks have met.
   template <class Digest>

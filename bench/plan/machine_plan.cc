@@ -61,6 +61,13 @@ model::PackedUnitShape packed_unit(Family family) {
   return {};
 }
 
+// Caches are sharded where GPUs read each other's memory.
+std::vector<ParallelPlan> plans_on(const Target& target, const model::Config& config, int64_t world) {
+  std::vector<ParallelPlan> plans = model::parallel_plans(config, world);
+  if (target.peer_rate.low == 0) std::erase_if(plans, [](const ParallelPlan& plan) { return plan.shards_entries; });
+  return plans;
+}
+
 // Memory alone.
 Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target& target, uint64_t capacity,
                const ServingLoad& load) {
@@ -90,7 +97,7 @@ bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const T
 // Whether a written plan of so many GPUs holds the load.
 bool holds(const StoredModel& model, int64_t world, const Target& target, uint64_t capacity, const ServingLoad& load) {
   try {
-    const std::vector<ParallelPlan> plans = model::parallel_plans(model.config, world);
+    const std::vector<ParallelPlan> plans = plans_on(target, model.config, world);
     return std::any_of(plans.begin(), plans.end(), [&](const ParallelPlan& plan) {
       return plan.is_written() && held(model, plan, target, capacity, load).fits;
     });
@@ -240,7 +247,7 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   check_load(model.config, load);
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
-  for (ParallelPlan& plan : model::parallel_plans(model.config, gpus.count)) {
+  for (ParallelPlan& plan : plans_on(*gpus.target, model.config, gpus.count)) {
     plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes(), load.step_tokens);
     Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
     if (plan.keeps_all_heads && !c.fits) {

@@ -67,7 +67,7 @@ std::string memory_text(const MachinePlan& plan) {
   const int64_t longest = longest_room(plan), limit = plan.config.max_positions;
   text += fmt::format(
       "\nCapacity for caches ({}): {:.0f} bytes a token, and {:.1f} MB a sequence (rings of {} tokens)\n",
-      plan.best().plan.cuts_entries ? "entries cut over ranks" : "one copy on every rank", memory.token,
+      plan.best().plan.shards_entries ? "one copy of entries among the ranks" : "one copy on every rank", memory.token,
       static_cast<double>(memory.sequence) / 1e6, grouped(model::ring_slots(plan.config, plan.load.step_tokens)));
   text += fmt::format("  {:>12} tokens a sequence: room for {} of them, {} tokens\n", grouped(plan.load.context),
                       grouped(c.room), grouped(c.room * plan.load.context));

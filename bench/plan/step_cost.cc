@@ -37,12 +37,13 @@ constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts =
 // steps, which other costs are fitted to with this one, were made with. Since products are on tensor cores it is 195 to
 // 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
-constexpr double kStreamEnd = 4'600;  // 2.5 us of 4.5 that each of its kernels takes for one token
-constexpr double kRouterEnd = 3'660;  // 2 of 4 us
-constexpr int64_t kFewRows = 8;       // up to here attention may be the portable kernel's on Hopper too,
-constexpr int64_t kFewBlocks = 132;   // where it has so many thread blocks at most,
-constexpr int64_t kFewClusters = 48;  // or clusters of four
-constexpr int64_t kMostSpread = 44;   // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
+constexpr double kStreamEnd = 4'600;   // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kReadFromPeer = 1.5;  // us that attention waits longer for entries on other GPUs: a guess
+constexpr double kRouterEnd = 3'660;   // 2 of 4 us
+constexpr int64_t kFewRows = 8;        // up to here attention may be the portable kernel's on Hopper too,
+constexpr int64_t kFewBlocks = 132;    // where it has so many thread blocks at most,
+constexpr int64_t kFewClusters = 48;   // or clusters of four
+constexpr int64_t kMostSpread = 44;    // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
 // A tensor of a layer as a rank holds it.
@@ -148,16 +149,11 @@ class Layer {
       }
       gather(4 * rows() * width / static_cast<double>(plan_.world));
     }
-    // Attention's parts with their maxima and sums, of all heads, to who merges them; queries before it.
-    if (plan_.cuts_entries && ratio != 0) {
-      const double heads = static_cast<double>(c_.num_heads) / static_cast<double>(plan_.world);
-      gather(2 * rows() * heads * static_cast<double>(c_.head_dim));
-      gather(4 * rows() * heads * static_cast<double>(c_.head_dim + 2));
-    }
   }
 
   void ends() {
     const double streams = 2.0 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
+    if (plan_.shards_entries) sum(4, DType::kF32);  // all are done with the step before
     add("embedding", {pass(rows() * streams / static_cast<double>(ops::kHcStreams), rows() * streams)});
     add("hyper-connections", {pass(rows() * streams, 0, kStreamEnd), pass(0, 0, kStreamEnd)});
     if (are_tokens_cut()) gather(rows() * streams / static_cast<double>(plan_.world));
@@ -370,6 +366,7 @@ class Layer {
                          static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
     kernel.memory_bytes = bytes;
     add("attention", {kernel});
+    if (plan_.shards_entries && ratio != 0) read_from_others(keys);
     if (is_spread) add("attention", {pass(0, 0)});
     add("attention", {pass(0, 4 * head_rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
     need("attention", bytes, 4 * head_rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
@@ -483,6 +480,15 @@ class Layer {
     const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;
     exchange(others(in_bytes / world), nccl_us() * pieces(in_bytes), t_.link.low);
     part(kSumsPart).us += us(pass(in_bytes, out_bytes / world));
+  }
+
+  // Of the entries that each token attends, those on other ranks: none is read twice from nearby.
+  void read_from_others(double keys) {
+    const double entries = std::max(keys - static_cast<double>(c_.sliding_window), 0.0);
+    const double bytes =
+        head_rows() * entries * static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
+    exchange(others(bytes / static_cast<double>(plan_.world)), kReadFromPeer,
+             std::min(others(t_.peer_rate.low), t_.link.low), "attention");
   }
 
   void exchange(double received, double begin_us, double gigabytes, const char* name = kSumsPart) {

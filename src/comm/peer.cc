@@ -28,9 +28,9 @@ class Peer final : public Communicator {
       : Communicator(other->rank(), other->world()),
         options_(options),
         is_echo_(is_echo),
-        pending_(options.limit_seconds),
         other_(std::move(other)),
         memory_(std::move(memory)),
+        pending_(options.limit_seconds),
         watchdog_([this] { watch(); }) {}
   // Also ends sums that wait for a rank that does not come any more.
   ~Peer() override {
@@ -91,7 +91,11 @@ class Peer final : public Communicator {
   void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
     other_->broadcast(data, root, queue);
   }
-  void do_barrier(device::Queue& queue) override { other_->barrier(queue); }
+  // A sum ends when all ranks have come to it.
+  void do_barrier(device::Queue& queue) override {
+    const TensorView zeros{memory_->zeros(), DType::kF32, {PeerMemory::kNumZeros}};
+    do_all_reduce(zeros, zeros, queue);
+  }
 
  private:
   template <class Function>

@@ -19,16 +19,18 @@ namespace {
 constexpr size_t kPartAlignment = 16;
 
 int64_t page_bytes_of(const CacheSpec& spec) {
-  int64_t total = 0;
+  int64_t own = 0, sharded = 0, ranks = 1;
   for (const CacheKind& kind : spec.kinds) {
-    if (kind.ratio > 0) total += round_up<int64_t>(kPageTokens / kind.ratio * kind.entry_bytes, kPartAlignment);
+    if (kind.ratio == 0) continue;
+    (kind.ranks > 1 ? sharded : own) += round_up<int64_t>(kPageTokens / kind.ratio * kind.entry_bytes, kPartAlignment);
+    ranks = std::max(ranks, kind.ranks);
   }
-  return total;
+  return own + ceil_div(sharded, ranks);
 }
 
 }  // namespace
 
-CacheSpec make_cache_spec(const CacheLayout& layout) {
+CacheSpec make_cache_spec(const CacheLayout& layout, int64_t ranks) {
   CacheSpec spec;
   spec.page_tokens = kPageTokens;
   for (size_t i = 0; i < layout.layers.size(); ++i) {
@@ -37,7 +39,7 @@ CacheSpec make_cache_spec(const CacheLayout& layout) {
     const std::string name = i < num_main ? fmt::format("layers.{}.", i) : fmt::format("mtp.{}.", i - num_main);
     spec.kinds.push_back({name + "window", layer.kv.entry_bytes(), layer.window_slots, 0});
     if (layer.ratio == 0) continue;
-    spec.kinds.push_back({name + "entries", layer.kv.entry_bytes(), 0, layer.ratio});
+    spec.kinds.push_back({name + "entries", layer.kv.entry_bytes(), 0, layer.ratio, ranks});
     spec.kinds.push_back({name + "compressor", layer.compressor.state_floats() * 4, 1, 0});
     if (!layer.has_indexer) continue;
     spec.kinds.push_back({name + "index_keys", layer.index.entry_bytes(), 0, layer.ratio});
@@ -54,10 +56,9 @@ CacheSpec make_cache_spec(const CacheLayout& layout) {
   return spec;
 }
 
-CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory)
-    : layout_(std::move(layout)), memory_(memory), pages_(make_cache_spec(layout_).page_bytes, memory) {
+CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory, comm::Communicator* ranks, device::Queue* queue)
+    : layout_(std::move(layout)), memory_(memory), pages_(lay_out(ranks != nullptr), memory, ranks, queue) {
   constexpr size_t kFirstCapacity = 16, kFirstStride = 16;
-  lay_out();
   grow(kFirstCapacity, kFirstStride);
   // An op reads one entry of a ring at position 0, whatever it holds.
   for (size_t i = 0; i < layout_.layers.size(); ++i) {
@@ -66,7 +67,7 @@ CachePool::CachePool(CacheLayout layout, device::MemorySpace& memory)
   }
 }
 
-void CachePool::lay_out() {
+PageShape CachePool::lay_out(bool are_entries_sharded) {
   block_parts_.resize(layout_.layers.size() * kNumStateIds);
   page_parts_.resize(layout_.layers.size() * kNumEntriesIds);
   const auto take = [](size_t& used, int64_t bytes, size_t alignment) -> Part {
@@ -80,7 +81,7 @@ void CachePool::lay_out() {
         take(block_bytes_, layer.window_slots * layer.kv.entry_bytes(), device::kBufferAlignment);
   }
   states_begin_ = block_bytes_;
-  size_t page_bytes = 0;
+  size_t own_bytes = 0, sharded_bytes = 0;
   const auto take_compressor = [&](StateId id, size_t i, const ops::CompressorPool::Desc& desc) {
     const Part part =
         take(block_bytes_, desc.state_floats() * static_cast<int64_t>(sizeof(float)), device::kBufferAlignment);
@@ -94,7 +95,8 @@ void CachePool::lay_out() {
     const int64_t count = kPageTokens / layout_.layers[i].ratio;
     TESSERA_CHECK(std::has_single_bit(static_cast<uint64_t>(count)) && count * layout_.layers[i].ratio == kPageTokens,
                   fmt::format("entries of {} tokens in pages of {}", layout_.layers[i].ratio, kPageTokens));
-    Part part = take(page_bytes, count * entry.entry_bytes(), kPartAlignment);
+    const bool is_sharded = are_entries_sharded && id == EntriesId::kEntries;
+    Part part = take(is_sharded ? sharded_bytes : own_bytes, count * entry.entry_bytes(), kPartAlignment);
     part.shift = std::countr_zero(static_cast<uint64_t>(count));
     page_parts_[i * kNumEntriesIds + static_cast<size_t>(id)] = part;
   };
@@ -107,7 +109,7 @@ void CachePool::lay_out() {
     take_compressor(StateId::kIndexCompressor, i, layer.index_compressor);
     take_entries(EntriesId::kIndexKeys, i, layer.index);
   }
-  TESSERA_CHECK(static_cast<int64_t>(page_bytes) == pages_.page_bytes(), "a page holds its parts");
+  return {static_cast<int64_t>(own_bytes), static_cast<int64_t>(sharded_bytes)};
 }
 
 device::Buffer CachePool::make_block() const {
@@ -126,7 +128,7 @@ std::span<uint8_t> CachePool::compressor_states(const device::Buffer& block) con
 }
 
 int64_t CachePool::pages_for(int64_t tokens) const {
-  return pages_.page_bytes() == 0 ? 0 : ceil_div(tokens, kPageTokens);
+  return pages_.shape().bytes() == 0 ? 0 : ceil_div(tokens, kPageTokens);
 }
 
 std::pair<int64_t, int64_t> CachePool::attended(size_t layer, int64_t position, int64_t draft_position) const {
@@ -145,6 +147,7 @@ size_t CachePool::snapshot_bytes(int64_t position, int64_t draft_position) const
 }
 
 void CachePool::clear_unfilled(std::span<uint8_t> page, int64_t num_tokens) const {
+  TESSERA_CHECK(!pages_.is_sharded(), "a page whose parts lie in one order");
   size_t end = 0;  // of what was looked at; parts lie in this order
   const auto clear_to = [&](size_t begin) {
     std::fill(page.begin() + static_cast<std::ptrdiff_t>(end), page.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -164,12 +167,14 @@ void CachePool::clear_unfilled(std::span<uint8_t> page, int64_t num_tokens) cons
 
 // Nothing has changed where memory ends.
 void CachePool::grow(size_t capacity, size_t stride) {
-  const size_t rows = layout_.layers.size() * kNumStateIds;
-  std::vector<uint8_t*> states(rows * capacity), page_table(capacity * stride);
+  const size_t rows = layout_.layers.size() * kNumStateIds, num_tables = pages_.is_sharded() ? 2 : 1;
+  std::vector<uint8_t*> states(rows * capacity), page_table(num_tables * capacity * stride);
   for (size_t place = 0; place < capacity_; ++place) {
     for (size_t i = 0; i < rows; ++i) states[i * capacity + place] = states_[i * capacity_ + place];
-    std::copy_n(page_table_.begin() + static_cast<std::ptrdiff_t>(place * stride_), stride_,
-                page_table.begin() + static_cast<std::ptrdiff_t>(place * stride));
+    for (size_t table = 0; table < num_tables; ++table) {
+      std::copy_n(page_table_.begin() + static_cast<std::ptrdiff_t>((table * capacity_ + place) * stride_), stride_,
+                  page_table.begin() + static_cast<std::ptrdiff_t>((table * capacity + place) * stride));
+    }
   }
   device::Buffer placed_states, placed_pages;
   if (!memory_.is_host()) {
@@ -210,11 +215,15 @@ void CachePool::remove(int32_t place) noexcept {
 }
 
 void CachePool::set_pages(int32_t place, int64_t first, std::span<const int32_t> pages) {
-  const size_t at = static_cast<size_t>(place) * stride_ + static_cast<size_t>(first);
   TESSERA_CHECK(static_cast<size_t>(first) + pages.size() <= stride_, "room in the table");
-  for (size_t i = 0; i < pages.size(); ++i) page_table_[at + i] = pages_.address(pages[i]);
-  if (memory_.is_host() || pages.empty()) return;
-  memory_.upload(placed_pages_.as<uint8_t*>() + at, page_table_.data() + at, pages.size() * sizeof(void*));
+  const auto set = [&](EntriesId id, const auto& address) {
+    const size_t at = (table_of(id) * capacity_ + static_cast<size_t>(place)) * stride_ + static_cast<size_t>(first);
+    for (size_t i = 0; i < pages.size(); ++i) page_table_[at + i] = address(pages[i]);
+    if (memory_.is_host() || pages.empty()) return;
+    memory_.upload(placed_pages_.as<uint8_t*>() + at, page_table_.data() + at, pages.size() * sizeof(void*));
+  };
+  if (pages_.is_sharded()) set(EntriesId::kEntries, [&](int32_t page) { return pages_.sharded(page); });
+  set(EntriesId::kIndexKeys, [&](int32_t page) { return pages_.own(page); });
 }
 
 ops::SequenceBases<uint8_t> CachePool::states(StateId id, size_t layer, const int32_t* places) const {
@@ -225,7 +234,8 @@ ops::SequenceBases<uint8_t> CachePool::states(StateId id, size_t layer, const in
 ops::PagedEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, const int32_t* places) const {
   const Part& found = part(id, layer);
   if (found.bytes == 0) return {};
-  uint8_t* const* table = memory_.is_host() ? page_table_.data() : placed_pages_.as<uint8_t*>();
+  uint8_t* const* table =
+      memory_.is_host() ? page_table(id) : placed_pages_.as<uint8_t*>() + table_of(id) * capacity_ * stride_;
   return {table, static_cast<int64_t>(stride_), places, static_cast<int64_t>(found.offset), found.shift};
 }
 
@@ -235,7 +245,7 @@ uint8_t* CachePool::state(StateId id, size_t layer, int32_t place) const {
 
 ops::SequenceEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, int32_t place) const {
   const Part& found = part(id, layer);
-  return {nullptr, page_table_.data() + static_cast<size_t>(place) * stride_, static_cast<int64_t>(found.offset),
+  return {nullptr, page_table(id) + static_cast<size_t>(place) * stride_, static_cast<int64_t>(found.offset),
           found.shift};
 }
 

@@ -36,7 +36,8 @@ struct CacheLayout {
   uint64_t snapshot_fingerprint = 0;
 };
 
-CacheSpec make_cache_spec(const CacheLayout& layout);
+// `ranks` > 1: so many have one copy of the compressed entries among them (PageShape::sharded).
+CacheSpec make_cache_spec(const CacheLayout& layout, int64_t ranks = 1);
 
 // Caches of fixed size, in a block of their own for each sequence: rings, then the compressors' states.
 enum class StateId { kWindow, kCompressor, kIndexCompressor };
@@ -47,8 +48,11 @@ constexpr size_t kNumEntriesIds = 2;
 
 class CachePool {
  public:
-  // Memory must outlive the pool, and the pool its sequences.
-  CachePool(CacheLayout layout, device::MemorySpace& memory);
+  // Memory must outlive the pool, and the pool its sequences. `ranks`, with the queue of their collectives: they have
+  // one copy of the compressed entries among them (PagePool). Index keys, every one of
+  // which a token's choice looks at, and what does not grow are on every rank.
+  CachePool(CacheLayout layout, device::MemorySpace& memory, comm::Communicator* ranks = nullptr,
+            device::Queue* queue = nullptr);
 
   const CacheLayout& layout() const { return layout_; }
   device::MemorySpace& memory() const { return memory_; }
@@ -66,7 +70,8 @@ class CachePool {
   std::pair<int64_t, int64_t> attended(size_t layer, int64_t position, int64_t draft_position) const;
   // Bytes of a snapshot there, besides its pages.
   size_t snapshot_bytes(int64_t position, int64_t draft_position) const;
-  // Zeroes what of a page, copied to the host, is no entry of its first `num_tokens` tokens.
+  // Zeroes what of a page, copied to the host, is no entry of its first `num_tokens` tokens. Of a pool that is one
+  // rank's.
   void clear_unfilled(std::span<uint8_t> page, int64_t num_tokens) const;
 
   // The place of a sequence with this block, and with room for `max_pages` pages. Place 0 belongs to nobody: rows that
@@ -95,7 +100,10 @@ class CachePool {
   const Part& part(EntriesId id, size_t layer) const {
     return page_parts_[layer * kNumEntriesIds + static_cast<size_t>(id)];
   }
-  void lay_out();
+  PageShape lay_out(bool are_entries_sharded);
+  // The table of pages' parts in which a cache lies.
+  size_t table_of(EntriesId id) const { return pages_.is_sharded() && id == EntriesId::kIndexKeys ? 1 : 0; }
+  uint8_t* const* page_table(EntriesId id) const { return page_table_.data() + table_of(id) * capacity_ * stride_; }
   void grow(size_t capacity, size_t stride);
 
   CacheLayout layout_;
@@ -104,8 +112,10 @@ class CachePool {
   size_t block_bytes_ = 0, states_begin_ = 0;   // where the compressors' states begin
   std::vector<uint8_t> first_states_;           // the compressors', at a sequence's start
   PagePool pages_;
-  size_t capacity_ = 0, stride_ = 0;             // places that the tables have, and pages of each
-  std::vector<uint8_t*> states_, page_table_;    // [layers][kNumStateIds][capacity], [capacity][stride]
+  size_t capacity_ = 0, stride_ = 0;  // places that the tables have, and pages of each
+  // [layers][kNumStateIds][capacity]; [tables][capacity][stride]: of sharded parts, then of own ones, or of whole
+  // pages.
+  std::vector<uint8_t*> states_, page_table_;
   std::vector<int32_t> free_;                    // places
   device::Buffer placed_states_, placed_pages_;  // the tables in memory_, where that is not the host's
   std::vector<device::Buffer> nobody_;           // the rings of place 0

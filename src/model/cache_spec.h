@@ -13,6 +13,7 @@ struct CacheKind {
   int64_t entry_bytes = 0;
   int64_t fixed_entries = 0;  // ring slots, or 1 for a compressor's state
   int64_t ratio = 0;          // > 0: one more entry every `ratio` tokens
+  int64_t ranks = 1;          // that have one copy of it among them; of which a rank holds its part
 };
 
 // Caches that grow take memory in pages: of this many tokens of one sequence, for all layers (decision 0021).
@@ -21,16 +22,17 @@ constexpr int64_t kPageTokens = 256;
 struct CacheSpec {
   std::vector<CacheKind> kinds;
   int64_t page_tokens = 1;  // growing caches take memory for a multiple of so many tokens
-  int64_t page_bytes = 0;   // of page_tokens tokens; 0: nothing grows
+  int64_t page_bytes = 0;   // of page_tokens tokens, a rank's part of what ranks share; 0: nothing grows
   // Most that a snapshot of a sequence takes besides the pages that it shares.
   int64_t snapshot_bytes = 0;
 
-  // Bytes of a sequence that has grown to `max_tokens`.
+  // Bytes of a sequence that has grown to `max_tokens`, on one rank.
   int64_t bytes(int64_t max_tokens) const {
     const int64_t paid_tokens = (max_tokens + page_tokens - 1) / page_tokens * page_tokens;
     int64_t total = 0;
     for (const CacheKind& kind : kinds) {
-      total += kind.entry_bytes * (kind.fixed_entries + (kind.ratio > 0 ? paid_tokens / kind.ratio : 0));
+      const int64_t entries = kind.fixed_entries + (kind.ratio > 0 ? paid_tokens / kind.ratio : 0);
+      total += (kind.entry_bytes * entries + kind.ranks - 1) / kind.ranks;
     }
     return total;
   }

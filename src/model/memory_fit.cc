@@ -19,14 +19,15 @@ int64_t ring_slots(const Config& config, int64_t step_tokens) {
   return config.sliding_window + std::min(step_tokens, kRingRows) - 1;
 }
 
-uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots) {
+uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots,
+                        int64_t ranks) {
   const int64_t kv = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
   const int64_t paid_tokens = round_up(tokens, kPageTokens);
   uint64_t total = 0;
   for (const int64_t ratio : config.compress_ratios) {
     total += static_cast<uint64_t>(kv * window_slots);
     if (ratio == 0) continue;
-    total += static_cast<uint64_t>(kv * (paid_tokens / ratio) + 24 * 4 * config.head_dim);
+    total += static_cast<uint64_t>(ceil_div(kv * (paid_tokens / ratio), ranks) + 24 * 4 * config.head_dim);
     if (ratio != 4) continue;
     const int64_t key = ops::index_entry_layout(precision, config.index_head_dim).entry_bytes();
     total += static_cast<uint64_t>(key * (paid_tokens / ratio) + 24 * 4 * config.index_head_dim);

@@ -18,7 +18,9 @@ constexpr int64_t kRingRows = 512;
 int64_t ring_slots(const Config& config, int64_t step_tokens);
 
 // What a sequence of `tokens` keeps: an upper estimate in the widest layout.
-uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots);
+// Of compressed entries, which `ranks` have among them, a rank's part.
+uint64_t sequence_bytes(const Config& config, const ops::Precision& precision, int64_t tokens, int64_t window_slots,
+                        int64_t ranks = 1);
 
 // Of the folder's shards, as far as the file system tells.
 uint64_t file_bytes(const std::string& directory);

@@ -113,11 +113,12 @@ Model::Model(const Config& config, ops::Planner& planner, ModelWeights& weights,
   layout.fingerprint = mix(layout.snapshot_fingerprint, static_cast<uint64_t>(builder.window_slots));
   facts_.state_identity =
       fmt::format("{:016x}-{:016x}", layout.snapshot_fingerprint, plan_fingerprint(planner, bypass));
-  cache_spec_ = make_cache_spec(layout);
+  comm::Communicator* sharding = weights.shard().shards_entries ? comm : nullptr;
+  cache_spec_ = make_cache_spec(layout, sharding == nullptr ? 1 : comm->world());
   // Behind the identity of states, which don't depend on who computes what.
   for (const auto& block : blocks_) block->prepare_own_tokens(builder);
   facts_.num_draft_layers = layout.num_draft_layers;
-  pool_ = std::make_unique<CachePool>(std::move(layout), memory);
+  pool_ = std::make_unique<CachePool>(std::move(layout), memory, sharding, &executor_->queue());
 
   workspace_ = device::Buffer(static_cast<size_t>(builder.workspace_bytes), memory);
   streams_buffer_ = device::Tensor(
@@ -171,9 +172,15 @@ void Model::check_capacity(int64_t capacity) const {
   }
 }
 
+void Model::meet_ranks() {
+  if (pool_->pages().is_sharded()) pool_->pages().reserve(1);
+}
+
 void Model::reserve(int64_t bytes) {
+  // Memory that other ranks reach is not what memory() gives out, and how much of it there will be nobody knows yet.
+  if (pool_->pages().is_sharded()) return;
   // Pages come by slabs, the last of which need not be full.
-  const int64_t page_bytes = pool_->pages().page_bytes(), slab = PagePool::pages_per_slab(page_bytes) * page_bytes;
+  const int64_t page_bytes = pool_->pages().shape().bytes(), slab = PagePool::pages_per_slab(page_bytes) * page_bytes;
   executor_->memory().reserve(static_cast<size_t>(bytes + slab));
 }
 

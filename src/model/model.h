@@ -31,6 +31,7 @@ class Model final : public Runner {
   static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens,
                            int64_t world = 1);
 
+  void meet_ranks() override;
   void reserve(int64_t bytes) override;
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
@@ -86,8 +87,9 @@ class Model final : public Runner {
   };
 
   void read_slices(std::span<const SequenceSlice> slices, bool is_draft);
-  // Pages for the entries that the slices complete. Where there are too few, nothing has changed.
-  void make_room();
+  // Pages for the entries that the slices complete. Where there are too few, nothing has changed. False, and nothing
+  // has changed, where only this rank is asked (`alone`) and more than it would have to do something.
+  bool make_room(bool alone = false);
   // run(), which is a part of a step. Where it throws, what was queued has ended, and kResourceExhausted comes out only
   // where the step has done nothing.
   template <class Run>
@@ -106,6 +108,8 @@ class Model final : public Runner {
   TensorView embed(const StepContext& context, int64_t first, const TensorView& out, int64_t streams) const;
   // Whether a step's tokens are cut over ranks, and how: alike on all of them.
   TokenRun run_of(const StepContext& context) const;
+  // Before a step writes caches that other ranks read: they are done with the step before.
+  void await_ranks(const StepContext& context) const;
   // Embedding and blocks of such a step; leaves the streams of all tokens where somebody reads them.
   void queue_cut_blocks(const StepContext& context) const;
   // All blocks, each of which may leave its end to the next one.

@@ -69,7 +69,7 @@ void Model::read_slices(std::span<const SequenceSlice> slices, bool is_draft) {
   }
 }
 
-void Model::make_room() {
+bool Model::make_room(bool alone) {
   int64_t missing = 0;
   std::vector<int32_t>& shared = slices_.shared_pages;
   shared.clear();
@@ -84,7 +84,8 @@ void Model::make_room() {
     missing += std::min<int64_t>(end - first, pool_->pages().owners(*first) - 1);
     first = end;
   }
-  if (missing == 0) return;
+  if (missing == 0) return true;
+  if (alone && !pool_->pages().can_reserve_alone(missing)) return false;
   const device::InterleavedMemory interleaved = executor_->interleave();
   pool_->pages().reserve(missing);
   has_changed_states_ = true;
@@ -92,6 +93,11 @@ void Model::make_room() {
     slices_.states[i]->make_room(slices_.rows[i].first_position, end_of(slices_.rows[i]));
   }
   has_changed_states_ = false;  // who has room needs none again
+  return true;
+}
+
+void Model::await_ranks(const StepContext& context) const {
+  if (pool_->pages().is_sharded()) comm_->barrier(context.queue);
 }
 
 template <class Run>
@@ -160,7 +166,9 @@ void Model::queue_work(bool is_draft, const Work& work) {
   last_launched_ = nullptr;
   if (num_rows == 0) {
     has_changed_states_ = true;
-    return work(context(false));
+    const StepContext step = context(false);
+    await_ranks(step);
+    return work(step);
   }
   if (recorded_version_ != pool_->version()) forget_recorded();
   recorded_version_ = pool_->version();
@@ -170,7 +178,11 @@ void Model::queue_work(bool is_draft, const Work& work) {
   };
   auto found = std::find_if(recorded_.begin(), recorded_.end(), is_it);
   if (found == recorded_.end()) {
-    recorded_.push_back({num_rows, is_draft, draws, executor_->record([&] { work(context(true)); })});
+    recorded_.push_back({num_rows, is_draft, draws, executor_->record([&] {
+                           const StepContext step = context(true);
+                           await_ranks(step);
+                           work(step);
+                         })});
     found = std::prev(recorded_.end());
   }
   last_launched_ = found->work.get();
@@ -307,7 +319,7 @@ void Model::move_on(std::span<Draw* const> draws) {
 bool Model::has_room_ahead() {
   bool has_room = true;
   try {
-    make_room();
+    has_room = make_room(true);  // the other ranks do not know of the step yet
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     has_room = false;

@@ -21,7 +21,7 @@ std::string ParallelPlan::name() const {
   if (world == 1) return "one GPU";
   return fmt::format("{}, experts by {}{}{}", attention == AttentionSplit::kByGroup ? "heads" : "whole attention",
                      experts == ExpertSplit::kByWidth ? "width" : "id", cuts_projections ? ", projections" : "",
-                     cuts_entries ? ", entries" : "");
+                     shards_entries ? ", entries sharded" : "");
 }
 
 std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
@@ -43,13 +43,16 @@ std::vector<ParallelPlan> parallel_plans(const Config& config, int64_t world) {
             config.num_experts, config.expert_inner, world, kWidthUnit,
             has_heads ? "" : fmt::format("; nor can {} heads in {} output groups", config.num_heads, config.o_groups)));
   }
-  // Each with one thing more, where heads are cut: what is not written lies there.
-  for (const ParallelPlan& plan : std::vector<ParallelPlan>(plans)) {
+  // Each with one thing more; what is not written where heads are cut.
+  const std::vector<ParallelPlan> written = plans;
+  for (ParallelPlan plan : written) {
+    plan.shards_entries = true;
+    plans.push_back(plan);
+  }
+  for (ParallelPlan plan : written) {
     if (plan.attention == AttentionSplit::kWhole) continue;
-    for (bool ParallelPlan::*more : {&ParallelPlan::cuts_projections, &ParallelPlan::cuts_entries}) {
-      plans.push_back(plan);
-      plans.back().*more = true;
-    }
+    plan.cuts_projections = true;
+    plans.push_back(plan);
   }
   return plans;
 }

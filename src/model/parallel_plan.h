@@ -19,13 +19,15 @@ struct ParallelPlan {
   ExpertSplit experts = ExpertSplit::kById;
   int64_t fewest_tokens_to_cut = Shard{}.fewest_tokens_to_cut;  // of a step
   bool keeps_all_heads = false;  // each rank's, for its own tokens of steps that are cut (Shard)
+  bool shards_entries = false;   // compressed entries: one copy among the ranks (Shard)
   // What no layer does yet, for planning.
   bool cuts_projections = false;  // of the input, of compressors and indexers: by rows, behind an all-gather a layer
-  bool cuts_entries = false;      // compressed entries by position, merged behind attention
 
   // Whether the layers compute it. A slice_of() with shard() is what a rank then holds.
-  bool is_written() const { return !cuts_projections && !cuts_entries; }
-  Shard shard(int64_t rank) const { return {rank, world, attention, experts, fewest_tokens_to_cut, keeps_all_heads}; }
+  bool is_written() const { return !cuts_projections; }
+  Shard shard(int64_t rank) const {
+    return {rank, world, attention, experts, fewest_tokens_to_cut, keeps_all_heads, shards_entries};
+  }
   // "heads, experts by width": short, for tables.
   std::string name() const;
 

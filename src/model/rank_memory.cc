@@ -91,11 +91,8 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
 
 uint64_t rank_sequence_bytes(const Config& config, const ParallelPlan& plan, const ops::Precision& precision,
                              int64_t tokens, int64_t step_tokens) {
-  const int64_t slots = ring_slots(config, step_tokens);
-  const uint64_t whole = sequence_bytes(config, precision, tokens, slots);
-  if (!plan.cuts_entries) return whole;
-  const uint64_t fixed = sequence_bytes(config, precision, 0, slots);
-  return fixed + ceil_div(whole - fixed, static_cast<uint64_t>(plan.world));
+  return sequence_bytes(config, precision, tokens, ring_slots(config, step_tokens),
+                        plan.shards_entries ? plan.world : 1);
 }
 
 }  // namespace tessera::model

@@ -116,8 +116,11 @@ class Runner {
   // Most tokens that one step takes over all its slices, and so the chunk length of a prefill.
   virtual int64_t max_step_tokens() const = 0;
 
+  // All ranks call it once they have loaded: makes what they reach of each other's memory, which the first step would
+  // else. Throws kUnsupported, on every rank alike, where one does not reach another's. Nothing for one rank.
+  virtual void meet_ranks() {}
   // Sequences and snapshots of `bytes` together take no more memory of a device from now on. Throws kResourceExhausted
-  // where it has not so much. On a CPU memory is taken as it is used.
+  // where it has not so much. On a CPU, and where ranks share caches, memory is taken as it is used.
   virtual void reserve(int64_t /*bytes*/) {}
 
   // An empty sequence that may grow to `capacity` tokens; entries of its caches take memory as it grows. Throws

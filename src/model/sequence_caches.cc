@@ -103,7 +103,7 @@ void SequenceCaches::make_room(int64_t first_position, int64_t end_position) {
     if (!pool.is_shared(pages_[n])) continue;
     const int32_t theirs = std::exchange(pages_[n], pool.take());  // now whoever ends gives the new one back
     pool.release(theirs);                                          // by one owner of several: it stays
-    pool_.memory().copy(pool.address(pages_[n]), pool.address(theirs), static_cast<size_t>(pool.page_bytes()));
+    pool.copy(pages_[n], theirs);
   }
   const size_t changed = std::min(first, pages_.size());
   while (pages_.size() < end) pages_.push_back(pool.take());

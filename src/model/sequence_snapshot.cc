@@ -52,8 +52,9 @@ std::vector<uint8_t> SequenceSnapshot::save() const {
 }
 
 void SequenceSnapshot::save_page(size_t n, std::span<uint8_t> out) const {
-  TESSERA_CHECK(n < pages_.size() && out.size() == static_cast<size_t>(pool_.pages().page_bytes()), "a page's bytes");
-  pool_.memory().download(out.data(), pool_.pages().address(pages_[n]), out.size());
+  TESSERA_CHECK(n < pages_.size() && out.size() == static_cast<size_t>(pool_.pages().shape().bytes()),
+                "a page's bytes");
+  pool_.pages().download(pages_[n], out);
   pool_.clear_unfilled(out, std::min(kPageTokens, position_ - static_cast<int64_t>(n) * kPageTokens));
 }
 
@@ -85,7 +86,7 @@ std::unique_ptr<SequenceSnapshot> SequenceSnapshot::restore(CachePool& pool, int
     fail_data(kSavedName, "size", fmt::format("{} bytes", block_bytes), fmt::format("{}", block.size()));
   }
   const size_t num_pages = static_cast<size_t>(pool.pages_for(header.position));
-  const size_t page_bytes = static_cast<size_t>(pool.pages().page_bytes());
+  const size_t page_bytes = static_cast<size_t>(pool.pages().shape().bytes());
   const bool has_pages = pages.size() == num_pages && std::all_of(pages.begin(), pages.end(), [&](const auto& page) {
                            return page.size() == page_bytes;
                          });
@@ -97,7 +98,7 @@ std::unique_ptr<SequenceSnapshot> SequenceSnapshot::restore(CachePool& pool, int
   pool.pages().reserve(static_cast<int64_t>(num_pages));
   for (const std::span<const uint8_t> page : pages) {
     snapshot->pages_.push_back(pool.pages().take());
-    pool.memory().upload(pool.pages().address(snapshot->pages_.back()), page.data(), page.size());
+    pool.pages().upload(snapshot->pages_.back(), page);
   }
   if (!block.empty()) pool.memory().upload(snapshot->block(), block.data(), block.size());
   return snapshot;

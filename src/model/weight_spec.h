@@ -55,6 +55,8 @@ struct Shard {
   // (layers/attention_heads.h): more memory for shorter prompts. With kByGroup alone; whoever has whole attention does
   // so anyway.
   bool keeps_all_heads = false;
+  // Of caches, not of weights: the ranks have one copy of compressed entries among them (CachePool).
+  bool shards_entries = false;
 
   friend bool operator==(const Shard&, const Shard&) = default;
 };

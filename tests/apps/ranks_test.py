@@ -117,6 +117,17 @@ class Ranks(ProgramTest):
                 shared = generate('--ranks', '2', '--rank-split', 'width', '--rank-heads', heads)
                 self.assertEqual((shared.returncode, shared.stdout), (0, alone.stdout), shared.stderr)
 
+    def test_sharded_caches_change_no_token(self):
+        # Some pages long, so that each rank reads the others'.
+        flags = ('--raw', '--max-tokens', '48', '--temperature', '1', '--seed', '3')
+        prompt = ' '.join(f'{n} plus {n * 7}' for n in range(150))
+        for split in ('experts', 'width'):
+            with self.subTest(split=split):
+                whole = run('generate', *flags, '--model', str(MODEL), '--ranks', '2', '--rank-split', split, prompt)
+                sharded = run('generate', *flags, '--model', str(MODEL), '--ranks', '2', '--rank-split', split, '--rank-caches', 'sharded', prompt)
+                self.assertEqual((sharded.returncode, sharded.stdout), (0, whole.stdout), sharded.stderr)
+                self.assertGreater(len(whole.stdout), 0)
+
     def test_the_programs_name_and_left_over_variables_do_no_harm(self):
         shared = generate('--ranks', '2', LOCAL_WORLD_SIZE='8')
         self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
@@ -315,6 +326,8 @@ class Ranks(ProgramTest):
                             (('--rank-split', 'heads'), '--rank-split: expected --gpus or --ranks besides'),
                             (('--rank-heads', 'all'), '--rank-heads: expected --gpus or --ranks besides'),
                             (('--ranks', '2', '--rank-heads', 'some'), '--rank-heads: expected auto, own or all, found "some"'),
+                            (('--rank-caches', 'sharded'), '--rank-caches: expected --gpus or --ranks besides'),
+                            (('--ranks', '2', '--rank-caches', 'some'), '--rank-caches: expected auto, replicated or sharded, found "some"'),
                             (('--rank-wait', '9'), '--rank-wait: expected --gpus or --ranks besides'),
                             (('--ranks', '7'), '--ranks: expected a number that divides what --rank-split experts cuts, found 7'),
                             (('--ranks', '2', '--gpus', '2'), 'give --gpus or --ranks, not both'),

@@ -2,13 +2,17 @@
 // Pages: distinct, shared and given back as owners say, and refused where memory ends.
 #include "model/page_pool.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <new>
+#include <set>
 
 #include "base/error.h"
 #include "base/rng.h"
+#include "comm/loopback.h"
+#include "comm/ranks.h"
 #include "testing/seed.h"
 
 namespace tessera::model {
@@ -48,7 +52,7 @@ TEST(PagePool, PagesAreDistinctWhileTheyHaveOwners) {
   const int64_t slab = PagePool::pages_per_slab(page_bytes);
   LimitedMemory memory;
   {
-    PagePool pool(page_bytes, memory);
+    PagePool pool({.own = page_bytes}, memory);
     std::map<int32_t, int> owners;
     std::map<int32_t, uint8_t> marks;
     for (int step = 0; step < 3000; ++step) {
@@ -59,13 +63,13 @@ TEST(PagePool, PagesAreDistinctWhileTheyHaveOwners) {
         ASSERT_EQ(owners.count(page), 0u) << "somebody has it";
         owners[page] = 1;
         marks[page] = static_cast<uint8_t>(rng.below(256));
-        std::fill_n(pool.address(page), page_bytes, marks[page]);
+        std::fill_n(pool.own(page), page_bytes, marks[page]);
       } else {
         auto found = owners.begin();
         std::advance(found, static_cast<int64_t>(rng.below(owners.size())));
         const auto [page, count] = *found;
-        ASSERT_EQ(pool.address(page)[0], marks[page]);
-        ASSERT_EQ(pool.address(page)[page_bytes - 1], marks[page]);
+        ASSERT_EQ(pool.own(page)[0], marks[page]);
+        ASSERT_EQ(pool.own(page)[page_bytes - 1], marks[page]);
         ASSERT_EQ(pool.is_shared(page), count > 1);
         if (rng.below(4) == 0) {
           pool.share(page), ++found->second;
@@ -92,7 +96,7 @@ TEST(PagePool, WhereMemoryEndsNothingChanges) {
   constexpr int64_t kPageBytes = 1 << 20;
   const int64_t slab = PagePool::pages_per_slab(kPageBytes);
   memory.limit = static_cast<size_t>(4 * slab * kPageBytes);
-  PagePool pool(kPageBytes, memory);
+  PagePool pool({.own = kPageBytes}, memory);
   pool.reserve(1);
   const int32_t page = pool.take();
   const size_t used = memory.used();
@@ -109,6 +113,75 @@ TEST(PagePool, WhereMemoryEndsNothingChanges) {
   for (int64_t i = 1; i < 4 * slab; ++i) EXPECT_NE(pool.take(), page);
   EXPECT_EQ(pool.num_free(), 0);
   EXPECT_THROW(pool.reserve(1), Error);
+}
+
+// Of sharded parts there is one copy, whoever writes it; own parts are each rank's.
+TEST(PagePool, ShardedPartsLieOnTheRanksInTurn) {
+  constexpr PageShape kShape{.own = 48, .sharded = int64_t{16} << 20};  // eight of a rank's in a slab
+  constexpr int kWorld = 3, kPages = 9 * kWorld;
+  auto ranks = comm::make_loopback(kWorld, 60);
+  std::vector<std::vector<int32_t>> taken(kWorld);
+  EXPECT_THAT(tessera::testing::run_ranks(
+                  ranks,
+                  [&](comm::Communicator& comm, device::Queue& queue) {
+                    PagePool pool(kShape, device::host_memory(), &comm, &queue);
+                    EXPECT_FALSE(pool.can_reserve_alone(1));
+                    pool.reserve(1);
+                    EXPECT_EQ(pool.num_free(), 8 * kWorld);
+                    EXPECT_TRUE(pool.can_reserve_alone(8 * kWorld));
+                    EXPECT_FALSE(pool.can_reserve_alone(8 * kWorld + 1));
+                    pool.reserve(kPages);
+                    std::vector<int32_t>& pages = taken[static_cast<size_t>(comm.rank())];
+                    for (int i = 0; i < kPages; ++i) pages.push_back(pool.take());
+                    // Every rank marks the pages that it holds by its turn, at both ends, and its own parts of all.
+                    const auto last = [&](int32_t page) { return pool.sharded(page) + kShape.sharded - 1; };
+                    for (int i = 0; i < kPages; ++i) {
+                      *pool.own(pages[i]) = static_cast<uint8_t>(100 * comm.rank() + i);
+                      if (i % kWorld != comm.rank()) continue;
+                      *pool.sharded(pages[i]) = *last(pages[i]) = static_cast<uint8_t>(i + 1);
+                    }
+                    comm.barrier(queue);
+                    std::set<const uint8_t*> places;
+                    for (int i = 0; i < kPages; ++i) {
+                      EXPECT_EQ(*pool.sharded(pages[i]), i + 1) << "page " << i;
+                      EXPECT_EQ(*last(pages[i]), i + 1) << "page " << i;
+                      EXPECT_EQ(*pool.own(pages[i]), static_cast<uint8_t>(100 * comm.rank() + i));
+                      EXPECT_TRUE(places.insert(pool.sharded(pages[i])).second) << "two pages in one place";
+                    }
+                    comm.barrier(queue);
+                    // Every rank copies: the same bytes.
+                    pool.copy(pages[0], pages[4]);
+                    comm.barrier(queue);
+                    EXPECT_EQ(*last(pages[0]), 5);
+                    EXPECT_EQ(*pool.own(pages[0]), static_cast<uint8_t>(100 * comm.rank() + 4));
+                    std::vector<uint8_t> bytes(static_cast<size_t>(kShape.bytes()));
+                    pool.download(pages[1], bytes);
+                    EXPECT_EQ(bytes.front(), static_cast<uint8_t>(100 * comm.rank() + 1));
+                    EXPECT_EQ(bytes[static_cast<size_t>(kShape.own)], 2);
+                    EXPECT_EQ(bytes.back(), 2);
+                    comm.barrier(queue);
+                    pool.upload(pages[2], bytes);
+                    EXPECT_EQ(*last(pages[2]), 2);
+                    for (const int32_t page : pages) pool.release(page);
+                    EXPECT_EQ(pool.num_free(), 16 * kWorld) << "others may still read what a rank would give back";
+                    comm.barrier(queue);
+                  }),
+              ::testing::Each(""));
+  EXPECT_EQ(taken[1], taken[0]);
+  EXPECT_EQ(taken[2], taken[0]);
+}
+
+// Pages of other numbers would be other places: seen when the pool grows.
+TEST(PagePool, RanksWhosePagesPartSaySo) {
+  auto ranks = comm::make_loopback(2, 60);
+  const auto errors = tessera::testing::run_ranks(ranks, [](comm::Communicator& comm, device::Queue& queue) {
+    PagePool pool({.own = 16, .sharded = int64_t{128} << 20}, device::host_memory(), &comm, &queue);
+    pool.reserve(2);
+    const int32_t first = pool.take(), second = pool.take();
+    pool.release(comm.rank() == 0 ? first : second);
+    pool.reserve(2);
+  });
+  EXPECT_THAT(errors, ::testing::Each(::testing::HasSubstr("ranks share memory of")));
 }
 
 }  // namespace

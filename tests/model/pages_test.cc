@@ -140,7 +140,7 @@ TEST_P(PagesTest, MemoryFollowsWhatIsUsed) {
   EXPECT_EQ(pages.num_used(), 2);
   a.reset();
   EXPECT_EQ(pages.num_used(), 1);
-  EXPECT_LE(pages.num_used() + pages.num_free(), PagePool::pages_per_slab(pages.page_bytes()));
+  EXPECT_LE(pages.num_used() + pages.num_free(), PagePool::pages_per_slab(pages.shape().bytes()));
 }
 
 // Snapshots hold what they were taken of: whoever goes on from one, with more room or just enough, has the bits of a

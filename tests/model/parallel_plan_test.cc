@@ -66,7 +66,7 @@ TEST(ParallelPlan, WrittenOnesComeFirstAndDivideTheModel) {
   // 16 groups can't be cut in three, so no heads, and nothing that needs them.
   const std::vector<ParallelPlan> three = parallel_plans(stored("pro").config, 3);
   for (const ParallelPlan& plan : three) EXPECT_EQ(plan.attention, AttentionSplit::kWhole);
-  EXPECT_EQ(three.size(), 2u);
+  EXPECT_EQ(three.size(), 4u);  // each with whole caches and with sharded ones
   const std::vector<ParallelPlan> one = parallel_plans(stored("flash").config, 1);
   ASSERT_EQ(one.size(), 1u);
   EXPECT_EQ(one[0], ParallelPlan{});
@@ -106,7 +106,7 @@ TEST(RankMemory, RanksShareWhatIsCutAndNothingElse) {
       EXPECT_EQ(bytes_of(memory, "head") * w, bytes_of(one, "head"));
       EXPECT_EQ(bytes_of(memory, "embedding"), bytes_of(one, "embedding"));
       EXPECT_EQ(bytes_of(memory, "maps of the input") < bytes_of(one, "maps of the input"), plan.cuts_projections);
-      EXPECT_EQ(memory.token < one.token, plan.cuts_entries);
+      EXPECT_EQ(memory.token < one.token, plan.shards_entries);
       EXPECT_EQ(memory.sequence, one.sequence);
     }
   }

@@ -28,6 +28,9 @@ class PeerMemory {
   virtual void connect_to_itself() = 0;
   // Once connected.
   virtual const device::PeerView& view() const = 0;
+  // So many F32 zeros of this rank, to add up where only waiting for each other matters.
+  static constexpr int64_t kNumZeros = 4;
+  virtual void* zeros() const = 0;
   // Nobody waits any more. From any thread.
   virtual void end() noexcept = 0;
   // Waits for the GPU and lets go of the other ranks' memory, which they may free from then on. No call follows.

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that have one copy of compressed entries among them, against ranks of which each has all: the same bits.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "backends/registry.h"
+#include "base/error.h"
+#include "base/rng.h"
+#include "comm/loopback.h"
+#include "comm/ranks.h"
+#include "model/load_model.h"
+#include "model/model_helpers.h"
+#include "model/sequence_caches.h"
+#include "testing/compare.h"
+#include "testing/seed.h"
+
+namespace tessera::model {
+namespace {
+
+using tessera::testing::feed;
+using tessera::testing::random_ids;
+using tessera::testing::run_ranks;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const std::string kTiny = std::string(TESSERA_SOURCE_DIR) + "/models/tiny-v4";
+
+// Another's calls, with what a test does about some of them.
+class Forwarded : public comm::Communicator {
+ public:
+  explicit Forwarded(comm::Communicator& other) : Communicator(other.rank(), other.world()), other_(other) {}
+  void abort(const std::string& why) noexcept override { other_.abort(why); }
+  void check() override { other_.check(); }
+
+ protected:
+  void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    other_.all_reduce(in, out, queue);
+  }
+  void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    other_.all_gather(in, out, queue);
+  }
+  void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    other_.reduce_scatter(in, out, queue);
+  }
+  void do_all_to_all(const comm::Runs& send, const comm::Runs& receive, device::Queue& queue) override {
+    other_.all_to_all(send, receive, queue);
+  }
+  void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
+    other_.broadcast(data, root, queue);
+  }
+  void do_barrier(device::Queue& queue) override { other_.barrier(queue); }
+
+ private:
+  comm::Communicator& other_;
+};
+
+class Counted final : public Forwarded {
+ public:
+  using Forwarded::Forwarded;
+  int num_barriers = 0;
+
+ protected:
+  void do_barrier(device::Queue& queue) override {
+    ++num_barriers;
+    Forwarded::do_barrier(queue);
+  }
+};
+
+// The addresses of others' memory, the second word that ranks tell each other for it, lead nowhere.
+class Strangers final : public Forwarded {
+ public:
+  using Forwarded::Forwarded;
+
+ protected:
+  void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
+    Forwarded::do_all_gather(in, out, queue);
+    if (in.dtype != DType::kU8 || ++num_words_ != 2) return;
+    // Behind size, tag, code and length lies the number of its process.
+    out.as<uint8_t>()[(1 - rank()) * in.num_bytes() + 24 + 4] = 0x7F;
+  }
+
+ private:
+  int num_words_ = 0;
+};
+
+LoadedModel load(comm::Communicator& comm, AttentionSplit attention, ExpertSplit experts, bool is_sharded,
+                 int64_t step_tokens) {
+  LoadOptions options;
+  options.num_threads = 1;
+  options.comm = &comm;
+  options.max_step_tokens = step_tokens;
+  options.shard = {.rank = comm.rank(),
+                   .world = comm.world(),
+                   .attention = attention,
+                   .experts = experts,
+                   .fewest_tokens_to_cut = 100,
+                   .shards_entries = is_sharded};
+  return load_model(kTiny, options, backends::all_backends(), device::probe_machine(), nullptr, nullptr);
+}
+
+// Sequences that grow by pieces, are copied, go back and end, some at once; all logits that came of it. The same for
+// every rank and whatever the caches, by the seed.
+std::vector<float> run_schedule(Runner& runner, uint64_t seed) {
+  Rng rng(seed);
+  constexpr int64_t kCapacity = 1500;
+  const int32_t vocab = runner.facts().vocab_size;
+  std::vector<float> logits;
+  const auto add = [&](SequenceState& state, int64_t count, int64_t chunk = 256) {
+    const std::vector<int32_t> ids = random_ids(rng, std::min(count, state.capacity() - state.position()), vocab);
+    if (ids.empty()) return;
+    const std::vector<float> more = feed(runner, state, ids, LogitRows::kLast, chunk);
+    logits.insert(logits.end(), more.begin(), more.end());
+  };
+  std::vector<std::unique_ptr<SequenceState>> all;
+  for (const int64_t count : {700, 250}) {
+    all.push_back(runner.new_sequence(kCapacity));
+    add(*all.back(), count, 1 + static_cast<int64_t>(rng.below(300)));
+  }
+  for (int step = 0; step < 16; ++step) {
+    SequenceState& state = *all[rng.below(all.size())];
+    switch (rng.below(5)) {
+      case 0:
+        add(state, 1 + static_cast<int64_t>(rng.below(200)));
+        break;
+      case 1:
+        if (all.size() < 4) all.push_back(state.fork());
+        break;
+      case 2: {
+        const auto mark = state.mark();
+        add(state, 1 + static_cast<int64_t>(rng.below(300)));
+        state.rollback(*mark);
+        break;
+      }
+      case 3:
+        if (all.size() > 2) all.pop_back();
+        break;
+      default: {  // a token of each
+        const std::vector<int32_t> ids = random_ids(rng, static_cast<int64_t>(all.size()), vocab);
+        std::vector<SequenceSlice> slices;
+        for (size_t i = 0; i < all.size(); ++i) {
+          if (all[i]->position() == kCapacity) continue;
+          slices.push_back({all[i].get(), std::span(ids).subspan(i, 1), LogitRows::kLast});
+        }
+        const TensorView rows = runner.step(slices);
+        logits.insert(logits.end(), rows.as<float>(), rows.as<float>() + rows.shape.num_elements());
+      }
+    }
+  }
+  return logits;
+}
+
+std::vector<std::vector<float>> run_all(int world, AttentionSplit attention, ExpertSplit experts, bool is_sharded,
+                                        uint64_t seed) {
+  auto ranks = comm::make_loopback(world, 240);
+  std::vector<std::vector<float>> logits(ranks.size());
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue&) {
+                          const LoadedModel loaded = load(comm, attention, experts, is_sharded, 256);
+                          logits[static_cast<size_t>(comm.rank())] = run_schedule(*loaded.runner, seed);
+                          device::Queue queue(1);
+                          comm.barrier(queue);  // nobody takes away what others still read
+                        }),
+              Each(""));
+  return logits;
+}
+
+TEST(ShardedCaches, TheBitsAreThoseOfWholeOnes) {
+  const uint64_t seed = tessera::fresh_seed();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  const auto expect_same = [&](int world, AttentionSplit attention, ExpertSplit experts) {
+    const auto whole = run_all(world, attention, experts, false, seed);
+    const auto sharded = run_all(world, attention, experts, true, seed);
+    ASSERT_FALSE(whole[0].empty());
+    for (size_t rank = 0; rank < sharded.size(); ++rank) {
+      EXPECT_TRUE(testing::same_bits(sharded[rank], whole[0])) << world << " ranks, rank " << rank;
+    }
+  };
+  expect_same(2, AttentionSplit::kByGroup, ExpertSplit::kByWidth);
+  expect_same(2, AttentionSplit::kWhole, ExpertSplit::kById);
+  expect_same(4, AttentionSplit::kWhole, ExpertSplit::kByWidth);
+}
+
+// A rank holds its part of the entries, and all of what else grows.
+TEST(ShardedCaches, ARankHoldsItsPart) {
+  auto ranks = comm::make_loopback(2, 60);
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue& queue) {
+                          const LoadedModel whole = load(comm, AttentionSplit::kWhole, ExpertSplit::kById, false, 64);
+                          const LoadedModel sharded = load(comm, AttentionSplit::kWhole, ExpertSplit::kById, true, 64);
+                          const CacheSpec& a = whole.runner->cache_spec();
+                          const CacheSpec& b = sharded.runner->cache_spec();
+                          int64_t entries = 0;
+                          for (const CacheKind& kind : a.kinds) {
+                            if (kind.name.ends_with(".entries")) entries += kind.entry_bytes * (4096 / kind.ratio);
+                          }
+                          ASSERT_GT(entries, 0);
+                          EXPECT_EQ(a.bytes(0), b.bytes(0));
+                          EXPECT_EQ(a.bytes(4096) - b.bytes(4096), entries / 2);
+                          EXPECT_LT(b.page_bytes, a.page_bytes);
+                          EXPECT_EQ(a.snapshot_bytes, b.snapshot_bytes);
+                          comm.barrier(queue);
+                        }),
+              Each(""));
+}
+
+// Before a step writes what others read all are done with the step before; also of a step that is queued ahead, whose
+// pages no other rank has been asked for.
+TEST(ShardedCaches, StepsWaitForAllRanks) {
+  auto ranks = comm::make_loopback(2, 60);
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](comm::Communicator& comm, device::Queue&) {
+                          for (const bool is_sharded : {false, true}) {
+                            Counted counted(comm);
+                            const LoadedModel loaded =
+                                load(counted, AttentionSplit::kByGroup, ExpertSplit::kByWidth, is_sharded, 64);
+                            const int before = counted.num_barriers;
+                            const auto state = loaded.runner->new_sequence(64);
+                            feed(*loaded.runner, *state, std::vector<int32_t>{1, 2, 3}, LogitRows::kLast);
+                            feed(*loaded.runner, *state, std::vector<int32_t>{4}, LogitRows::kLast);
+                            EXPECT_EQ(counted.num_barriers - before, is_sharded ? 2 : 0);
+                            device::Queue queue(1);
+                            comm.barrier(queue);
+                          }
+                        }),
+              Each(""));
+}
+
+// Ranks that reach nobody's memory say so once they have loaded.
+TEST(ShardedCaches, RanksThatDoNotReachEachOtherAreRefused) {
+  auto ranks = comm::make_loopback(2, 60);
+  const auto errors = run_ranks(ranks, [&](comm::Communicator& comm, device::Queue&) {
+    Strangers strangers(comm);
+    load(strangers, AttentionSplit::kByGroup, ExpertSplit::kByWidth, true, 64).runner->meet_ranks();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("caches sharded over ranks: memory of rank ")));
+}
+
+}  // namespace
+}  // namespace tessera::model
