@@ -191,7 +191,10 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
                     "sum of {} vectors a token",
                     c.num_experts / world, c.num_experts, c.experts_per_token));
   }
-  why.push_back("caches: whole on every rank, since all heads attend the same keys");
+  why.push_back(
+      best.plan.shards_entries
+          ? "caches: compressed entries once, on the ranks in turn, read over the link; the rest whole on every rank"
+          : "caches: whole on every rank, since all heads attend the same keys");
   const std::vector<model::HeldWeights>& weights = best.memory.weights;
   const bool cuts_head = std::any_of(weights.begin(), weights.end(), [](const model::HeldWeights& held) {
     return held.kind == "head" && held.bytes < held.of;

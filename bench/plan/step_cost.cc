@@ -366,7 +366,7 @@ class Layer {
                          static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
     kernel.memory_bytes = bytes;
     add("attention", {kernel});
-    if (plan_.shards_entries && ratio != 0) read_from_others(keys);
+    if (plan_.shards_entries && ratio != 0) read_from_others(keys, ratio);
     if (is_spread) add("attention", {pass(0, 0)});
     add("attention", {pass(0, 4 * head_rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
     need("attention", bytes, 4 * head_rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
@@ -482,11 +482,16 @@ class Layer {
     part(kSumsPart).us += us(pass(in_bytes, out_bytes / world));
   }
 
-  // Of the entries that each token attends, those on other ranks: none is read twice from nearby.
-  void read_from_others(double keys) {
-    const double entries = std::max(keys - static_cast<double>(c_.sliding_window), 0.0);
+  // Of the entries that each token attends, those on other ranks; of a prompt they are copied once
+  // (model/cache_pool.h, near_entries()).
+  void read_from_others(double keys, int64_t ratio) {
+    double entries = head_rows() * std::max(keys - static_cast<double>(c_.sliding_window), 0.0);
+    if (load_.tokens > 1) {
+      const double of_prompts = static_cast<double>(load_.sequences * (load_.position + load_.tokens) / ratio);
+      entries = std::min(entries, of_prompts);
+    }
     const double bytes =
-        head_rows() * entries * static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
+        entries * static_cast<double>(ops::kv_entry_layout({}, c_.head_dim, c_.rope_dim).entry_bytes());
     exchange(others(bytes / static_cast<double>(plan_.world)), kReadFromPeer,
              std::min(others(t_.peer_rate.low), t_.link.low), "attention");
   }

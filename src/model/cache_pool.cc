@@ -10,6 +10,8 @@
 
 #include "base/error.h"
 #include "base/integer_math.h"
+#include "comm/near_pages.h"
+#include "model/step_batch.h"
 
 namespace tessera::model {
 
@@ -176,7 +178,8 @@ void CachePool::grow(size_t capacity, size_t stride) {
                   page_table.begin() + static_cast<std::ptrdiff_t>((table * capacity + place) * stride));
     }
   }
-  device::Buffer placed_states, placed_pages;
+  device::Buffer placed_states, placed_pages, near_table;
+  if (pages_.is_sharded()) near_table = device::Buffer(capacity * stride * sizeof(void*), memory_);
   if (!memory_.is_host()) {
     placed_states = device::Buffer(states.size() * sizeof(void*), memory_);
     placed_pages = device::Buffer(page_table.size() * sizeof(void*), memory_);
@@ -190,6 +193,7 @@ void CachePool::grow(size_t capacity, size_t stride) {
   }
   states_ = std::move(states), page_table_ = std::move(page_table);
   placed_states_ = std::move(placed_states), placed_pages_ = std::move(placed_pages);
+  near_table_ = std::move(near_table);
   capacity_ = capacity, stride_ = stride;
   ++version_;
 }
@@ -237,6 +241,50 @@ ops::PagedEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, const 
   uint8_t* const* table =
       memory_.is_host() ? page_table(id) : placed_pages_.as<uint8_t*>() + table_of(id) * capacity_ * stride_;
   return {table, static_cast<int64_t>(stride_), places, static_cast<int64_t>(found.offset), found.shift};
+}
+
+int64_t CachePool::near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens) {
+  return round_up<int64_t>(kPageTokens / ratio * entry_bytes, kPartAlignment) * ceil_div(tokens, kPageTokens);
+}
+
+void CachePool::reserve_near(int64_t tokens) {
+  if (!pages_.is_sharded()) return;
+  int64_t bytes = 0;
+  for (const LayerCacheLayout& layer : layout_.layers) {
+    if (layer.ratio != 0) bytes = std::max(bytes, near_bytes(layer.ratio, layer.kv.entry_bytes(), tokens));
+  }
+  if (static_cast<size_t>(bytes) > near_.size()) near_ = device::Buffer(static_cast<size_t>(bytes), memory_);
+}
+
+ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const SliceRows> slices,
+                                                   int64_t most_attended, const int32_t* places,
+                                                   device::Queue& queue) const {
+  // Copying is a launch, and reads whole pages of what may be fewer entries.
+  constexpr int64_t kFewestRows = 16, kFewestReads = 2;
+  const ops::PagedEntries<uint8_t> far = entries(EntriesId::kEntries, layer, places);
+  if (!pages_.is_sharded() || !far.exists()) return far;
+  const Part& found = part(EntriesId::kEntries, layer);
+  const auto part_bytes = static_cast<int64_t>(round_up(found.bytes, kPartAlignment));
+  const auto room = static_cast<int64_t>(near_.size()) / part_bytes;
+  std::vector<comm::NearSequence> sequences;
+  int64_t used = 0;
+  for (const SliceRows& slice : slices) {
+    const int64_t tokens = slice.first_position + slice.num_rows, num_pages = pages_for(tokens);
+    const int64_t count = tokens / layout_.layers[layer].ratio, reads = slice.num_rows * std::min(count, most_attended);
+    const bool is_near = slice.num_rows >= kFewestRows && reads >= kFewestReads * count && used + num_pages <= room;
+    sequences.push_back(
+        {slice.place, static_cast<int32_t>(num_pages), is_near ? static_cast<int32_t>(used) : int32_t{-1}});
+    if (is_near) used += num_pages;
+  }
+  if (used == 0) return far;
+  comm::bring_near({.pages = far.pages,
+                    .stride = far.stride,
+                    .offset = far.offset,
+                    .part_bytes = part_bytes,
+                    .table = near_table_.as<uint8_t*>(),
+                    .room = near_.as<uint8_t>()},
+                   sequences, queue);
+  return {near_table_.as<uint8_t*>(), far.stride, places, 0, far.shift};
 }
 
 uint8_t* CachePool::state(StateId id, size_t layer, int32_t place) const {

@@ -17,6 +17,8 @@
 
 namespace tessera::model {
 
+struct SliceRows;
+
 // What one layer keeps; the same for every sequence of a model.
 struct LayerCacheLayout {
   int64_t ratio = 0;         // 0: window only
@@ -84,6 +86,15 @@ class CachePool {
   // Where the caches of the rows' sequences lie; `places` [rows] lies in memory(). No entries where the layer has none.
   ops::SequenceBases<uint8_t> states(StateId id, size_t layer, const int32_t* places) const;
   ops::PagedEntries<uint8_t> entries(EntriesId id, size_t layer, const int32_t* places) const;
+  // The entries of the slices' sequences in that layer, for attention by rows of whose `places` these are. Of a pool
+  // whose entries are sharded those are copied to this rank first that are read more often than a copy costs: a token
+  // attends at most `most_attended`. Not for what is recorded; valid until the next call.
+  ops::PagedEntries<uint8_t> near_entries(size_t layer, std::span<const SliceRows> slices, int64_t most_attended,
+                                          const int32_t* places, device::Queue& queue) const;
+  // Room for that, of sequences of up to so many tokens. What was recorded stays as it is.
+  void reserve_near(int64_t tokens);
+  // Bytes of it for layers of this ratio.
+  static int64_t near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens);
   // Those of one of them, for the host: addresses are of memory().
   uint8_t* state(StateId id, size_t layer, int32_t place) const;
   ops::SequenceEntries<uint8_t> entries(EntriesId id, size_t layer, int32_t place) const;
@@ -118,6 +129,7 @@ class CachePool {
   std::vector<uint8_t*> states_, page_table_;
   std::vector<int32_t> free_;                    // places
   device::Buffer placed_states_, placed_pages_;  // the tables in memory_, where that is not the host's
+  device::Buffer near_, near_table_;             // copies of other ranks' entries; a table of their own
   std::vector<device::Buffer> nobody_;           // the rings of place 0
   int64_t version_ = 0;
 };

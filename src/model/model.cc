@@ -211,8 +211,10 @@ std::unique_ptr<StateSnapshot> Model::restore_snapshot(std::span<const uint8_t> 
   return SequenceSnapshot::restore(*pool_, config_.max_positions, saved, pages);
 }
 
-// The indexer's scratch grows with the longest sequence, here, so that no step allocates.
+// The indexer's scratch grows with the longest sequence, as does that for other ranks' entries, here, so that no step
+// allocates.
 void Model::reserve_scores(int64_t capacity) {
+  pool_->reserve_near(capacity);
   const std::vector<LayerCacheLayout>& layers = pool_->layout().layers;
   const bool has_indexer =
       std::any_of(layers.begin(), layers.end(), [](const LayerCacheLayout& layer) { return layer.has_indexer; });

@@ -5,7 +5,7 @@
 
 #include "base/integer_math.h"
 #include "comm/nccl.h"
-#include "model/cache_spec.h"
+#include "model/cache_pool.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
 
@@ -80,6 +80,16 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
   std::sort(memory.weights.begin(), memory.weights.end(),
             [](const HeldWeights& a, const HeldWeights& b) { return a.of > b.of; });
   memory.step = Model::step_bytes(config, precision, step_tokens, plan.world);
+  if (plan.shards_entries) {
+    // Copies of other ranks' entries, of the longest sequence in one layer.
+    int64_t ratio = 0;
+    for (const int64_t one : config.compress_ratios) {
+      if (one != 0 && (ratio == 0 || one < ratio)) ratio = one;
+    }
+    const int64_t entry_bytes = ops::kv_entry_layout(precision, config.head_dim, config.rope_dim).entry_bytes();
+    if (ratio != 0)
+      memory.step += static_cast<uint64_t>(CachePool::near_bytes(ratio, entry_bytes, config.max_positions));
+  }
   memory.runtime = kRuntimeBytes + (plan.world > 1 ? static_cast<uint64_t>(comm::NcclOptions{}.scratch_bytes) : 0);
   memory.sequence = rank_sequence_bytes(config, plan, precision, 0, step_tokens);
   constexpr int64_t kTokens = int64_t{1} << 20;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <span>
 
 #include "comm/rank_columns.h"
@@ -231,15 +232,23 @@ void AttentionLayer::trace_window(const StepContext& context, size_t layer, cons
   }
 }
 
+ops::PagedEntries<const uint8_t> AttentionLayer::entries_of(const StepContext& context, size_t layer) const {
+  const int32_t* places = context.batch.places();
+  if (context.is_recorded) return context.caches.entries(EntriesId::kEntries, layer, places);
+  const int64_t most = ratio_ == 4 ? indexer_.top_k() : std::numeric_limits<int64_t>::max();
+  return context.caches.near_entries(layer, context.batch.slices(), most, places, context.queue);
+}
+
 void AttentionLayer::attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
-                            const int32_t* selected, const RowRange& range, const TensorView& out) const {
+                            const ops::PagedEntries<const uint8_t>& all_entries, const int32_t* selected,
+                            const RowRange& range, const TensorView& out) const {
   const RowRange& all = queries.rows;
   const int64_t begin = std::max(range.begin, all.begin);
   const int64_t num_rows = std::min(range.begin + range.num_rows, all.begin + all.num_rows) - begin;
   if (num_rows <= 0) return;
   const int32_t* places = context.batch.places() + begin;
-  ops::PagedEntries<const uint8_t> entries;
-  if (with_entries_) entries = context.caches.entries(EntriesId::kEntries, layer, places);
+  ops::PagedEntries<const uint8_t> entries = all_entries;
+  entries.places = places;
   const int64_t stride = selected == nullptr ? 0 : indexer_.top_k(), first = begin - all.begin;
   queries.heads.attend(context,
                        {.q = rows_of(q, first, num_rows),
@@ -265,15 +274,17 @@ TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, c
   const int32_t* selected = nullptr;
   if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
 
+  ops::PagedEntries<const uint8_t> entries;
+  if (with_entries_) entries = entries_of(context, layer);
   const TensorView out = context.take(context.activation, mapped.q.shape);
   RowRange range = first_rows(context);
-  attend(context, layer, queries, mapped.q, selected, range, out);
+  attend(context, layer, queries, mapped.q, entries, selected, range, out);
   while (range.begin + range.num_rows < n) {
     range.begin += range.num_rows;
     range.num_rows = std::min(range.num_rows, n - range.begin);
     if (!needs_window(context, range, queries.rows)) continue;
     write_window(context, layer, mapped.kv, range);  // over entries that nobody needs any more
-    attend(context, layer, queries, mapped.q, selected, range, out);
+    attend(context, layer, queries, mapped.q, entries, selected, range, out);
   }
   if (!rotates_in_attention(context, queries)) {
     context.trace(prefix_, "attention", out);

@@ -71,8 +71,11 @@ class AttentionLayer {
            first_rows(context).num_rows == context.num_tokens();
   }
   // Those of `range` that queries are of. q, out and selected are of the queries' rows.
+  // Those of the step's sequences, of all its rows.
+  ops::PagedEntries<const uint8_t> entries_of(const StepContext& context, size_t layer) const;
   void attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
-              const int32_t* selected, const RowRange& range, const TensorView& out) const;
+              const ops::PagedEntries<const uint8_t>& all_entries, const int32_t* selected, const RowRange& range,
+              const TensorView& out) const;
   // x -> heads' output for the output projection [rows of queries, groups * o_lora_rank], from the arena.
   TensorView run_heads(const StepContext& context, size_t layer, const TensorView& x, const Queries& queries) const;
   void trace_window(const StepContext& context, size_t layer, const RowRange& range) const;
