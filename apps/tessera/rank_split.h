@@ -10,6 +10,10 @@
 #include "model/parallel_plan.h"
 #include "ops/precision.h"
 
+namespace tessera::bench {
+struct PlanChoice;
+}
+
 namespace tessera::app {
 
 inline constexpr std::string_view kAutoSplit = "auto", kAutoHeads = "auto", kOwnHeads = "own", kAllHeads = "all";
@@ -36,10 +40,12 @@ struct SplitLoad {
   int64_t step_tokens = 0;
   ops::Precision precision;
 };
-// On GPUs of that name: the shortest predicted decode step of what fits, by the figures of an H200 where nobody has any
-// of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
-// Keeps all heads where bench::has_room_for_all_heads(); shards entries where the load fits in no other way.
-RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load);
+// On GPUs of that name: the shortest predicted decode step of what fits and may be chosen, by the figures of an H200
+// where nobody has any of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
+// Keeps all heads where bench::has_room_for_all_heads(); shards entries where the load fits in no other way, or that is
+// asked for.
+RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load,
+                    const bench::PlanChoice& choice);
 
 // The same of a split that was named.
 bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,

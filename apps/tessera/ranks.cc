@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/strings.h"
+#include "bench/plan/machine_plan.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/agreement.h"
 #include "comm/echo.h"
@@ -264,16 +265,23 @@ template <class Stored>
 void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
                          int64_t sequences, const Stored& stored) {
   const bool is_split_named = flags_.split != kAutoSplit, are_heads_named = flags_.heads != kAutoHeads;
+  const bool are_caches_auto = flags_.caches == kAutoCaches;
   if (!on_gpus_) {
     if (!is_split_named) split_ = cpu_split(config, place_.world);
-  } else if (!is_split_named || !are_heads_named) {
+  } else if (!is_split_named || !are_heads_named || are_caches_auto) {
     const device::Machine machine = device::machine_of(model.device);
     const model::StoredModel& weights = stored();
+    bench::PlanChoice choice;
+    if (is_split_named) choice.attention = split_.attention, choice.experts = split_.experts;
+    if (!are_caches_auto) choice.shards_entries = flags_.caches == kSharded;
+    const RankSplit best =
+        gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision}, choice);
     if (is_split_named) {
+      split_.shards_entries = best.shards_entries;
       split_.keeps_all_heads =
           has_room_for_all_heads(weights, split_, place_.world, *machine.gpu, load.max_step_tokens);
     } else {
-      split_ = gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision});
+      split_ = best;
       if (!is_follower() && !split_.why.empty()) print_note(split_.why);
     }
   }
@@ -281,7 +289,7 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
   if (are_heads_named) {
     split_.keeps_all_heads = flags_.heads == kAllHeads && split_.attention == model::AttentionSplit::kByGroup;
   }
-  if (flags_.caches != kAutoCaches) split_.shards_entries = flags_.caches == kSharded;
+  if (!are_caches_auto) split_.shards_entries = flags_.caches == kSharded;
 }
 
 // Before anybody is started or waited for.
@@ -357,12 +365,21 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     nccl.limit_seconds = step_seconds();
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
     comm_->begin_to_connect(*executor_);
+    std::string why_not;
     if (const std::optional<comm::PeerOptions> peer = peer_options()) {
-      std::string why_not;
       comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, *peer);
       if (!why_not.empty() && !is_follower()) {
         log_.write(LogLevel::kWarning, fmt::format("small sums go through NCCL: {}", why_not));
       }
+    }
+    if (!why_not.empty() && split_.shards_entries) {
+      if (flags_.caches == kSharded) {
+        tessera::fail(ErrorCode::kUnsupported,
+                      fmt::format("--rank-caches sharded: expected GPUs that reach each other's memory, "
+                                  "found {}; say replicated",
+                                  why_not));
+      }
+      split_.shards_entries = load.shard.shards_entries = false;  // the same on all ranks, as the reason is
     }
   } else {
     comm_ = comm::make_tcp(*bootstrap_, step_seconds());

@@ -109,7 +109,17 @@ class Serve final : public Verb {
   ModelFolder open(model::LoadOptions& load);
   CacheMemory cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const;
   void check_room(const CacheMemory& memory, const device::Machine& machine) const;
-  CacheMemory agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const;
+  CacheMemory agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, const model::Runner& runner,
+                            Ranks& ranks) const;
+  model::CacheRoom room_for(const CacheMemory& memory) const {
+    return {memory.running, memory.prefixes, flags_.max_running, flags_.max_model_len};
+  }
+  // A server that is ready takes no more of a GPU's memory: what grows with the longest sequence grows now. Every rank
+  // of its own, before there are orders.
+  void take_memory(model::Runner& own, const CacheMemory& memory) const {
+    own.new_sequence(flags_.max_model_len);
+    own.reserve(room_for(memory));
+  }
   server::Serving serving(const ModelFolder& folder, const model::ModelFacts& facts,
                           text::GrammarCompiler& grammars) const;
   void print_figures(const model::LoadedModel& loaded, const CacheMemory& memory) const;
@@ -266,8 +276,8 @@ void Serve::check_flags() {
 // is kept of prompts: as said, or as much again, if that is left.
 CacheMemory Serve::cache_memory(const ModelFolder& folder, const model::LoadOptions& load, int64_t room) const {
   const int64_t window_slots = model::ring_slots(folder.config, load.max_step_tokens);
-  const auto one =
-      static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len, window_slots));
+  const auto one = static_cast<double>(model::sequence_bytes(folder.config, load.precision, flags_.max_model_len,
+                                                             window_slots, load.shard.entry_ranks()));
   const auto left = static_cast<double>(room);
   const double for_prefixes = flags_.prefix_gib ? *flags_.prefix_gib * kGiB : kPrefixShare * left;
   double running = flags_.cache_gib * kGiB;
@@ -353,21 +363,28 @@ void Serve::print_address(uint16_t port, const std::string& name) const {
 
 // Of ranks, what each has left when its share of the weights is there; caches have one size on all of them. Ranks of
 // one machine's processors share its memory. Throws kResourceExhausted on rank 0 where they do not fit on all.
-CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, Ranks& ranks) const {
+CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOptions& load, const model::Runner& runner,
+                                 Ranks& ranks) const {
   const device::Machine machine = device::machine_of(flags_.model.device);
   const auto left = static_cast<int64_t>(machine.free_bytes() / (machine.gpu ? 1 : ranks.world()));
-  const CacheMemory own = cache_memory(folder, load, left / 5 * 4);
+  const auto needed = [&](const CacheMemory& memory) { return runner.reserved_bytes(room_for(memory)); };
+  CacheMemory own = cache_memory(folder, load, (left - needed({})) / 5 * 4);
+  // What ranks share leaves less for prefixes than nobody asked for.
+  while (!flags_.prefix_gib && own.prefixes > 0 && needed(own) > left) own.prefixes -= own.prefixes / 16 + 1;
   CacheMemory agreed;
   agreed.running = ranks.least(own.running);
   agreed.prefixes = ranks.least(own.prefixes);
   const int64_t least_left = ranks.least(left);
   // Rank 0 says so for all: whoever else did would race it to the exit code.
-  if (!ranks.is_follower() && (agreed.running > least_left || agreed.prefixes > least_left - agreed.running)) {
+  if (!ranks.is_follower() && needed(agreed) > least_left) {
     const auto bytes = [](int64_t count) { return format_bytes(static_cast<uint64_t>(count)); };
     fail(ErrorCode::kResourceExhausted,
          fmt::format("caches: expected at most the {} that the weights leave on the rank with the least, found {} for "
-                     "answers and {} for prefixes; lower --cache-memory, --prefix-cache-memory or --max-model-len",
-                     bytes(least_left), bytes(agreed.running), bytes(agreed.prefixes)));
+                     "answers and {} for prefixes{}; lower --cache-memory, --prefix-cache-memory or --max-model-len",
+                     bytes(least_left), bytes(agreed.running), bytes(agreed.prefixes),
+                     needed(agreed) > agreed.running + agreed.prefixes
+                         ? fmt::format(", {} with what sharded caches have besides", bytes(needed(agreed)))
+                         : ""));
   }
   return agreed;
 }
@@ -388,8 +405,8 @@ int Serve::follow(Ranks& ranks) {
   load.extra_bytes = 0;  // what ranks have room for is known once all have loaded
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
-  const CacheMemory memory = agreed_memory(folder, load, ranks);
-  loaded.runner->reserve(memory.running + memory.prefixes);
+  const CacheMemory memory = agreed_memory(folder, load, *loaded.runner, ranks);
+  take_memory(*loaded.runner, memory);
   ranks.follow(*loaded.runner);
   return kExitOk;
 }
@@ -439,9 +456,8 @@ int Serve::answer(Ranks& ranks) {
   }
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   ranks.agree_on(loaded);
-  if (!ranks.is_alone()) memory = agreed_memory(folder, load, ranks);
-  model::Runner& runner = ranks.lead(*loaded.runner);
-  const model::CacheSpec& spec = runner.cache_spec();
+  if (!ranks.is_alone()) memory = agreed_memory(folder, load, *loaded.runner, ranks);
+  const model::CacheSpec& spec = loaded.runner->cache_spec();
   if (spec.bytes(flags_.max_model_len) > memory.running) {
     fail(ErrorCode::kResourceExhausted,
          fmt::format("--cache-memory: expected room for one answer of {} tokens, {}, found {}; raise it, or lower "
@@ -453,10 +469,9 @@ int Serve::answer(Ranks& ranks) {
     flags_.max_mixed_step_tokens = model::default_mixed_step_tokens(device::machine_of(flags_.model.device),
                                                                     load.max_step_tokens, flags_.max_running);
   }
+  take_memory(*loaded.runner, memory);
+  model::Runner& runner = ranks.lead(*loaded.runner);
   const model::ModelFacts& facts = runner.facts();
-  // A server that is ready takes no more of a GPU's memory: what grows with the longest sequence grows now.
-  runner.new_sequence(flags_.max_model_len);
-  loaded.runner->reserve(memory.running + memory.prefixes);
   const engine::ReservedBudget budget(spec, memory.running);
   CacheTiers tiers;
   if (memory.prefixes > 0) {

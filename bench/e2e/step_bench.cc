@@ -107,7 +107,8 @@ class StepBench {
     const int64_t slots = model::ring_slots(config_, load.max_step_tokens);
     const auto sequences = static_cast<uint64_t>(most_sequences(options_.batches));
     const uint64_t state =
-        sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots);
+        sequences * model::sequence_bytes(config_, load.precision, capacity(largest(options_.contexts)), slots,
+                                          load.shard.entry_ranks());
     // A matrix is packed from a copy.
     const uint64_t work = model::Model::step_bytes(config_, load.precision, load.max_step_tokens, load.shard.world) +
                           static_cast<uint64_t>(2 * config_.vocab_size * config_.hidden_size);

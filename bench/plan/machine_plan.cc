@@ -246,7 +246,8 @@ Gpus parse_gpus(std::string_view text) {
   return gpus;
 }
 
-MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const ServingLoad& load) {
+MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const ServingLoad& load,
+                         const PlanChoice& choice) {
   check_load(model.config, load);
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
@@ -265,14 +266,15 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   std::optional<size_t> best;
   for (size_t i = 0; i < out.candidates.size(); ++i) {
     const Candidate& c = out.candidates[i];
-    if (!c.plan.is_written()) continue;
+    if (!choice.allows(c.plan)) continue;
     const auto is_better = [&](const Candidate& other) {
       if (c.fits != other.fits) return c.fits;
       return c.fits ? c.decode.us() < other.decode.us() : c.needed_bytes < other.needed_bytes;
     };
     if (!best || is_better(out.candidates[*best])) best = i;
   }
-  out.chosen = best.value();
+  if (!best) fail(ErrorCode::kUnsupported, "no plan of these GPUs is cut as asked");
+  out.chosen = *best;
   out.why = reasons(out);
   if (!out.best().fits) out.advice = advice_for(model, out);
   return out;
@@ -286,12 +288,12 @@ bool has_room_for_all_heads(const StoredModel& model, const ParallelPlan& plan, 
 }
 
 MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
-                       ServingLoad load) {
+                       ServingLoad load, const PlanChoice& choice) {
   load.context = std::clamp<int64_t>(load.context, 1, model.config.max_positions);
   load.step_tokens = std::clamp<int64_t>(load.step_tokens, 1, kMostStepTokens);
   load.sequences = std::clamp<int64_t>(load.sequences, 1, load.step_tokens);
   const Target* target = target_of_gpu(gpu_name);
-  return plan_machine(model, {world, target != nullptr ? target : &target_of("h200"), memory_bytes}, load);
+  return plan_machine(model, {world, target != nullptr ? target : &target_of("h200"), memory_bytes}, load, choice);
 }
 
 }  // namespace tessera::bench

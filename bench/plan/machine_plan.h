@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which way of cutting a model is best on a machine under a load, by predicted memory and times; and that for people.
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,18 @@ struct ServingLoad {
   int64_t sequences = 1;
   int64_t step_tokens = 4096;  // most of a step
   ops::Precision precision;
+};
+
+// Which plans may be chosen: those with what is named.
+struct PlanChoice {
+  std::optional<model::AttentionSplit> attention;
+  std::optional<model::ExpertSplit> experts;
+  std::optional<bool> shards_entries;
+  bool allows(const model::ParallelPlan& plan) const {
+    return plan.is_written() && attention.value_or(plan.attention) == plan.attention &&
+           experts.value_or(plan.experts) == plan.experts &&
+           shards_entries.value_or(plan.shards_entries) == plan.shards_entries;
+  }
 };
 
 struct Candidate {
@@ -55,14 +68,16 @@ struct MachinePlan {
   }
 };
 
-// Throws kInvalidArgument for a load that the model can't have, kUnsupported where nothing divides.
-MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, const ServingLoad& load);
+// Throws kInvalidArgument for a load that the model can't have, kUnsupported where nothing divides, or nothing that may
+// be chosen.
+MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, const ServingLoad& load,
+                         const PlanChoice& choice = {});
 
 // For who is about to load a model over `world` GPUs that the driver calls `gpu_name` and gives so much memory: as
 // plan_machine(), by an H200's speed where nobody has figures of such GPUs, and with what the load asks for beyond the
 // model's or the planner's limits lowered to these.
 MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
-                       ServingLoad load);
+                       ServingLoad load, const PlanChoice& choice = {});
 
 // Whether ranks of a plan keep all heads' maps beside their own where nobody says so (model::Shard): where steps are
 // large enough to be cut by token and kernels alike, and they take no more than an eighth of what a rank's weights

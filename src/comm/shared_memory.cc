@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <new>
 
 #include "base/error.h"
 #include "device/buffer.h"
@@ -38,7 +39,8 @@ std::vector<Word> tell_all(Communicator& comm, device::MemorySpace& memory, devi
 }  // namespace
 
 std::unique_ptr<SharedMemory> make_shared_memory(Communicator& comm, device::MemorySpace& memory, device::Queue& queue,
-                                                 size_t bytes, uint64_t tag, std::string& why_not) {
+                                                 size_t bytes, uint64_t tag, const std::string& own_fault,
+                                                 std::string& why_not) {
   const auto tell = [&](std::string_view text, ErrorCode code = {}) {
     Word own{.size = bytes, .tag = tag, .code = code};
     own.num_bytes = static_cast<uint32_t>(std::min(text.size(), own.bytes.size()));
@@ -61,11 +63,13 @@ std::unique_ptr<SharedMemory> make_shared_memory(Communicator& comm, device::Mem
     if (found->code == ErrorCode::kResourceExhausted) fail(found->code, why_not);
     return true;
   };
-  std::string reason;
-  ErrorCode code = ErrorCode::kUnsupported;
+  std::string reason = own_fault;
+  ErrorCode code = own_fault.empty() ? ErrorCode::kUnsupported : ErrorCode::kResourceExhausted;
   std::unique_ptr<SharedPart> own;
   try {
-    own = memory.is_host() ? make_host_part(bytes, reason) : make_gpu_part(bytes, reason);
+    if (own_fault.empty()) own = memory.is_host() ? make_host_part(bytes, reason) : make_gpu_part(bytes, reason);
+  } catch (const std::bad_alloc&) {
+    reason = "no memory left", code = ErrorCode::kResourceExhausted;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     reason = error.what(), code = error.code();

@@ -31,10 +31,12 @@ class SharedMemory {
 
 // A part of so many zero bytes on each rank, of the same kind as `memory`, in which what ranks tell each other for it
 // lies. All ranks call it together, outside of steps, with the same size and the same `tag`, which says that they mean
-// the same by it. Null on every rank alike where one of them can't reach another's: then `why_not` is the first one's
+// the same by it. `own_fault`: why this rank has no memory left for what goes with it; empty: it has. Null on every
+// rank alike where one of them can't reach another's: then `why_not` is the first one's
 // reason. A rank by itself (echo.h) finds its own part in place of the others'. Throws kResourceExhausted, on every
 // rank alike, where one has no memory left, kInternal where sizes or tags differ; else as Communicator.
 std::unique_ptr<SharedMemory> make_shared_memory(Communicator& comm, device::MemorySpace& memory, device::Queue& queue,
-                                                 size_t bytes, uint64_t tag, std::string& why_not);
+                                                 size_t bytes, uint64_t tag, const std::string& own_fault,
+                                                 std::string& why_not);
 
 }  // namespace tessera::comm

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's memory, as a file without a name that other processes of the machine open by the number that it has here.
+// As all of the host's, it is taken as it is written.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -91,15 +92,15 @@ class HostPart final : public SharedPart {
     struct stat facts {};
     const bool is_whole = fstat(file.number(), &facts) == 0 && S_ISREG(facts.st_mode) &&
                           static_cast<uint64_t>(facts.st_size) == address.bytes + sizeof(Nonce);
-    Mapping mapping(file.number(), is_whole ? address.bytes : 0);
-    if (is_whole && mapping.data() == nullptr) {
+    why_not = fmt::format("{}: not of that rank, which is of another machine or container", path);
+    if (!is_whole) return nullptr;
+    Mapping mapping(file.number(), address.bytes);
+    if (mapping.data() == nullptr) {
       why_not = words(path.c_str(), errno);
       return nullptr;
     }
-    if (!is_whole || std::memcmp(mapping.nonce(), address.nonce.data(), sizeof(Nonce)) != 0) {
-      why_not = fmt::format("{}: not of that rank, which is of another machine or container", path);
-      return nullptr;
-    }
+    if (std::memcmp(mapping.nonce(), address.nonce.data(), sizeof(Nonce)) != 0) return nullptr;
+    why_not.clear();
     others_.push_back(std::move(mapping));
     return others_.back().data();
   }

@@ -247,17 +247,22 @@ int64_t CachePool::near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens
   return round_up<int64_t>(kPageTokens / ratio * entry_bytes, kPartAlignment) * ceil_div(tokens, kPageTokens);
 }
 
-void CachePool::reserve_near(int64_t tokens) {
-  if (!pages_.is_sharded()) return;
+int64_t CachePool::near_bytes(int64_t tokens) const {
   int64_t bytes = 0;
   for (const LayerCacheLayout& layer : layout_.layers) {
     if (layer.ratio != 0) bytes = std::max(bytes, near_bytes(layer.ratio, layer.kv.entry_bytes(), tokens));
   }
-  if (static_cast<size_t>(bytes) > near_.size()) near_ = device::Buffer(static_cast<size_t>(bytes), memory_);
+  return bytes;
 }
 
-ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const SliceRows> slices,
-                                                   int64_t most_attended, const int32_t* places,
+void CachePool::reserve_near(int64_t tokens) {
+  if (!pages_.is_sharded()) return;
+  const auto bytes = static_cast<size_t>(near_bytes(tokens));
+  if (bytes > near_.size()) near_ = device::Buffer(bytes, memory_);
+}
+
+ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const SliceRows> slices, int64_t first_row,
+                                                   int64_t end_row, int64_t most_attended, const int32_t* places,
                                                    device::Queue& queue) const {
   // Copying is a launch, and reads whole pages of what may be fewer entries.
   constexpr int64_t kFewestRows = 16, kFewestReads = 2;
@@ -270,8 +275,9 @@ ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const
   int64_t used = 0;
   for (const SliceRows& slice : slices) {
     const int64_t tokens = slice.first_position + slice.num_rows, num_pages = pages_for(tokens);
-    const int64_t count = tokens / layout_.layers[layer].ratio, reads = slice.num_rows * std::min(count, most_attended);
-    const bool is_near = slice.num_rows >= kFewestRows && reads >= kFewestReads * count && used + num_pages <= room;
+    const int64_t rows = std::min(slice.first_row + slice.num_rows, end_row) - std::max(slice.first_row, first_row);
+    const int64_t count = tokens / layout_.layers[layer].ratio, reads = rows * std::min(count, most_attended);
+    const bool is_near = rows >= kFewestRows && reads >= kFewestReads * count && used + num_pages <= room;
     sequences.push_back(
         {slice.place, static_cast<int32_t>(num_pages), is_near ? static_cast<int32_t>(used) : int32_t{-1}});
     if (is_near) used += num_pages;

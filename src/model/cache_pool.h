@@ -87,13 +87,16 @@ class CachePool {
   ops::SequenceBases<uint8_t> states(StateId id, size_t layer, const int32_t* places) const;
   ops::PagedEntries<uint8_t> entries(EntriesId id, size_t layer, const int32_t* places) const;
   // The entries of the slices' sequences in that layer, for attention by rows of whose `places` these are. Of a pool
-  // whose entries are sharded those are copied to this rank first that are read more often than a copy costs: a token
-  // attends at most `most_attended`. Not for what is recorded; valid until the next call.
-  ops::PagedEntries<uint8_t> near_entries(size_t layer, std::span<const SliceRows> slices, int64_t most_attended,
-                                          const int32_t* places, device::Queue& queue) const;
+  // whose entries are sharded those are copied to this rank first that are read more often than a copy costs: of a
+  // step's rows [first_row, end_row) attend here, each at most `most_attended`. Not for what is recorded; valid until
+  // the next call.
+  ops::PagedEntries<uint8_t> near_entries(size_t layer, std::span<const SliceRows> slices, int64_t first_row,
+                                          int64_t end_row, int64_t most_attended, const int32_t* places,
+                                          device::Queue& queue) const;
   // Room for that, of sequences of up to so many tokens. What was recorded stays as it is.
   void reserve_near(int64_t tokens);
-  // Bytes of it for layers of this ratio.
+  // Bytes of it; for layers of this ratio.
+  int64_t near_bytes(int64_t tokens) const;
   static int64_t near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens);
   // Those of one of them, for the host: addresses are of memory().
   uint8_t* state(StateId id, size_t layer, int32_t place) const;

@@ -19,6 +19,13 @@ struct CacheKind {
 // Caches that grow take memory in pages: of this many tokens of one sequence, for all layers (decision 0021).
 constexpr int64_t kPageTokens = 256;
 
+// What a runner's caches are to have room for, in bytes that CacheSpec counts.
+struct CacheRoom {
+  int64_t running = 0;                        // of sequences
+  int64_t prefixes = 0;                       // of snapshots
+  int64_t most_running = 0, most_tokens = 0;  // sequences at once, and tokens of each
+};
+
 struct CacheSpec {
   std::vector<CacheKind> kinds;
   int64_t page_tokens = 1;  // growing caches take memory for a multiple of so many tokens

@@ -107,7 +107,8 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   WeightSource weights(checkpoint, config, drafts, options.shard, progress, inexact);
   check_config_covers(weights, config, directory);
   const int64_t window_slots = ring_slots(config, options.max_step_tokens);
-  const uint64_t state = sequence_bytes(config, options.precision, options.sequence_tokens, window_slots);
+  const uint64_t state =
+      sequence_bytes(config, options.precision, options.sequence_tokens, window_slots, options.shard.entry_ranks());
   const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens, options.shard.world);
   check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
   if (log != nullptr) {

@@ -176,12 +176,34 @@ void Model::meet_ranks() {
   if (pool_->pages().is_sharded()) pool_->pages().reserve(1);
 }
 
-void Model::reserve(int64_t bytes) {
-  // Memory that other ranks reach is not what memory() gives out, and how much of it there will be nobody knows yet.
-  if (pool_->pages().is_sharded()) return;
+namespace {
+
+// Of sharded pages and what has no pages neither can stand in for the other: each has room for all that it may be.
+int64_t pages_of(const CacheSpec& spec, const CacheRoom& room) {
+  return spec.page_bytes == 0 ? 0 : ceil_div(room.running + room.prefixes, spec.page_bytes);
+}
+int64_t unpaged_bytes(const CacheSpec& spec, const CacheRoom& room) {
+  return std::min(room.most_running * spec.bytes(0), std::max(room.running, spec.bytes(0))) + room.prefixes;
+}
+
+}  // namespace
+
+int64_t Model::reserved_bytes(const CacheRoom& room) const {
+  if (!pool_->pages().is_sharded()) return Runner::reserved_bytes(room);
+  return pool_->pages().bytes_of(pages_of(cache_spec_, room)) + unpaged_bytes(cache_spec_, room) +
+         pool_->near_bytes(room.most_tokens);
+}
+
+void Model::reserve(const CacheRoom& room) {
+  PagePool& pages = pool_->pages();
+  if (pages.is_sharded()) {
+    pages.reserve(pages_of(cache_spec_, room) - pages.num_used());
+    executor_->memory().reserve(static_cast<size_t>(unpaged_bytes(cache_spec_, room)));
+    return;
+  }
   // Pages come by slabs, the last of which need not be full.
-  const int64_t page_bytes = pool_->pages().shape().bytes(), slab = PagePool::pages_per_slab(page_bytes) * page_bytes;
-  executor_->memory().reserve(static_cast<size_t>(bytes + slab));
+  const int64_t page_bytes = pages.shape().bytes(), slab = PagePool::pages_per_slab(page_bytes) * page_bytes;
+  executor_->memory().reserve(static_cast<size_t>(room.running + room.prefixes + slab));
 }
 
 std::unique_ptr<SequenceState> Model::new_sequence(int64_t capacity) {

@@ -32,7 +32,8 @@ class Model final : public Runner {
                            int64_t world = 1);
 
   void meet_ranks() override;
-  void reserve(int64_t bytes) override;
+  void reserve(const CacheRoom& room) override;
+  int64_t reserved_bytes(const CacheRoom& room) const override;
   std::unique_ptr<SequenceState> new_sequence(int64_t capacity) override;
   std::unique_ptr<SequenceState> restore(std::span<const uint8_t> bytes) override;
   std::unique_ptr<SequenceState> resume(const StateSnapshot& snapshot, int64_t capacity) override;

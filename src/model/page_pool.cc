@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 
 namespace tessera::model {
@@ -38,13 +39,19 @@ void PagePool::add_slab() {
   Slab slab;
   slab.owners.resize(count);
   for (size_t i = count; i-- > 0;) slab.free.push_back(static_cast<int32_t>(i));  // the lowest is given out first
+  std::string own_fault;
+  try {
+    if (shape_.own > 0) slab.memory = device::Buffer(count * static_cast<size_t>(shape_.own), memory_);
+  } catch (const std::exception& error) {
+    if (ranks_ == nullptr) throw;
+    own_fault = error.what();  // for all ranks to know: none has the slab then
+  }
   if (ranks_ != nullptr) {
     std::string why_not;
     const size_t bytes = count / static_cast<size_t>(ranks_->world()) * static_cast<size_t>(shape_.sharded);
-    slab.sharded = comm::make_shared_memory(*ranks_, memory_, *queue_, bytes, history_, why_not);
+    slab.sharded = comm::make_shared_memory(*ranks_, memory_, *queue_, bytes, history_, own_fault, why_not);
     if (slab.sharded == nullptr) fail(ErrorCode::kUnsupported, "caches sharded over ranks: " + why_not);
   }
-  if (shape_.own > 0) slab.memory = device::Buffer(count * static_cast<size_t>(shape_.own), memory_);
   const auto gone = std::find_if(slabs_.begin(), slabs_.end(), [](const Slab& old) { return old.owners.empty(); });
   if (gone != slabs_.end()) {
     *gone = std::move(slab);
@@ -115,6 +122,12 @@ void PagePool::release(int32_t page) noexcept {
   // Another slab's worth is free; that this one is whole is reason enough to give it back.
   slab = Slab();
   num_free_ -= num_in_slab_;
+}
+
+int64_t PagePool::bytes_of(int64_t pages) const {
+  const int64_t world = ranks_ == nullptr ? 1 : ranks_->world();
+  return ceil_div<int64_t>(pages, num_in_slab_) * num_in_slab_ * shape_.own +
+         ceil_div<int64_t>(pages, num_in_slab_) * num_in_slab_ / world * shape_.sharded;
 }
 
 int32_t PagePool::owners(int32_t page) const {

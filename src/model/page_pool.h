@@ -54,6 +54,8 @@ class PagePool {
   void download(int32_t page, std::span<uint8_t> bytes) const;
   const PageShape& shape() const { return shape_; }
   bool is_sharded() const { return ranks_ != nullptr; }
+  // On this rank, of so many pages that are there at once: whole slabs.
+  int64_t bytes_of(int64_t pages) const;
   int64_t num_used() const { return num_used_; }
   int64_t num_free() const { return num_free_; }  // that need no memory to be taken
 

@@ -101,8 +101,7 @@ RankMemory rank_memory(const StoredModel& model, const ParallelPlan& plan, const
 
 uint64_t rank_sequence_bytes(const Config& config, const ParallelPlan& plan, const ops::Precision& precision,
                              int64_t tokens, int64_t step_tokens) {
-  return sequence_bytes(config, precision, tokens, ring_slots(config, step_tokens),
-                        plan.shards_entries ? plan.world : 1);
+  return sequence_bytes(config, precision, tokens, ring_slots(config, step_tokens), plan.shard(0).entry_ranks());
 }
 
 }  // namespace tessera::model

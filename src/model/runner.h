@@ -119,9 +119,11 @@ class Runner {
   // All ranks call it once they have loaded: makes what they reach of each other's memory, which the first step would
   // else. Throws kUnsupported, on every rank alike, where one does not reach another's. Nothing for one rank.
   virtual void meet_ranks() {}
-  // Sequences and snapshots of `bytes` together take no more memory of a device from now on. Throws kResourceExhausted
-  // where it has not so much. On a CPU, and where ranks share caches, memory is taken as it is used.
-  virtual void reserve(int64_t /*bytes*/) {}
+  // Sequences and snapshots that stay within the room take no more memory of a device from now on; all ranks call it.
+  // Throws kResourceExhausted where it has not so much. On a CPU memory is taken as it is used.
+  virtual void reserve(const CacheRoom& /*room*/) {}
+  // Bytes of that on this rank.
+  virtual int64_t reserved_bytes(const CacheRoom& room) const { return room.running + room.prefixes; }
 
   // An empty sequence that may grow to `capacity` tokens; entries of its caches take memory as it grows. Throws
   // kInvalidArgument above max_positions, std::bad_alloc (a GPU's: kResourceExhausted) where memory ends.

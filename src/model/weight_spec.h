@@ -58,6 +58,7 @@ struct Shard {
   // Of caches, not of weights: the ranks have one copy of compressed entries among them (CachePool).
   bool shards_entries = false;
 
+  int64_t entry_ranks() const { return shards_entries ? world : 1; }  // that have one copy among them
   friend bool operator==(const Shard&, const Shard&) = default;
 };
 

@@ -141,13 +141,14 @@ class Ranks(ProgramTest):
         self.assertEqual((shared.returncode, shared.stdout), (0, generate(*flags).stdout), shared.stderr)
 
     def test_the_server_answers_and_ends(self):
-        with Server('--ranks', '2') as server:
-            self.assertEqual(len(server.followers), 1)
-            expected = json.loads(generate().stdout)['text']
-            self.assertEqual([server.ask(QUESTION) for _ in range(2)], [expected] * 2)  # the second from the prefix cache
-            server.process.send_signal(signal.SIGTERM)
-            self.assertEqual(server.process.wait(60), 0, server.process.stderr.read())
-            self.assertFalse(is_running(server.followers[0]))
+        for caches in ('replicated', 'sharded'):
+            with self.subTest(caches=caches), Server('--ranks', '2', '--rank-caches', caches) as server:
+                self.assertEqual(len(server.followers), 1)
+                expected = json.loads(generate().stdout)['text']
+                self.assertEqual([server.ask(QUESTION) for _ in range(2)], [expected] * 2)  # the second from the prefix cache
+                server.process.send_signal(signal.SIGTERM)
+                self.assertEqual(server.process.wait(60), 0, server.process.stderr.read())
+                self.assertFalse(is_running(server.followers[0]))
 
     def test_a_server_that_loads_ends_all(self):
         with LoadingServer('--ranks', '2') as server:

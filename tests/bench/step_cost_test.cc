@@ -478,6 +478,23 @@ TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
     if (!other.plan.is_written()) continue;
     EXPECT_LE(plan.best().decode.us(), other.decode.us()) << other.plan.name();
   }
+  // Entries are sharded where nothing else holds the load, and not where somebody says otherwise.
+  const uint64_t tight = uint64_t{99} << 30;
+  const ServingLoad many = {8192, 512, 1024, {}};
+  EXPECT_TRUE(plan_ranks(flash, 2, "NVIDIA H200", uint64_t{120} << 30, many).best().fits);
+  EXPECT_FALSE(plan_ranks(flash, 2, "NVIDIA H200", uint64_t{120} << 30, many).best().plan.shards_entries);
+  const Candidate sharded = plan_ranks(flash, 2, "NVIDIA H200", tight, many).best();
+  EXPECT_TRUE(sharded.fits && sharded.plan.shards_entries) << sharded.needed_bytes;
+  const Candidate replicated = plan_ranks(flash, 2, "NVIDIA H200", tight, many, {.shards_entries = false}).best();
+  EXPECT_FALSE(replicated.fits || replicated.plan.shards_entries) << replicated.needed_bytes;
+  const PlanChoice by_id{.attention = model::AttentionSplit::kWhole, .experts = model::ExpertSplit::kById};
+  const Candidate named = plan_ranks(flash, 2, "NVIDIA H200", tight, many, by_id).best();
+  EXPECT_TRUE(named.plan.shards_entries && by_id.allows(named.plan));
+  // GPUs that do not read each other's memory have no such plans.
+  for (const Candidate& other : plan_machine(flash, parse_gpus("2xrtx6000"), {8192, 1, 4096, {}}).candidates) {
+    EXPECT_FALSE(other.plan.shards_entries);
+  }
+  EXPECT_THROW(plan_machine(flash, parse_gpus("2xrtx6000"), {8192, 1, 4096, {}}, {.shards_entries = true}), Error);
   // Nobody's figures, more ranks than a machine has GPUs, and more than the model or a step takes.
   const MachinePlan odd = plan_ranks(flash, 16, "", 0, {1 << 30, 1 << 20, 1 << 20, {}});
   EXPECT_EQ(odd.gpus.target->name, "h200");

@@ -28,7 +28,7 @@ TEST(SharedMemory, WhatOneRankWritesAllRead) {
                         [](Communicator& comm, device::Queue& queue) {
                           std::string why_not;
                           const auto shared =
-                              make_shared_memory(comm, device::host_memory(), queue, kBytes, 7, why_not);
+                              make_shared_memory(comm, device::host_memory(), queue, kBytes, 7, "", why_not);
                           ASSERT_NE(shared, nullptr) << why_not;
                           ASSERT_EQ(shared->world(), 3);
                           const int rank = comm.rank();
@@ -53,7 +53,7 @@ TEST(SharedMemory, RanksThatMeanSomethingElseSaySo) {
   auto ranks = make_loopback(2, 60);
   const auto errors = run_ranks(ranks, [](Communicator& comm, device::Queue& queue) {
     std::string why_not;
-    make_shared_memory(comm, device::host_memory(), queue, kBytes, static_cast<uint64_t>(comm.rank()), why_not);
+    make_shared_memory(comm, device::host_memory(), queue, kBytes, static_cast<uint64_t>(comm.rank()), "", why_not);
   });
   EXPECT_THAT(errors, Each(HasSubstr("ranks share memory of 12448 bytes (000000000000000")));
 }
@@ -64,13 +64,24 @@ TEST(SharedMemory, TooMuchOfItIsRefusedOnEveryRankAlike) {
   run_ranks(ranks, [&](Communicator& comm, device::Queue& queue) {
     std::string why_not;
     try {
-      make_shared_memory(comm, device::host_memory(), queue, size_t{1} << 62, 0, why_not);
+      make_shared_memory(comm, device::host_memory(), queue, size_t{1} << 62, 0, "", why_not);
     } catch (const Error& error) {
       codes[static_cast<size_t>(comm.rank())] = error.code();
       EXPECT_THAT(error.what(), HasSubstr("rank 0: memory that ranks share: "));
     }
   });
   EXPECT_THAT(codes, Each(ErrorCode::kResourceExhausted));
+}
+
+// What goes with it is one rank's alone; that it has no memory for that all have to know.
+TEST(SharedMemory, AFaultOfOneRankIsEverybodys) {
+  auto ranks = make_loopback(2, 60);
+  const auto errors = run_ranks(ranks, [&](Communicator& comm, device::Queue& queue) {
+    std::string why_not;
+    make_shared_memory(comm, device::host_memory(), queue, kBytes, 0, comm.rank() == 1 ? "no room for keys" : "",
+                       why_not);
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("rank 1: no room for keys")));
 }
 
 // An address that leads to something else: another container's process may have the same numbers.
@@ -100,7 +111,7 @@ TEST(SharedMemory, ARankByItselfFindsItsOwn) {
   device::Queue queue(1);
   const auto comm = make_echo(1, 2);
   std::string why_not;
-  const auto shared = make_shared_memory(*comm, device::host_memory(), queue, kBytes, 0, why_not);
+  const auto shared = make_shared_memory(*comm, device::host_memory(), queue, kBytes, 0, "", why_not);
   ASSERT_NE(shared, nullptr) << why_not;
   EXPECT_EQ(shared->of(0), shared->of(1));
 }

@@ -232,11 +232,13 @@ void AttentionLayer::trace_window(const StepContext& context, size_t layer, cons
   }
 }
 
-ops::PagedEntries<const uint8_t> AttentionLayer::entries_of(const StepContext& context, size_t layer) const {
+ops::PagedEntries<const uint8_t> AttentionLayer::entries_of(const StepContext& context, size_t layer,
+                                                            const RowRange& queries) const {
   const int32_t* places = context.batch.places();
   if (context.is_recorded) return context.caches.entries(EntriesId::kEntries, layer, places);
   const int64_t most = ratio_ == 4 ? indexer_.top_k() : std::numeric_limits<int64_t>::max();
-  return context.caches.near_entries(layer, context.batch.slices(), most, places, context.queue);
+  return context.caches.near_entries(layer, context.batch.slices(), queries.begin, queries.begin + queries.num_rows,
+                                     most, places, context.queue);
 }
 
 void AttentionLayer::attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
@@ -275,7 +277,7 @@ TensorView AttentionLayer::run_heads(const StepContext& context, size_t layer, c
   if (ratio_ == 4) selected = indexer_.select(context, layer, mapped.index_queries, mapped.index_weights);
 
   ops::PagedEntries<const uint8_t> entries;
-  if (with_entries_) entries = entries_of(context, layer);
+  if (with_entries_) entries = entries_of(context, layer, queries.rows);
   const TensorView out = context.take(context.activation, mapped.q.shape);
   RowRange range = first_rows(context);
   attend(context, layer, queries, mapped.q, entries, selected, range, out);

@@ -70,9 +70,9 @@ class AttentionLayer {
     return queries.heads.can_rotate() && context.tracer == nullptr &&
            first_rows(context).num_rows == context.num_tokens();
   }
+  // Those of the step's sequences, of all its rows, for `queries` of them.
+  ops::PagedEntries<const uint8_t> entries_of(const StepContext& context, size_t layer, const RowRange& queries) const;
   // Those of `range` that queries are of. q, out and selected are of the queries' rows.
-  // Those of the step's sequences, of all its rows.
-  ops::PagedEntries<const uint8_t> entries_of(const StepContext& context, size_t layer) const;
   void attend(const StepContext& context, size_t layer, const Queries& queries, const TensorView& q,
               const ops::PagedEntries<const uint8_t>& all_entries, const int32_t* selected, const RowRange& range,
               const TensorView& out) const;

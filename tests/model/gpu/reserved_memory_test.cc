@@ -48,7 +48,7 @@ TEST(ReservedMemory, IsAllThatSequencesTake) {
   run(1);  // what grows with the longest sequence and step
   const uint64_t before = bytes_held();
   const auto bytes = static_cast<int64_t>(kSequences) * (spec.bytes(kTokens) + spec.snapshot_bytes + spec.page_bytes);
-  runner.reserve(bytes);
+  runner.reserve({.running = bytes});
   const uint64_t reserved = bytes_held();
   EXPECT_GT(reserved, before);
   run(kSequences);
