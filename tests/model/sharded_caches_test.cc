@@ -112,9 +112,9 @@ LoadedModel load(comm::Communicator& comm, AttentionSplit attention, ExpertSplit
 
 // Sequences that grow by pieces, are copied, go back and end, some at once; all logits that came of it. The same for
 // every rank and whatever the caches, by the seed.
-std::vector<float> run_schedule(Runner& runner, uint64_t seed) {
+std::vector<float> run_schedule(Runner& runner, int num_steps, uint64_t seed) {
   Rng rng(seed);
-  constexpr int64_t kCapacity = 1500;
+  constexpr int64_t kCapacity = 1200;
   const int32_t vocab = runner.facts().vocab_size;
   std::vector<float> logits;
   const auto add = [&](SequenceState& state, int64_t count, int64_t chunk = 256) {
@@ -124,22 +124,22 @@ std::vector<float> run_schedule(Runner& runner, uint64_t seed) {
     logits.insert(logits.end(), more.begin(), more.end());
   };
   std::vector<std::unique_ptr<SequenceState>> all;
-  for (const int64_t count : {700, 250}) {
+  for (const int64_t count : {530, 60}) {
     all.push_back(runner.new_sequence(kCapacity));
     add(*all.back(), count, 1 + static_cast<int64_t>(rng.below(256)));
   }
-  for (int step = 0; step < 16; ++step) {
+  for (int step = 0; step < num_steps; ++step) {
     SequenceState& state = *all[rng.below(all.size())];
     switch (rng.below(5)) {
       case 0:
-        add(state, 1 + static_cast<int64_t>(rng.below(200)));
+        add(state, 1 + static_cast<int64_t>(rng.below(120)));
         break;
       case 1:
         if (all.size() < 4) all.push_back(state.fork());
         break;
       case 2: {
         const auto mark = state.mark();
-        add(state, 1 + static_cast<int64_t>(rng.below(300)));
+        add(state, 1 + static_cast<int64_t>(rng.below(120)));
         state.rollback(*mark);
         break;
       }
@@ -168,7 +168,8 @@ std::vector<std::vector<float>> run_all(int world, AttentionSplit attention, Exp
   EXPECT_THAT(run_ranks(ranks,
                         [&](comm::Communicator& comm, device::Queue&) {
                           const LoadedModel loaded = load(comm, attention, experts, is_sharded, 256);
-                          logits[static_cast<size_t>(comm.rank())] = run_schedule(*loaded.runner, seed);
+                          logits[static_cast<size_t>(comm.rank())] =
+                              run_schedule(*loaded.runner, world == 2 ? 10 : 2, seed);
                           device::Queue queue(1);
                           comm.barrier(queue);  // nobody takes away what others still read
                         }),
@@ -188,8 +189,7 @@ TEST(ShardedCaches, TheBitsAreThoseOfWholeOnes) {
     }
   };
   expect_same(2, AttentionSplit::kByGroup, ExpertSplit::kByWidth);
-  expect_same(2, AttentionSplit::kWhole, ExpertSplit::kById);
-  expect_same(4, AttentionSplit::kWhole, ExpertSplit::kByWidth);
+  expect_same(4, AttentionSplit::kWhole, ExpertSplit::kById);
 }
 
 // A rank holds its part of the entries, and all of what else grows.
