@@ -278,6 +278,9 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
         gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision}, choice);
     if (is_split_named) {
       split_.shards_entries = best.shards_entries;
+      if (are_caches_auto && best.shards_entries && !is_follower()) {
+        print_note("--rank-caches sharded: what is planned for fits in no other way");
+      }
       split_.keeps_all_heads =
           has_room_for_all_heads(weights, split_, place_.world, *machine.gpu, load.max_step_tokens);
     } else {
@@ -365,21 +368,31 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     nccl.limit_seconds = step_seconds();
     comm_ = comm::make_nccl(*bootstrap_, executor_->memory(), nccl);
     comm_->begin_to_connect(*executor_);
-    std::string why_not;
-    if (const std::optional<comm::PeerOptions> peer = peer_options()) {
+    std::string why_not = "TESSERA_PEER_SUMS=off";
+    const std::optional<comm::PeerOptions> peer = peer_options();
+    if (peer) {
+      why_not.clear();
       comm_ = comm::make_peer(*bootstrap_, std::move(comm_), why_not, *peer);
       if (!why_not.empty() && !is_follower()) {
         log_.write(LogLevel::kWarning, fmt::format("small sums go through NCCL: {}", why_not));
       }
     }
     if (!why_not.empty() && split_.shards_entries) {
-      if (flags_.caches == kSharded) {
+      if (flags_.caches == kSharded && peer) {  // else meet_ranks() finds out
         tessera::fail(ErrorCode::kUnsupported,
                       fmt::format("--rank-caches sharded: expected GPUs that reach each other's memory, "
                                   "found {}; say replicated",
                                   why_not));
       }
-      split_.shards_entries = load.shard.shards_entries = false;  // the same on all ranks, as the reason is
+      if (flags_.caches == kAutoCaches) {
+        split_.shards_entries = load.shard.shards_entries = false;  // the same on all ranks, as the reason is
+        if (!is_follower()) {
+          log_.write(LogLevel::kWarning,
+                     fmt::format("each rank has all caches, though what was planned for does not fit "
+                                 "so: {}",
+                                 why_not));
+        }
+      }
     }
   } else {
     comm_ = comm::make_tcp(*bootstrap_, step_seconds());

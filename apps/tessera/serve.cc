@@ -116,7 +116,8 @@ class Serve final : public Verb {
   }
   // A server that is ready takes no more of a GPU's memory: what grows with the longest sequence grows now. Every rank
   // of its own, before there are orders.
-  void take_memory(model::Runner& own, const CacheMemory& memory) const {
+  void take_memory(Ranks& ranks, model::Runner& own, const CacheMemory& memory) const {
+    ranks.least(0);  // none takes what rank 0 refuses
     own.new_sequence(flags_.max_model_len);
     own.reserve(room_for(memory));
   }
@@ -369,8 +370,13 @@ CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOpt
   const auto left = static_cast<int64_t>(machine.free_bytes() / (machine.gpu ? 1 : ranks.world()));
   const auto needed = [&](const CacheMemory& memory) { return runner.reserved_bytes(room_for(memory)); };
   CacheMemory own = cache_memory(folder, load, (left - needed({})) / 5 * 4);
-  // What ranks share leaves less for prefixes than nobody asked for.
-  while (!flags_.prefix_gib && own.prefixes > 0 && needed(own) > left) own.prefixes -= own.prefixes / 16 + 1;
+  // Beside sharded caches there is more than these: what nobody asked for makes room for that.
+  const auto shrink = [](int64_t& bytes) { bytes -= std::min(bytes, bytes / 16 + 1); };
+  while (needed(own) > left &&
+         ((!flags_.prefix_gib && own.prefixes > 0) || (flags_.cache_gib == 0 && own.running > 0))) {
+    if (!flags_.prefix_gib) shrink(own.prefixes);
+    if (flags_.cache_gib == 0) shrink(own.running);
+  }
   CacheMemory agreed;
   agreed.running = ranks.least(own.running);
   agreed.prefixes = ranks.least(own.prefixes);
@@ -382,7 +388,7 @@ CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOpt
          fmt::format("caches: expected at most the {} that the weights leave on the rank with the least, found {} for "
                      "answers and {} for prefixes{}; lower --cache-memory, --prefix-cache-memory or --max-model-len",
                      bytes(least_left), bytes(agreed.running), bytes(agreed.prefixes),
-                     needed(agreed) > agreed.running + agreed.prefixes
+                     load.shard.shards_entries
                          ? fmt::format(", {} with what sharded caches have besides", bytes(needed(agreed)))
                          : ""));
   }
@@ -406,7 +412,7 @@ int Serve::follow(Ranks& ranks) {
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
   const CacheMemory memory = agreed_memory(folder, load, *loaded.runner, ranks);
-  take_memory(*loaded.runner, memory);
+  take_memory(ranks, *loaded.runner, memory);
   ranks.follow(*loaded.runner);
   return kExitOk;
 }
@@ -469,7 +475,7 @@ int Serve::answer(Ranks& ranks) {
     flags_.max_mixed_step_tokens = model::default_mixed_step_tokens(device::machine_of(flags_.model.device),
                                                                     load.max_step_tokens, flags_.max_running);
   }
-  take_memory(*loaded.runner, memory);
+  take_memory(ranks, *loaded.runner, memory);
   model::Runner& runner = ranks.lead(*loaded.runner);
   const model::ModelFacts& facts = runner.facts();
   const engine::ReservedBudget budget(spec, memory.running);

@@ -86,6 +86,7 @@ std::unique_ptr<SharedMemory> make_shared_memory(Communicator& comm, device::Mem
     if (!reason.empty()) reason = fmt::format("memory of rank {}: {}", rank, reason);
   }
   if (!has_reason(reason, ErrorCode::kUnsupported)) {
+    own->settle();
     return std::make_unique<SharedMemory>(std::move(own), std::move(parts));
   }
   // Nobody frees before all have let go.

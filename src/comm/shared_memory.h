@@ -21,7 +21,7 @@ class SharedMemory {
   SharedMemory(std::unique_ptr<SharedPart> own, std::vector<uint8_t*> parts)
       : own_(std::move(own)), parts_(std::move(parts)) {}
   int world() const { return static_cast<int>(parts_.size()); }
-  // Where the part of a rank lies on this one.
+  // Where the part of a rank, its own too, lies on this one.
   uint8_t* of(int rank) const { return parts_[static_cast<size_t>(rank)]; }
 
  private:

@@ -17,6 +17,8 @@ class SharedPart {
   virtual std::vector<uint8_t> address() const = 0;
   // Where that of another rank lies here, for as long as this; null where it can't be reached: then `why_not` is set.
   virtual uint8_t* reach(std::span<const uint8_t> address, std::string& why_not) = 0;
+  // Every rank has reached it: nothing is kept for others any more.
+  virtual void settle() noexcept = 0;
   // Of all others': their ranks may free them from then on.
   virtual void let_go() noexcept = 0;
 };

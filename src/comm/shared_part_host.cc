@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -68,7 +69,7 @@ class Mapping {
 
 class HostPart final : public SharedPart {
  public:
-  HostPart(int file, size_t bytes) : file_(file), own_(file, bytes) {
+  HostPart(int file, size_t bytes) : file_(std::in_place, file), own_(file, bytes) {
     address_ = {getpid(), file, bytes, random_nonce()};
     if (own_.data() != nullptr) std::memcpy(own_.nonce(), address_.nonce.data(), sizeof(Nonce));
   }
@@ -104,10 +105,12 @@ class HostPart final : public SharedPart {
     others_.push_back(std::move(mapping));
     return others_.back().data();
   }
+  // A descriptor for each slab of a server's pages would be more than a process has.
+  void settle() noexcept override { file_.reset(); }
   void let_go() noexcept override { others_.clear(); }
 
  private:
-  const File file_;
+  std::optional<File> file_;
   const Mapping own_;
   std::vector<Mapping> others_;
   Address address_;

@@ -95,7 +95,7 @@ class CachePool {
                                           device::Queue& queue) const;
   // Room for that, of sequences of up to so many tokens. What was recorded stays as it is.
   void reserve_near(int64_t tokens);
-  // Bytes of it; for layers of this ratio.
+  // Bytes of it; for layers of this ratio, which is not 0.
   int64_t near_bytes(int64_t tokens) const;
   static int64_t near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens);
   // Those of one of them, for the host: addresses are of memory().

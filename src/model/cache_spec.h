@@ -19,7 +19,8 @@ struct CacheKind {
 // Caches that grow take memory in pages: of this many tokens of one sequence, for all layers (decision 0021).
 constexpr int64_t kPageTokens = 256;
 
-// What a runner's caches are to have room for, in bytes that CacheSpec counts.
+// What a runner's caches are to have room for, in bytes that CacheSpec counts, of one rank. `most_running` bounds what
+// sequences have that does not grow.
 struct CacheRoom {
   int64_t running = 0;                        // of sequences
   int64_t prefixes = 0;                       // of snapshots

@@ -24,8 +24,9 @@ enum class Order : uint8_t {
   kRollback,     // of the sequence, of the mark
   kResume,       // id, of the snapshot, capacity
   kRelease,      // id of whatever it is
-  kStep,       // number of slices, of each: sequence, rows of logits, whether it draws and how, number of tokens, these
-  kDraft,      // the same
+  kStep,   // what pages were taken (page_history()), number of slices, of each: sequence, rows of logits, whether it
+           // draws and how, number of tokens, these
+  kDraft,  // the same
   kQueueStep,  // the same, then number of masks and these
   kQueueNext,  // number of draws, these
   kFinishStep,
@@ -232,7 +233,7 @@ void MirroredRunner::send_slices(uint8_t kind, std::span<const SequenceSlice> sl
   tells_masks_ = static_cast<Order>(kind) == Order::kQueueStep && masks.size() <= kMostMasks;
   if (!tells_masks_) masks.clear();
   Writer order(static_cast<Order>(kind));
-  order.put(static_cast<uint32_t>(slices.size()));
+  order.put(runner_.page_history()).put(static_cast<uint32_t>(slices.size()));
   own_.assign(slices.begin(), slices.end());
   for (SequenceSlice& slice : own_) {
     const auto& state = dynamic_cast<const Orders::State&>(*slice.state);
@@ -391,6 +392,11 @@ class Follower {
 
   // Rank 0's tokens count; a draw here makes the same work of the step, and the next one goes on from it.
   void read_slices(Reader& order) {
+    // Pages that ranks share have one place: others' would be overwritten.
+    if (const auto history = order.take<uint64_t>(); history != runner_.page_history()) {
+      fail(ErrorCode::kInternal, fmt::format("pages were taken otherwise on rank 0 ({:016x}) than here ({:016x})",
+                                             history, runner_.page_history()));
+    }
     const auto count = order.take<uint32_t>();
     slices_.assign(count, {}), draws_.assign(count, {}), ids_.assign(count, {});
     rows_of_masks_.assign(count, kNoMask);

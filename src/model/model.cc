@@ -190,14 +190,14 @@ int64_t unpaged_bytes(const CacheSpec& spec, const CacheRoom& room) {
 
 int64_t Model::reserved_bytes(const CacheRoom& room) const {
   if (!pool_->pages().is_sharded()) return Runner::reserved_bytes(room);
-  return pool_->pages().bytes_of(pages_of(cache_spec_, room)) + unpaged_bytes(cache_spec_, room) +
+  return pool_->pages().bytes_for(pages_of(cache_spec_, room)) + unpaged_bytes(cache_spec_, room) +
          pool_->near_bytes(room.most_tokens);
 }
 
 void Model::reserve(const CacheRoom& room) {
   PagePool& pages = pool_->pages();
   if (pages.is_sharded()) {
-    pages.reserve(pages_of(cache_spec_, room) - pages.num_used());
+    pages.reserve(std::max<int64_t>(pages_of(cache_spec_, room) - pages.num_used(), 0));
     executor_->memory().reserve(static_cast<size_t>(unpaged_bytes(cache_spec_, room)));
     return;
   }

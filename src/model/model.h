@@ -31,6 +31,7 @@ class Model final : public Runner {
   static size_t step_bytes(const Config& config, const ops::Precision& precision, int64_t max_step_tokens,
                            int64_t world = 1);
 
+  uint64_t page_history() const override { return pool_->pages().history(); }
   void meet_ranks() override;
   void reserve(const CacheRoom& room) override;
   int64_t reserved_bytes(const CacheRoom& room) const override;

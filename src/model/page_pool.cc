@@ -42,9 +42,12 @@ void PagePool::add_slab() {
   std::string own_fault;
   try {
     if (shape_.own > 0) slab.memory = device::Buffer(count * static_cast<size_t>(shape_.own), memory_);
-  } catch (const std::exception& error) {
+  } catch (const std::bad_alloc&) {
     if (ranks_ == nullptr) throw;
-    own_fault = error.what();  // for all ranks to know: none has the slab then
+    own_fault = "no memory left";  // for all ranks to know: none has the slab then
+  } catch (const Error& error) {
+    if (ranks_ == nullptr || error.code() != ErrorCode::kResourceExhausted) throw;
+    own_fault = error.what();
   }
   if (ranks_ != nullptr) {
     std::string why_not;
@@ -124,10 +127,10 @@ void PagePool::release(int32_t page) noexcept {
   num_free_ -= num_in_slab_;
 }
 
-int64_t PagePool::bytes_of(int64_t pages) const {
-  const int64_t world = ranks_ == nullptr ? 1 : ranks_->world();
-  return ceil_div<int64_t>(pages, num_in_slab_) * num_in_slab_ * shape_.own +
-         ceil_div<int64_t>(pages, num_in_slab_) * num_in_slab_ / world * shape_.sharded;
+int64_t PagePool::bytes_for(int64_t pages) const {
+  const int64_t more = std::max<int64_t>(pages - num_used_ - num_free_, 0),
+                world = ranks_ == nullptr ? 1 : ranks_->world();
+  return ceil_div<int64_t>(more, num_in_slab_) * num_in_slab_ / world * (world * shape_.own + shape_.sharded);
 }
 
 int32_t PagePool::owners(int32_t page) const {
@@ -138,7 +141,7 @@ uint8_t* PagePool::own(int32_t page) const {
   return slab_of(page).memory.as<uint8_t>() + static_cast<int64_t>(page % num_in_slab_) * shape_.own;
 }
 
-// Neighbours lie on different ranks, so that who reads a sequence's asks all alike.
+// Neighbours lie on different ranks: pages that a sequence took together are of all of them alike.
 uint8_t* PagePool::sharded(int32_t page) const {
   const int32_t index = page % num_in_slab_, world = ranks_->world();
   return slab_of(page).sharded->of(index % world) + static_cast<int64_t>(index / world) * shape_.sharded;

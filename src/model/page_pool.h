@@ -48,14 +48,16 @@ class PagePool {
   // Of its parts, for the memory's device.
   uint8_t* own(int32_t page) const;
   uint8_t* sharded(int32_t page) const;
-  // All of a page, its own part first, in the order of the queue's work.
+  // All of a page, shape().bytes(), its own part first, in the order of the queue's work.
   void copy(int32_t target, int32_t source) const;
   void upload(int32_t page, std::span<const uint8_t> bytes) const;
   void download(int32_t page, std::span<uint8_t> bytes) const;
   const PageShape& shape() const { return shape_; }
   bool is_sharded() const { return ranks_ != nullptr; }
-  // On this rank, of so many pages that are there at once: whole slabs.
-  int64_t bytes_of(int64_t pages) const;
+  // A number that all takes, shares and releases of sharded pages have made, in their order; 0 of others.
+  uint64_t history() const { return ranks_ == nullptr ? 0 : history_; }
+  // Bytes that this rank takes for there to be so many pages at once, used or free: whole slabs, less those it has.
+  int64_t bytes_for(int64_t pages) const;
   int64_t num_used() const { return num_used_; }
   int64_t num_free() const { return num_free_; }  // that need no memory to be taken
 

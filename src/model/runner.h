@@ -116,13 +116,16 @@ class Runner {
   // Most tokens that one step takes over all its slices, and so the chunk length of a prefill.
   virtual int64_t max_step_tokens() const = 0;
 
+  // A number that all pages taken and given back so far have made, where ranks share them: the same on all of them.
+  virtual uint64_t page_history() const { return 0; }
   // All ranks call it once they have loaded: makes what they reach of each other's memory, which the first step would
   // else. Throws kUnsupported, on every rank alike, where one does not reach another's. Nothing for one rank.
   virtual void meet_ranks() {}
-  // Sequences and snapshots that stay within the room take no more memory of a device from now on; all ranks call it.
-  // Throws kResourceExhausted where it has not so much. On a CPU memory is taken as it is used.
+  // Sequences and snapshots that stay within the room take no more memory of a device from now on; all ranks call it
+  // together, with the same room. Throws kResourceExhausted where it has not so much, where ranks share caches on all
+  // of them alike. On a CPU memory is taken as it is used.
   virtual void reserve(const CacheRoom& /*room*/) {}
-  // Bytes of that on this rank.
+  // Bytes that this rank does not have yet and would take then; of sharded caches all that goes with them.
   virtual int64_t reserved_bytes(const CacheRoom& room) const { return room.running + room.prefixes; }
 
   // An empty sequence that may grow to `capacity` tokens; entries of its caches take memory as it grows. Throws

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 #include "base/error.h"
 #include "comm/echo.h"
@@ -71,6 +72,29 @@ TEST(SharedMemory, TooMuchOfItIsRefusedOnEveryRankAlike) {
     }
   });
   EXPECT_THAT(codes, Each(ErrorCode::kResourceExhausted));
+}
+
+// A server's pages are hundreds of them.
+TEST(SharedMemory, KeepsNoDescriptor) {
+  const auto num_files = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+  };
+  auto ranks = make_loopback(2, 60);
+  const auto before = num_files();
+  EXPECT_THAT(
+      run_ranks(ranks,
+                [&](Communicator& comm, device::Queue& queue) {
+                  std::vector<std::unique_ptr<SharedMemory>> all;
+                  std::string why_not;
+                  for (int i = 0; i < 8; ++i) {
+                    all.push_back(make_shared_memory(comm, device::host_memory(), queue, kBytes, 0, "", why_not));
+                    ASSERT_NE(all.back(), nullptr) << why_not;
+                  }
+                  comm.barrier(queue);
+                  if (comm.rank() == 0) EXPECT_EQ(num_files(), before);
+                  comm.barrier(queue);
+                }),
+      Each(""));
 }
 
 // What goes with it is one rank's alone; that it has no memory for that all have to know.

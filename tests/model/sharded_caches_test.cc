@@ -62,6 +62,7 @@ class Noted final : public Forwarded {
  public:
   using Forwarded::Forwarded;
   std::vector<bool> are_barriers;
+  int num_words = 0;  // that ranks tell each other for a slab
 
  protected:
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
@@ -69,7 +70,11 @@ class Noted final : public Forwarded {
     Forwarded::do_all_reduce(in, out, queue);
   }
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    if (in.dtype != DType::kU8) are_barriers.push_back(false);  // else a slab of pages, before the step
+    if (in.dtype == DType::kU8) {
+      ++num_words;
+    } else {
+      are_barriers.push_back(false);
+    }
     Forwarded::do_all_gather(in, out, queue);
   }
   void do_barrier(device::Queue& queue) override {
@@ -239,6 +244,40 @@ TEST(ShardedCaches, StepsWaitForAllRanks) {
                           }
                         }),
               Each(""));
+}
+
+// What was reserved is there: nothing is asked of other ranks any more, whatever fits into the room.
+TEST(ShardedCaches, ReservedRoomAsksNobody) {
+  auto ranks = comm::make_loopback(2, 60);
+  EXPECT_THAT(
+      run_ranks(ranks,
+                [&](comm::Communicator& comm, device::Queue& queue) {
+                  Noted noted(comm);
+                  const LoadedModel loaded = load(noted, AttentionSplit::kByGroup, ExpertSplit::kByWidth, true, 256);
+                  Runner& runner = *loaded.runner;
+                  const int64_t one = runner.cache_spec().bytes(1024);
+                  const CacheRoom room{.running = 600 * one, .prefixes = one, .most_running = 3, .most_tokens = 1024};
+                  // Pages for all of it, what three sequences have besides, and snapshots' own bytes.
+                  const int64_t bytes = runner.reserved_bytes(room);
+                  EXPECT_GE(bytes, room.running + 2 * room.prefixes + 3 * runner.cache_spec().bytes(0));
+                  EXPECT_GT(runner.reserved_bytes({.running = 1200 * one, .most_running = 3}), bytes);
+                  runner.meet_ranks();
+                  EXPECT_LT(runner.reserved_bytes(room), bytes) << "the first slab is there";
+                  runner.reserve(room);
+                  EXPECT_LT(runner.reserved_bytes(room), bytes / 2);
+                  const int words = noted.num_words;
+                  std::vector<std::unique_ptr<SequenceState>> states;
+                  Rng rng(1);
+                  for (int i = 0; i < 3; ++i) {
+                    states.push_back(runner.new_sequence(1024));
+                    feed(runner, *states.back(), random_ids(rng, 600, runner.facts().vocab_size), LogitRows::kLast,
+                         256);
+                  }
+                  EXPECT_EQ(noted.num_words, words);
+                  EXPECT_GT(words, 3);
+                  comm.barrier(queue);
+                }),
+      Each(""));
 }
 
 // Ranks that reach nobody's memory say so once they have loaded.

@@ -34,6 +34,7 @@ class GpuPart final : public SharedPart {
   uint8_t* reach(std::span<const uint8_t> address, std::string& why_not) override {
     return static_cast<uint8_t*>(block_.reach(address, why_not));
   }
+  void settle() noexcept override {}
   void let_go() noexcept override { block_.let_go(); }
 
  private:
