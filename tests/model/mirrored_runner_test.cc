@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <mutex>
@@ -265,6 +266,35 @@ TEST(MirroredRunner, OrdersOfUnknownStatesAreRefused) {
 }
 
 // The others wait in a sum of that step, where the next one would meet them.
+// Ranks that share pages would write each other's over.
+TEST(MirroredRunner, ARankWhosePagesPartedMakesNoStep) {
+  class Paged final : public Fake {
+   public:
+    Paged(const std::function<void()>& step, uint64_t history) : Fake(step), history_(history) {}
+    uint64_t page_history() const override { return history_; }
+
+   private:
+    uint64_t history_;
+  };
+  for (const uint64_t parted : {0, 1}) {
+    std::atomic<int> num_steps = 0;
+    const auto errors = run_joined(2, [&](comm::Bootstrap& bootstrap) {
+      const auto rank = static_cast<uint64_t>(bootstrap.rank());
+      Paged paged([&] { ++num_steps; }, 7 + parted * rank);
+      if (rank == 1) return follow(paged, bootstrap);
+      MirroredRunner mirrored(paged, bootstrap);
+      const auto state = mirrored.new_sequence(8);
+      const std::vector<int32_t> ids = {1};
+      const SequenceSlice slice{state.get(), ids};
+      mirrored.step({&slice, 1});
+    });
+    EXPECT_EQ(errors[1], parted == 0 ? ""
+                                     : "pages were taken otherwise on rank 0 (0000000000000007) than here "
+                                       "(0000000000000008)");
+    EXPECT_EQ(num_steps, parted == 0 ? 2 : 1);
+  }
+}
+
 TEST(MirroredRunner, MemoryThatEndsOnRank0EndsTheGroup) {
   const auto step = [](comm::Bootstrap& bootstrap, comm::Communicator& comm) {
     if (bootstrap.rank() == 0) fail(ErrorCode::kResourceExhausted, "no page left");
