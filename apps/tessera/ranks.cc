@@ -147,10 +147,9 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->capture_default_str()
       ->group("Ranks");
   command
-      .add_option(
-          "--rank-caches", flags.caches,
-          "Whether each rank has all compressed entries, or they have one copy among them, for several times as "
-          "many tokens; auto: that where what is planned for fits in no other way")
+      .add_option("--rank-caches", flags.caches,
+                  "Each rank has all compressed entries, or the ranks have one copy, for several times as many tokens; "
+                  "auto: that where nothing else fits")
       ->type_name("auto|replicated|sharded")
       ->capture_default_str()
       ->group("Ranks");
