@@ -148,7 +148,7 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->group("Ranks");
   command
       .add_option("--rank-caches", flags.caches,
-                  "Each rank has all compressed entries, or the ranks have one copy, for several times as many tokens; "
+                  "Each rank has all compressed entries, or all ranks one copy, for more tokens in all; "
                   "auto: that where nothing else fits")
       ->type_name("auto|replicated|sharded")
       ->capture_default_str()
