@@ -9,6 +9,7 @@
 #include "backends/registry.h"
 #include "base/error.h"
 #include "base/rng.h"
+#include "comm/forwarded.h"
 #include "comm/loopback.h"
 #include "comm/ranks.h"
 #include "model/load_model.h"
@@ -21,41 +22,13 @@ namespace tessera::model {
 namespace {
 
 using tessera::testing::feed;
+using tessera::testing::Forwarded;
 using tessera::testing::random_ids;
 using tessera::testing::run_ranks;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
 const std::string kTiny = std::string(TESSERA_SOURCE_DIR) + "/models/tiny-v4";
-
-// Another's calls, with what a test does about some of them.
-class Forwarded : public comm::Communicator {
- public:
-  explicit Forwarded(comm::Communicator& other) : Communicator(other.rank(), other.world()), other_(other) {}
-  void abort(const std::string& why) noexcept override { other_.abort(why); }
-  void check() override { other_.check(); }
-
- protected:
-  void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    other_.all_reduce(in, out, queue);
-  }
-  void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    other_.all_gather(in, out, queue);
-  }
-  void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
-    other_.reduce_scatter(in, out, queue);
-  }
-  void do_all_to_all(const comm::Runs& send, const comm::Runs& receive, device::Queue& queue) override {
-    other_.all_to_all(send, receive, queue);
-  }
-  void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
-    other_.broadcast(data, root, queue);
-  }
-  void do_barrier(device::Queue& queue) override { other_.barrier(queue); }
-
- private:
-  comm::Communicator& other_;
-};
 
 // Which of its calls are barriers.
 class Noted final : public Forwarded {
@@ -76,6 +49,10 @@ class Noted final : public Forwarded {
       are_barriers.push_back(false);
     }
     Forwarded::do_all_gather(in, out, queue);
+  }
+  void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) override {
+    are_barriers.push_back(false);
+    Forwarded::do_gather_together(arrays, queue);
   }
   void do_barrier(device::Queue& queue) override {
     are_barriers.push_back(true);

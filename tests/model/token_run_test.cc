@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "backends/registry.h"
+#include "comm/forwarded.h"
 #include "comm/loopback.h"
 #include "comm/ranks.h"
 #include "model/layers/token_run.h"
@@ -20,46 +21,35 @@ namespace tessera::model {
 namespace {
 
 using tessera::testing::feed;
+using tessera::testing::Forwarded;
 using tessera::testing::run_ranks;
 using ::testing::Each;
 
 constexpr int64_t kStepTokens = 23;  // no multiple of the ranks
 
 // Counts what a step asks for.
-class Counting final : public comm::Communicator {
+class Counting final : public Forwarded {
  public:
-  explicit Counting(comm::Communicator& other) : Communicator(other.rank(), other.world()), other_(other) {}
-  void abort(const std::string& why) noexcept override { other_.abort(why); }
-  void check() override { other_.check(); }
+  using Forwarded::Forwarded;
   int num_sums = 0, num_shares = 0, num_gathers = 0;
 
  protected:
   void do_all_reduce(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     ++num_sums;
-    other_.all_reduce(in, out, queue);
+    Forwarded::do_all_reduce(in, out, queue);
   }
   void do_all_gather(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     ++num_gathers;
-    other_.all_gather(in, out, queue);
+    Forwarded::do_all_gather(in, out, queue);
   }
   void do_gather_together(std::span<const Gathered> arrays, device::Queue& queue) override {
     ++num_gathers;
-    other_.all_gather(arrays, queue);
+    Forwarded::do_gather_together(arrays, queue);
   }
   void do_reduce_scatter(const TensorView& in, const TensorView& out, device::Queue& queue) override {
     ++num_shares;
-    other_.reduce_scatter(in, out, queue);
+    Forwarded::do_reduce_scatter(in, out, queue);
   }
-  void do_all_to_all(const comm::Runs& send, const comm::Runs& receive, device::Queue& queue) override {
-    other_.all_to_all(send, receive, queue);
-  }
-  void do_broadcast(const TensorView& data, int root, device::Queue& queue) override {
-    other_.broadcast(data, root, queue);
-  }
-  void do_barrier(device::Queue& queue) override { other_.barrier(queue); }
-
- private:
-  comm::Communicator& other_;
 };
 
 struct Cut {
