@@ -240,7 +240,10 @@ ops::PagedEntries<uint8_t> CachePool::entries(EntriesId id, size_t layer, const 
   if (found.bytes == 0) return {};
   uint8_t* const* table =
       memory_.is_host() ? page_table(id) : placed_pages_.as<uint8_t*>() + table_of(id) * capacity_ * stride_;
-  return {table, static_cast<int64_t>(stride_), places, static_cast<int64_t>(found.offset), found.shift};
+  ops::PagedEntries<uint8_t> entries(table, static_cast<int64_t>(stride_), places, static_cast<int64_t>(found.offset),
+                                     found.shift);
+  entries.has_far = id == EntriesId::kEntries && pages_.is_sharded();
+  return entries;
 }
 
 int64_t CachePool::near_bytes(int64_t ratio, int64_t entry_bytes, int64_t tokens) {
@@ -273,6 +276,7 @@ ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const
   const auto room = static_cast<int64_t>(near_.size()) / part_bytes;
   std::vector<comm::NearSequence> sequences;
   int64_t used = 0;
+  bool has_far = false;
   for (const SliceRows& slice : slices) {
     const int64_t tokens = slice.first_position + slice.num_rows, num_pages = pages_for(tokens);
     const int64_t rows = std::min(slice.first_row + slice.num_rows, end_row) - std::max(slice.first_row, first_row);
@@ -280,7 +284,11 @@ ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const
     const bool is_near = rows >= kFewestRows && reads >= kFewestReads * count && used + num_pages <= room;
     sequences.push_back(
         {slice.place, static_cast<int32_t>(num_pages), is_near ? static_cast<int32_t>(used) : int32_t{-1}});
-    if (is_near) used += num_pages;
+    if (is_near) {
+      used += num_pages;
+    } else {
+      has_far = true;
+    }
   }
   if (used == 0) return far;
   comm::bring_near({.pages = far.pages,
@@ -290,7 +298,9 @@ ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const
                     .table = near_table_.as<uint8_t*>(),
                     .room = near_.as<uint8_t>()},
                    sequences, queue);
-  return {near_table_.as<uint8_t*>(), far.stride, places, 0, far.shift};
+  ops::PagedEntries<uint8_t> near(near_table_.as<uint8_t*>(), far.stride, places, 0, far.shift);
+  near.has_far = has_far;
+  return near;
 }
 
 uint8_t* CachePool::state(StateId id, size_t layer, int32_t place) const {

@@ -40,6 +40,9 @@ struct PagedEntries {
   const int32_t* places = nullptr;  // [rows] place of the row's sequence; null where `pages` is
   int64_t offset = 0;               // as in SequenceEntries
   int shift = 0;
+  // Some pages are in another GPU's memory, which is read over a link. To ask for what will be read soon is a loss
+  // there: prefetches of it go one after another, 20 ns each.
+  bool has_far = false;
 
   PagedEntries() = default;
   PagedEntries(T* one) : arrays(one) {}                       // NOLINT: implicit, as with SequenceBases
@@ -56,7 +59,8 @@ struct PagedEntries {
         stride(other.stride),
         places(other.places),
         offset(other.offset),
-        shift(other.shift) {}
+        shift(other.shift),
+        has_far(other.has_far) {}
   template <class U>
   requires(std::is_same_v<const U, T>) PagedEntries(const SequenceBases<U>& other) : arrays(other) {}  // NOLINT
 

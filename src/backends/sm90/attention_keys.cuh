@@ -194,7 +194,7 @@ class Producer {
       s_.has_great_scale[(n + 2) % Shared::kParts] = false;
     }
     s_.found[slot].arrive();
-    if (n > 0) {
+    if (n > 0 && ahead_.is_near()) {
 #pragma unroll
       for (int at = 0; at < Bytes::kCount; at += kLine) ptx::prefetch(key + at);
       ptx::prefetch(key + Bytes::kCount - 1);

@@ -100,6 +100,8 @@ class Walk {
     return k.is_window(part_) ? job_.window_cache.of_row(token_) + index * kBytes
                               : job_.entry_cache.of_row(token_).at(index, kBytes);
   }
+  // Whether the part's keys are in this GPU's memory, all of them.
+  __device__ bool is_near() const { return !job_.entry_cache.has_far || keys().is_window(part_); }
 
  private:
   __device__ void find_token() {
