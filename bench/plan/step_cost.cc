@@ -37,13 +37,13 @@ constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts =
 // steps, which other costs are fitted to with this one, were made with. Since products are on tensor cores it is 195 to
 // 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
-constexpr double kStreamEnd = 4'600;   // 2.5 us of 4.5 that each of its kernels takes for one token
-constexpr double kReadFromPeer = 1.5;  // us that attention waits longer for entries on other GPUs: a guess
-constexpr double kRouterEnd = 3'660;   // 2 of 4 us
-constexpr int64_t kFewRows = 8;        // up to here attention may be the portable kernel's on Hopper too,
-constexpr int64_t kFewBlocks = 132;    // where it has so many thread blocks at most,
-constexpr int64_t kFewClusters = 48;   // or clusters of four
-constexpr int64_t kMostSpread = 44;    // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
+constexpr double kStreamEnd = 4'600;  // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kReadFromPeer = 3;   // us that attention waits longer for entries on other GPUs
+constexpr double kRouterEnd = 3'660;  // 2 of 4 us
+constexpr int64_t kFewRows = 8;       // up to here attention may be the portable kernel's on Hopper too,
+constexpr int64_t kFewBlocks = 132;   // where it has so many thread blocks at most,
+constexpr int64_t kFewClusters = 48;  // or clusters of four
+constexpr int64_t kMostSpread = 44;   // tokens' groups of 64 heads whose parts Hopper's own kernel spreads
 constexpr int64_t kPartKeys = 128;
 
 // A tensor of a layer as a rank holds it.

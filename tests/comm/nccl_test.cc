@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #include "base/error.h"
@@ -27,7 +28,9 @@ using ::testing::HasSubstr;
 
 class FakeNccl {
  public:
-  FakeNccl() : handle_(dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL)) {}
+  FakeNccl() : handle_(dlopen(FAKE_NCCL, RTLD_NOW | RTLD_LOCAL)) {
+    if (handle_ == nullptr) throw std::runtime_error(dlerror());
+  }
   void set_async_error(int code) const { call<void (*)(int)>("fake_nccl_set_async_error")(code); }
   // An abort waits until it is no longer held, as NCCL's does for recordings that have the communicator.
   void hold_aborts(bool is_held) const { call<void (*)(int)>("fake_nccl_hold_aborts")(is_held ? 1 : 0); }
