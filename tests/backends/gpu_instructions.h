@@ -32,10 +32,10 @@ enum class Instruction {
 struct DivisionOperands {
   float a, b;
 };
-// Every mantissa of b with 512 exponents and dividends: b from 1 to 2^120, |a| from 2^-60 to 2^60.
+// Every mantissa of b with 512 exponents and dividends: b from 2^-22 to 2^120, |a| from 2^-100 to 2^60.
 TESSERA_HOST_DEVICE constexpr DivisionOperands division_operands(uint32_t input) {
   const uint32_t mixed = (input ^ input >> 15) * 0x9E3779B1u, other = (mixed ^ mixed >> 13) * 0x85EBCA6Bu;
-  const uint32_t b_exponent = 127 + (other >> 8) % 120, a_exponent = 127 - 60 + (other >> 20) % 120;
+  const uint32_t b_exponent = 127 - 22 + (other >> 8) % 142, a_exponent = 127 - 100 + (other >> 20) % 160;
   const uint32_t a = (other & 1) << 31 | a_exponent << 23 | (mixed >> 9);
   return {__builtin_bit_cast(float, a), __builtin_bit_cast(float, b_exponent << 23 | (input & 0x7FFFFF))};
 }

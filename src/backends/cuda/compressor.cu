@@ -18,13 +18,11 @@ __device__ int64_t channel_of_thread() {
 
 // Grid of both: rows of the output by groups of channels.
 __global__ void __launch_bounds__(2 * kChannels) pool_online_kernel(Job job) {
-  wait_for_previous();
-  pool_online(job, blockIdx.x, channel_of_thread(), threadIdx.x >= kChannels);
+  pool_online(job, blockIdx.x, channel_of_thread(), threadIdx.x >= kChannels, wait_for_previous);
 }
 
 __global__ void __launch_bounds__(kChannels) pool_overlap_kernel(Job job) {
-  wait_for_previous();
-  pool_overlap(job, blockIdx.x, channel_of_thread());
+  pool_overlap(job, blockIdx.x, channel_of_thread(), wait_for_previous);
 }
 
 }  // namespace

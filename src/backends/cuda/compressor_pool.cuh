@@ -110,11 +110,15 @@ __device__ inline void add_rows(const Job& job, const Window& window, int64_t ch
 }
 
 // Row `entry` of the output, of one channel of the thread's; beside the thread that has the entry another one has the
-// window that the slice leaves open (`is_tail`). By a whole thread block.
-__device__ inline void pool_online(const Job& job, int64_t entry, int64_t channel, bool is_tail) {
+// window that the slice leaves open (`is_tail`). By a whole thread block. wait(): for the kernel before; slices are a
+// step's inputs, which no kernel makes.
+template <class Wait>
+__device__ void pool_online(const Job& job, int64_t entry, int64_t channel, bool is_tail, const Wait& wait) {
   const int64_t width = job.width;
   Window window;
-  if (!find_window(job, job.ratio, entry, window)) return;
+  const bool is_found = find_window(job, job.ratio, entry, window);
+  wait();
+  if (!is_found) return;
   const int64_t num_rows = window.slice.num_rows, n = window.n, completed = window.completed;
   const int64_t begin = n * job.ratio - window.phase;
   const auto store = [&](const Softmax& pooled) {
@@ -183,49 +187,76 @@ class OverlapRows {
   }
 
   // The state after the slice: of the last completed window the first half of channels, of the last tokens all.
-  __device__ void keep() const {
-    if (window_.completed > 0) {
-      Gated last[kOverlapRatio];
+  struct State {
+    Gated completed[kOverlapRatio], last[kOverlapRatio][2];
+  };
+  __device__ State load_state() const {
+    State state;
 #pragma unroll
-      for (int k = 0; k < kOverlapRatio; ++k) last[k] = at(window_.completed - 1, k, 0);
+    for (int k = 0; k < kOverlapRatio; ++k) {
+      if (window_.completed > 0) state.completed[k] = at(window_.completed - 1, k, 0);
 #pragma unroll
-      for (int k = 0; k < kOverlapRatio; ++k) {
-        previous_values_[k * job_.width + channel_] = last[k].value;
-        previous_scores_[k * job_.width + channel_] = last[k].score;
+      for (int half = 0; half < 2; ++half) {
+        if (is_there(k)) state.last[k][half] = at(token(k) / kOverlapRatio, phase_of(k), half);
       }
     }
-    const int64_t num_rows = window_.slice.num_rows;
-    for (int64_t i = max(num_rows - kOverlapRatio, int64_t{0}); i < num_rows; ++i) {
-      const int phase = static_cast<int>((window_.phase + i) % kOverlapRatio);
+    return state;
+  }
+  __device__ void store(const State& state) const {
+#pragma unroll
+    for (int k = 0; k < kOverlapRatio; ++k) {
+      if (window_.completed > 0) {
+        previous_values_[k * job_.width + channel_] = state.completed[k].value;
+        previous_scores_[k * job_.width + channel_] = state.completed[k].score;
+      }
+#pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Gated token = at((window_.phase + i) / kOverlapRatio, phase, half);
-        const int64_t at = (phase * 2 + half) * job_.width + channel_;
-        current_values_[at] = token.value, current_scores_[at] = token.score;
+        if (!is_there(k)) continue;
+        const int64_t at = (phase_of(k) * 2 + half) * job_.width + channel_;
+        current_values_[at] = state.last[k][half].value, current_scores_[at] = state.last[k][half].score;
       }
     }
   }
 
  private:
+  // Of the slice's last tokens the k-th, counted from the beginning of its first window, and whether there is one.
+  __device__ int64_t token(int k) const {
+    return window_.phase + window_.slice.num_rows - kOverlapRatio + k;
+  }
+  __device__ int phase_of(int k) const {
+    return static_cast<int>(token(k) % kOverlapRatio);
+  }
+  __device__ bool is_there(int k) const {
+    return window_.slice.num_rows - kOverlapRatio + k >= 0;
+  }
+
   const Job& job_;
   const Window& window_;
   const int64_t channel_;
   float *previous_values_, *previous_scores_, *current_values_, *current_scores_;
 };
 
-// Row `entry` of the output, of one channel of the thread's. By whole warps.
-__device__ inline void pool_overlap(const Job& job, int64_t entry, int64_t channel) {
+// Row `entry` of the output, of one channel of the thread's. By whole warps; wait() as above.
+template <class Wait>
+__device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, const Wait& wait) {
   Window window;
-  if (!find_window(job, kOverlapRatio, entry, window) || channel >= job.width) return;
+  const bool is_found = find_window(job, kOverlapRatio, entry, window);
+  wait();
+  if (!is_found || channel >= job.width) return;
   const OverlapRows rows(job, window, channel);
-  const auto store = [&](int64_t n) {
-    job.entries.store((window.slice.first_entry + n) * job.width + channel, n < window.completed ? rows.pool(n) : 0);
+  const auto value_of = [&](int64_t n) { return n < window.completed ? rows.pool(n) : 0; };
+  const auto store = [&](int64_t n, float value) {
+    job.entries.store((window.slice.first_entry + n) * job.width + channel, value);
   };
   // The state reaches into the first two entries.
-  if (window.n > 1) return store(window.n);
+  if (window.n > 1) return store(window.n, value_of(window.n));
   if (window.n == 1) return;
-  store(0);
-  if (window.slice.num_rows > kOverlapRatio) store(1);
-  rows.keep();
+  // Loads before all stores, which may change what they read for all the compiler knows: one wait instead of three.
+  const OverlapRows::State state = rows.load_state();
+  const float first = value_of(0);
+  if (window.slice.num_rows > kOverlapRatio) store(1, value_of(1));
+  store(0, first);
+  rows.store(state);
 }
 
 }  // namespace tessera::backends::cuda::pooling

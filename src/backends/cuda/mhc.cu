@@ -13,6 +13,7 @@
 #include "backends/cuda/stream_write.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/peer_packs.cuh"
+#include "backends/cuda_common/ptx/conversions.cuh"
 #include "backends/cuda_common/row_parts.cuh"
 
 namespace tessera::backends::cuda {
@@ -29,15 +30,16 @@ __device__ float sigmoid(float x) {
   return 1 / (1 + exp_rounded(-x));
 }
 
-// Lane 4 j + k holds C[j][k]; every sum ascends, as in sinkhorn_reference. All of the warp takes part.
+// Lane 4 j + k holds C[j][k]; every sum ascends, as in sinkhorn_reference. All of the warp takes part. What bounds it
+// is that each of some 40 divisions waits for the one before.
 __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   const int j = lane / kS, k = lane % kS;
   const auto row_value = [&](int i) { return __shfl_sync(~0u, c, j * kS + i, kLanes); };
   const auto column_value = [&](int i) { return __shfl_sync(~0u, c, i * kS + k, kLanes); };
-  const auto divide = [&](const auto& value_at, float added) {
-    float sum = 0;
-    for (int i = 0; i < kS; ++i) sum += value_at(i);
-    c /= sum + added;
+  const auto sum_of = [&](const auto& value_at) {
+    float sum = value_at(0);  // none is -0
+    for (int i = 1; i < kS; ++i) sum += value_at(i);
+    return sum;
   };
   float max = row_value(0);
   for (int i = 1; i < kS; ++i) {
@@ -45,12 +47,23 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
     max = max < other ? other : max;
   }
   c = exp_rounded(c - max);
-  divide(row_value, 0.0f);
+  c /= sum_of(row_value);
   c += eps;
-  divide(column_value, eps);
-  for (int i = 1; i < iterations; ++i) {
-    divide(row_value, eps);
-    divide(column_value, eps);
+  // Values are eps or more now, and no division makes them smaller than by 4 + eps: none leaves what divide_usual()
+  // takes.
+  const auto go_on = [&](const auto& divide) {
+    c = divide(c, sum_of(column_value) + eps);
+    for (int i = 1; i < iterations; ++i) {
+      c = divide(c, sum_of(row_value) + eps);
+      c = divide(c, sum_of(column_value) + eps);
+    }
+  };
+  constexpr float kLeastEps = 0x1p-21f;
+  constexpr int kMostIterations = 20;
+  if (eps >= kLeastEps && eps <= 1 && iterations <= kMostIterations) {
+    go_on(ptx::divide_usual);
+  } else {
+    go_on([](float a, float b) { return a / b; });
   }
   return c;
 }
@@ -281,13 +294,14 @@ __global__ void __launch_bounds__(kNormBlock) mix_and_norm(const __grid_constant
 
 // The same behind sum_products_of_ranks; further blocks free what its blocks have read, a slot or a few a thread.
 constexpr int64_t kSlotsToFree = 4 * kNormBlock;
+template <bool kIsF32>
 __global__ void __launch_bounds__(kNormBlock)
     mix_and_norm_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
                           int64_t num_tokens) {
   const auto first = static_cast<unsigned>(mixing_blocks(num_tokens));
   if (blockIdx.x < first) return mix_and_norm_token<kPeerValues, true>(job, num_tokens);
   wait_for_previous();
-  free_slots<true>(peers, num_tokens * job.hidden, first);
+  free_slots<kIsF32>(peers, num_tokens * job.hidden, first);
 }
 
 // The same for many tokens in BF16, kManyTokens of them to a block. Rows lie in shared memory as they are rounded.
@@ -367,10 +381,14 @@ void launch_mix_and_norm(const MhcJob& job, int64_t num_tokens, device::Queue& q
 
 void launch_mix_and_norm_of_ranks(const MhcJob& job, const device::PeerView& peers, int64_t num_tokens,
                                   device::Queue& queue) {
-  const int64_t slots = (peers.world - 1) * PeerSummand<true>::num_slots(num_tokens * job.hidden);
+  const int64_t values = num_tokens * job.hidden;
+  const bool is_f32 = !job.write.o.is_bf16;
+  const int64_t slots =
+      (peers.world - 1) * (is_f32 ? PeerSummand<true>::num_slots(values) : PeerSummand<false>::num_slots(values));
   const int64_t freeing_blocks = std::max<int64_t>(ceil_div(slots, kSlotsToFree), 1);  // one ends the call
-  launch("mhc_post_pre", queue, mix_and_norm_of_ranks, grid_for(mixing_blocks(num_tokens) + freeing_blocks, 1),
-         kNormBlock, static_cast<size_t>(job.hidden) * sizeof(float), job, peers, num_tokens);
+  launch("mhc_post_pre", queue, is_f32 ? mix_and_norm_of_ranks<true> : mix_and_norm_of_ranks<false>,
+         grid_for(mixing_blocks(num_tokens) + freeing_blocks, 1), kNormBlock,
+         static_cast<size_t>(job.hidden) * sizeof(float), job, peers, num_tokens);
 }
 
 template <int kCoefficients>
@@ -414,9 +432,9 @@ void mhc_head(const ops::MhcDesc& desc, const ops::MhcHead::Args& args, device::
 }
 
 bool mhc_post_pre_supports(const ops::MhcPostPre::Desc& desc, std::string& why_not) {
-  const int64_t together = desc.combine ? kPeerValues : kPeerRun;
+  const int64_t together = !desc.combine ? kPeerRun : desc.norm ? 2 * kPeerValues : kPeerValues;
   if (desc.sums_ranks && (desc.mhc.hidden % together != 0 || desc.mhc.activation != DType::kBF16)) {
-    why_not = "ranks add into BF16, of experts four channels at a time, of F32 128";
+    why_not = "ranks add into BF16, of experts four channels at a time, eight with a norm, of F32 128";
     return false;
   }
   return ops::mhc_post_pre_parts_agree(desc, why_not) && (!desc.norm || rms_norm_supports(*desc.norm, why_not));

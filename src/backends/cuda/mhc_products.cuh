@@ -90,23 +90,37 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
       });
 }
 
-// The same where job.write.o is this rank's summand, F32, of what the streams are written with: each block sends its
-// channels and sees what the others sent. The slots are freed by the next kernel, off the way of what waits here. All
-// blocks are in place at once (have_room_to_wait).
+// The same where the streams are written with a sum over ranks, of job.write.o in F32 or of what this rank's experts
+// gave (job.write.o in BF16, which nobody writes): each block sends its channels and sees what the others sent. The
+// slots are freed by the next kernel, off the way of what waits here. All blocks are in place at once
+// (have_room_to_wait).
+template <bool kIsF32>
 __global__ void __launch_bounds__(MhcProducts::kMostThreads)
     sum_products_of_ranks(const __grid_constant__ MhcJob job, const __grid_constant__ device::PeerView peers,
                           int num_sums, int64_t num_rows, int tokens_of_block,
                           const __grid_constant__ cuda_common::FastDivisor packs) {
   using P = MhcProducts;
   constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;  // of more, registers are spilt
+  constexpr int kSlotsAtOnce = 8;
   sum_slice_products<true, uint16_t>(
       job, num_sums, num_rows, tokens_of_block, [&](int64_t begin, int count, int first, uint16_t* s_streams) {
         const int channels = job.channels, row_values = P::row_values(channels);
         const uint32_t call = device::cuda::begin_peer_call(peers);
-        const auto own = [&](int64_t i) { return cuda_common::load_pack<kWide>(job.write.o, i); };
+        // What experts gave waits where its thread will put the first stream.
+        const auto load_own = [&](int n, int channel) {
+          if constexpr (kIsF32) {
+            return cuda_common::load_pack<kWide>(job.write.o, (begin + n) * job.hidden + first + channel);
+          } else {
+            return cuda_common::load_pack<kWide>({s_streams, true}, n * row_values + channel);
+          }
+        };
         for_packs<kWide>(packs, count, [&](int n, int channel) {
-          const int64_t i = (begin + n) * job.hidden + first + channel;
-          if (first + channel < job.hidden) cuda_common::send_to_ranks<true>(peers, call, i, own(i));
+          const int64_t t = begin + n, c = first + channel;
+          if (c >= job.hidden) return;
+          if constexpr (!kIsF32) {
+            keep_pack(job.write.experts.at<kWide, kSlotsAtOnce>(t, c), s_streams + n * row_values + channel);
+          }
+          cuda_common::send_to_ranks<kIsF32>(peers, call, t * job.hidden + c, load_own(n, channel));
         });
         // What does not wait for other ranks is on its way before.
         for_packs<kWide>(packs, count, [&](int n, int channel) {
@@ -119,7 +133,8 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
             for (int k = 0; k < P::kS; ++k) {
               mixed[k] = job.write.mixed(t, k, streams), factors[k] = job.write.factor(t, k);
             }
-            const auto o = cuda_common::sum_of_ranks<true, false, kRanksAtOnce>(peers, call, i, [&] { return own(i); });
+            const auto o = cuda_common::sum_of_ranks<kIsF32, false, kRanksAtOnce>(peers, call, i,
+                                                                                  [&] { return load_own(n, channel); });
 #pragma unroll
             for (int k = 0; k < P::kS; ++k) {
               mixed[k] = job.write.written(factors[k], o, mixed[k]);
@@ -311,8 +326,8 @@ inline void launch_products_of_ranks(const char* name, const MhcJob& job, const 
   // kernels there.
   const dim3 grid = products_grid(job.slices, num_tokens);
   const size_t shared_bytes = products_bytes(job, num_sums, num_tokens);
-  cuda_common::launch(name, queue, sum_products_of_ranks, grid,
-                      static_cast<unsigned>(MhcProducts::threads(job.channels)),
+  const auto kernel = job.write.o.is_bf16 ? sum_products_of_ranks<false> : sum_products_of_ranks<true>;
+  cuda_common::launch(name, queue, kernel, grid, static_cast<unsigned>(MhcProducts::threads(job.channels)),
                       cuda_common::spread_bytes(queue, shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_sums,
                       num_tokens, tokens_of_block(num_tokens), slice_packs(job, cuda_common::kPeerValues));
 }

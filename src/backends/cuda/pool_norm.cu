@@ -39,10 +39,11 @@ constexpr int channels_of(int64_t ratio) {
 __device__ void pool(const pooling::Job& job, int64_t entry, int group) {
   const int thread = static_cast<int>(threadIdx.x);
   if (job.ratio == pooling::kOverlapRatio) {
-    pooling::pool_overlap(job, entry, int64_t{group} * kThreads + thread);
+    pooling::pool_overlap(job, entry, int64_t{group} * kThreads + thread, wait_for_previous);
   } else {
     constexpr int kChannels = kThreads / 2;
-    pooling::pool_online(job, entry, int64_t{group} * kChannels + thread % kChannels, thread >= kChannels);
+    pooling::pool_online(job, entry, int64_t{group} * kChannels + thread % kChannels, thread >= kChannels,
+                         wait_for_previous);
   }
 }
 
@@ -50,10 +51,7 @@ __global__ void __launch_bounds__(kThreads) pool_norm_kernel(const __grid_consta
   int block = static_cast<int>(blockIdx.x);
   int begin = 0;
   for (const Pool& of : job.pools) {
-    if (block < of.end) {
-      wait_for_previous();
-      return pool(of.job, (block - begin) / of.groups, (block - begin) % of.groups);
-    }
+    if (block < of.end) return pool(of.job, (block - begin) / of.groups, (block - begin) % of.groups);
     begin = of.end;
   }
   norm_stored_row(dynamic_shared<float>(), job.x, job.weight, job.out, (block - begin) * job.width, job.width, job.eps,

@@ -45,9 +45,9 @@ Block::Block(LayerBuilder& builder, const std::string& prefix, int64_t ratio, bo
       prefix + "end",
       {.mhc = mhc, .combine = moe_.combine().desc, .has_post = true, .norm = {}, .sums_ranks = sums_ranks},
       {moe_.combine().chosen(), moe_site_.post().chosen()});
-  if (!begins || sums_ranks) return;
+  if (!begins) return;
   ops::MhcPostPre::Desc combining = begin;
-  combining.combine = moe_.combine().desc;
+  combining.combine = moe_.combine().desc, combining.sums_ranks = sums_ranks;
   std::vector<ops::Chosen> parts = parts_of_begin;
   parts.push_back(moe_.combine().chosen());
   begin_ = builder.bind_fused<ops::MhcPostPre>(prefix + "begin", combining, parts);
@@ -88,18 +88,20 @@ void Block::end(const StepContext& context, const ops::MoeCombine::Args& parts, 
   const device::PeerView* peers =
       sums_ranks ? moe_.output_sum().peers(parts.out.dtype, parts.out.shape.num_elements(), kLaunchesOfEnd) : nullptr;
   const int64_t n = context.num_tokens();
-  if (context.tracer == nullptr && next != nullptr && next->begin_.is_bound()) {
+  const bool is_fused = context.tracer == nullptr && (peers != nullptr || !sums_ranks);
+  if (is_fused && next != nullptr && next->begin_.is_bound()) {
     next->begin_.run({.combine = parts,
                       .post = write,
                       .pre = next->attention_site_.read_args(context, write.out, handover.read),
                       .weight = next->attention_site_.norm().weight(),
+                      .peers = peers,
                       .num_tokens = n,
                       .workspace = context.workspace},
                      context.queue);
     handover.is_there = true;
     return;
   }
-  if (context.tracer == nullptr && end_.is_bound() && (peers != nullptr || !sums_ranks)) {
+  if (is_fused && end_.is_bound()) {
     end_.run({.combine = parts,
               .post = write,
               .pre = {},

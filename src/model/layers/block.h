@@ -50,7 +50,7 @@ class Block {
   HyperConnection attention_site_, moe_site_;
   AttentionLayer attention_;
   MoeLayer moe_;
-  ops::Bound<ops::MhcPostPre> begin_;         // of the block before combine and post, then pre and norm
+  ops::Bound<ops::MhcPostPre> begin_;         // of the block before combine, a sum over ranks and post; pre and norm
   ops::Bound<ops::MhcPostPre> begin_of_sum_;  // the same behind a sum over ranks that is there: post, then pre and norm
   ops::Bound<ops::MhcPostPre> turn_;          // post, then pre and norm
   ops::Bound<ops::MhcPostPre> turn_of_ranks_;  // the same behind a sum over ranks

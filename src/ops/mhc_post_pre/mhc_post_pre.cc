@@ -16,8 +16,8 @@ bool mhc_post_pre_parts_agree(const MhcPostPre::Desc& desc, std::string& why_not
     why_not = "parts have one width, and experts are combined before a post";
     return false;
   }
-  if (desc.sums_ranks && (!desc.has_post || (desc.combine && desc.norm))) {
-    why_not = "ranks add what post takes, what experts gave before a post alone";
+  if (desc.sums_ranks && !desc.has_post) {
+    why_not = "ranks add what post takes";
     return false;
   }
   return mhc_reference_supports(desc.mhc, why_not) && (!desc.norm || rms_norm_reference_supports(*desc.norm, why_not));

@@ -25,8 +25,7 @@ struct MhcPostPre {
     bool has_post = false;
     std::optional<RmsNorm::Desc> norm = {};  // mhc_pre, and the norm of its y in place; none: neither
     // Post takes a sum over ranks, in ascending order in FP32, rounded once, of what combine gives here, rounded, and
-    // without combine of post.o, which is F32 then. With post, and not with both combine and norm; kernels for GPUs
-    // that reach each other's memory only.
+    // without combine of post.o, which is F32 then. With post; kernels for GPUs that reach each other's memory only.
     bool sums_ranks = false;
     std::string to_string() const;
   };

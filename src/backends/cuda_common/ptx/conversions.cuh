@@ -72,8 +72,8 @@ __device__ inline float reciprocal_estimate(float b) {
 #endif
 }
 
-// a / b by IEEE's rules, without a branch: for b from 1 to 2^120 and |a| up to 2^60, where the quotient is zero or no
-// smaller than 2^-120. What nvcc makes of a division, less the way for numbers beyond.
+// a / b by IEEE's rules, without a branch: for b from 2^-22 to 2^120 and |a| up to 2^60, where the quotient is zero or
+// no smaller than 2^-120. What nvcc makes of a division, less the way for numbers beyond.
 __device__ inline float divide_usual(float a, float b) {
 #ifdef TESSERA_CUDA_EMULATED
   return a / b;
