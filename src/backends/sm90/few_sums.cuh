@@ -74,7 +74,7 @@ struct FewCopier {
       if (lane == 0) full.arrive_and_expect(num_units * unit_bytes + input_bytes);
       __syncwarp();
       if (from != nullptr && !is_inputs) {
-        cuda_common::ptx::copy_bulk(stage.weights.units[lane], from + chunk * stride, unit_bytes, full);
+        cuda_common::ptx::copy_bulk_once(stage.weights.units[lane], from + chunk * stride, unit_bytes, full);
       }
       __syncwarp();  // weights are on their way while inputs are waited for
       if (!is_inputs) continue;

@@ -118,8 +118,8 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
       s.free[stage].wait(place / Ring::kStages % 2 ^ 1);
       if (num_bytes == 0) return s.full[stage].arrive();
       s.full[stage].arrive_and_expect(static_cast<uint32_t>(num_bytes));
-      cuda_common::ptx::copy_bulk(&s.stages[stage], Weights::stage_from(weights, shape.columns, chunk, part.part),
-                                  num_bytes, s.full[stage]);
+      cuda_common::ptx::copy_bulk_once(&s.stages[stage], Weights::stage_from(weights, shape.columns, chunk, part.part),
+                                       num_bytes, s.full[stage]);
     };
     if constexpr (Range::kHasGuests) {
       if (range.is_guest(part.unit)) {

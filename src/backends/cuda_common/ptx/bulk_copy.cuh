@@ -3,7 +3,7 @@
 // Copies of whole stretches from global to shared memory by the copy engine (sm_90 on), and the barriers in shared
 // memory that say when they have arrived or when their place is free again. Source: PTX ISA, "mbarrier.init",
 // "mbarrier.arrive", "mbarrier.try_wait", "Tracking asynchronous operations by the mbarrier object",
-// "cp.async.bulk", "fence.proxy.async".
+// "cp.async.bulk", "createpolicy", "fence.proxy.async".
 #include <cstdint>
 
 #ifdef TESSERA_CUDA_EMULATED
@@ -94,6 +94,22 @@ __device__ inline void copy_bulk(void* shared, const void* global, int bytes, Sh
                    static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
                "l"(global), "r"(bytes), "r"(arrived.address())
                : "memory");
+#endif
+}
+
+// The same of what is read once, as weights are by a step of few tokens: it is the first to leave the L2 cache, where
+// it would take the place of what is read again and again.
+__device__ inline void copy_bulk_once(void* shared, const void* global, int bytes, SharedBarrier& arrived) {
+#ifdef TESSERA_CUDA_EMULATED
+  copy_bulk(shared, global, bytes, arrived);
+#else
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+      "l"(global), "r"(bytes), "r"(arrived.address()), "l"(policy)
+      : "memory");
 #endif
 }
 
