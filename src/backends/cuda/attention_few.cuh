@@ -55,12 +55,27 @@ struct Shared {
   float max[kHeads], sum[kHeads];
 };
 
-// The address of this thread's key of a part.
-__device__ inline const uint8_t* find_key(const Job& job, const Keys& keys, int64_t t, int part) {
-  const int n = static_cast<int>(threadIdx.x);
-  if (part >= keys.num_parts || n >= keys.count_of(part)) return nullptr;
-  return keys.key_at(job, t, part, keys.index_of(job, t, part, n));
-}
+// Where a token's keys lie. Positions, numbers and tables are a step's inputs, which no kernel makes: so is where keys
+// lie that nobody chose.
+struct TokenKeys {
+  Keys keys;
+  const uint8_t* window;
+  ops::SequenceEntries<const uint8_t> entries;
+
+  __device__ TokenKeys(const Job& job, int64_t t) : keys(Keys::of_token(job, t)), window(job.window_cache.of_row(t)) {
+    if (job.entry_cache.exists()) entries = job.entry_cache.of_row(t);
+  }
+  __device__ bool are_chosen(const Job& job, int part) const {
+    return job.selected != nullptr && part >= keys.window_parts;
+  }
+  // This thread's key of a part.
+  __device__ const uint8_t* find(const Job& job, int64_t t, int part) const {
+    const int n = static_cast<int>(threadIdx.x);
+    if (part >= keys.num_parts || n >= keys.count_of(part)) return nullptr;
+    const int index = keys.index_of(job, t, part, n);
+    return keys.is_window(part) ? window + index * job.entries.bytes : entries.at(index, job.entries.bytes);
+  }
+};
 
 // shared.logits of 8 keys by each warp, for all blocks. Lane (g, t) multiplies channels [16 t, 16 t + 16) of each group
 // of 64, of heads g and g + 8 and key g.
@@ -159,7 +174,7 @@ __device__ void multiply_values(const Job& job, const Shared& shared, int warp, 
   uint32_t a[4] = {pair_at(low), pair_at(high), pair_at(low + 8), pair_at(high + 8)};
   if (is_fp8) {
     const uint32_t near = pieces[0].scale | pieces[1].scale << 16, far = pieces[2].scale | pieces[3].scale << 16;
-    if (__any_sync(~0u, !are_usual_scales(near, far))) {
+    if (__any_sync(~0u, !are_usual_scales(near, far))) [[unlikely]] {
       // Values take their scales: a probability times a great one may be infinite where the product is not.
       const PairScale near_scale = pair_scale(pieces[0].scale, pieces[1].scale);
       const PairScale far_scale = pair_scale(pieces[2].scale, pieces[3].scale);
@@ -192,16 +207,20 @@ template <ops::EntryFormat kFormat, int kBlocks>
 __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job job) {
   using Place = attention_few::Place<kBlocks>;
   Shared& shared = *dynamic_shared<Shared>();
+  const int64_t t = blockIdx.x / kBlocks;
+  const TokenKeys token(job, t);
+  const Keys& keys = token.keys;
+  const int first_part = static_cast<int>(blockIdx.z);
+  const bool are_chosen = token.are_chosen(job, first_part);
+  const uint8_t* key = are_chosen ? nullptr : token.find(job, t, first_part);
   if constexpr (kBlocks > 1) Place::meet();  // all are there to be written to
   wait_for_previous();
-  const int64_t t = blockIdx.x / kBlocks;
   const int first_head = static_cast<int>(blockIdx.y) * kHeads, lane = static_cast<int>(threadIdx.x) % 32;
   const int own_warp = static_cast<int>(threadIdx.x) / 32, warp = Place::warp();
   const int channel = warp * kWarpChannels + lane % 4 * kHeld;
-  const Keys keys = Keys::of_token(job, t);
   const bool is_spread = keys.num_parts <= job.slots;
   const int stride = is_spread ? static_cast<int>(gridDim.z) : 1;
-  if (static_cast<int>(blockIdx.z) >= (is_spread ? keys.num_parts : 1)) return;
+  if (first_part >= (is_spread ? keys.num_parts : 1)) return;
   // Queries are on their way while the first keys are found. Heads that aren't there are the last one again.
   constexpr int kRowWords = kMaxWidth / 8, kWords = kHeads * kRowWords / Place::kThreads;
   uint4 words[kWords];
@@ -212,7 +231,7 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
     const int64_t row = t * job.heads + min(first_head + i / kRowWords, job.heads - 1);
     words[n] = __ldg(reinterpret_cast<const uint4*>(job.q + row * job.width) + i % kRowWords);
   }
-  const uint8_t* key = find_key(job, keys, t, static_cast<int>(blockIdx.z));
+  if (are_chosen) key = token.find(job, t, first_part);
 #pragma unroll
   for (int n = 0; n < kWords; ++n) {
     const int i = static_cast<int>(threadIdx.x) + n * Place::kThreads;
@@ -221,11 +240,11 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
   }
   float2 state[2] = {{-__builtin_huge_valf(), 0}, {-__builtin_huge_valf(), 0}};
   float output[kChannels][4] = {};
-  for (int part = static_cast<int>(blockIdx.z); part < keys.num_parts; part += stride) {
+  for (int part = first_part; part < keys.num_parts; part += stride) {
     const int count = keys.count_of(part);
     if (threadIdx.x < kPart) shared.keys[threadIdx.x] = key;
     __syncthreads();
-    key = find_key(job, keys, t, part + stride);  // on its way too
+    key = token.find(job, t, part + stride);  // on its way too
     multiply_keys<kFormat, kBlocks>(job, shared, count);
     // Steps whose values are on their way while probabilities are worked out: fewer warps have more registers.
     constexpr int kAhead = kBlocks == 1 ? 2 : 4;
@@ -237,11 +256,16 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
     for (int head = 0; head < kHeads; head += Place::kOwnWarps) soften(shared, head + own_warp, count);
     __syncthreads();
     float sums[kChannels][4] = {};
+    // Not all unrolled: instructions that have not run yet are waited for, some 40 cycles for eight.
+#pragma unroll 1
+    for (int first = 0; first < kSteps && 16 * first < count; first += kAhead) {
 #pragma unroll
-    for (int n = 0; n < kSteps; ++n) {
-      if (16 * n >= count) break;
-      multiply_values<kFormat>(job, shared, warp, n, values[n % kAhead], sums);
-      if (n + kAhead < kSteps) load_values<kFormat>(job, shared, warp, count, n + kAhead, values[n % kAhead]);
+      for (int n = 0; n < kAhead; ++n) {
+        if (16 * (first + n) >= count) break;
+        multiply_values<kFormat>(job, shared, warp, first + n, values[n], sums);
+        const int later = first + n + kAhead;
+        if (later < kSteps) load_values<kFormat>(job, shared, warp, count, later, values[n]);
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

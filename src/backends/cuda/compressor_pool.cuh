@@ -110,13 +110,14 @@ __device__ inline void add_rows(const Job& job, const Window& window, int64_t ch
 }
 
 // Row `entry` of the output, of one channel of the thread's; beside the thread that has the entry another one has the
-// window that the slice leaves open (`is_tail`). By a whole thread block. wait(): for the kernel before; slices are a
-// step's inputs, which no kernel makes.
+// window that the slice leaves open (`is_tail`). By a whole thread block. wait(): for the kernel before; slices and
+// tables are a step's inputs, which no kernel makes.
 template <class Wait>
 __device__ void pool_online(const Job& job, int64_t entry, int64_t channel, bool is_tail, const Wait& wait) {
   const int64_t width = job.width;
   Window window;
   const bool is_found = find_window(job, job.ratio, entry, window);
+  float* const state_of_place = is_found ? job.state.of_place(window.slice.place) : nullptr;
   wait();
   if (!is_found) return;
   const int64_t num_rows = window.slice.num_rows, n = window.n, completed = window.completed;
@@ -130,7 +131,7 @@ __device__ void pool_online(const Job& job, int64_t entry, int64_t channel, bool
     if (n < completed) add_rows(job, window, channel, begin, begin + job.ratio, pooled);
     return store(pooled);
   }
-  float* state = job.state.of_place(window.slice.place) + channel;  // [3][width]: max, sum, weighted sum
+  float* state = state_of_place + channel;  // [3][width]: max, sum, weighted sum
   if (channel < width && !is_tail) {
     pooled = {state[0], state[width], state[2 * width]};
     add_rows(job, window, channel, 0, min(begin + job.ratio, num_rows), pooled);
@@ -149,9 +150,8 @@ class OverlapRows {
   struct Gated {
     float value, score;
   };
-  __device__ OverlapRows(const Job& job, const Window& window, int64_t channel)
+  __device__ OverlapRows(const Job& job, const Window& window, float* state, int64_t channel)
       : job_(job), window_(window), channel_(channel) {
-    float* state = job.state.of_place(window.slice.place);
     const int64_t half = kOverlapRatio * job.width;
     previous_values_ = state, previous_scores_ = state + half;               // [4][width]
     current_values_ = state + 2 * half, current_scores_ = state + 4 * half;  // [4][2 width]
@@ -241,9 +241,10 @@ template <class Wait>
 __device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, const Wait& wait) {
   Window window;
   const bool is_found = find_window(job, kOverlapRatio, entry, window);
+  float* const state_of_place = is_found ? job.state.of_place(window.slice.place) : nullptr;
   wait();
   if (!is_found || channel >= job.width) return;
-  const OverlapRows rows(job, window, channel);
+  const OverlapRows rows(job, window, state_of_place, channel);
   const auto value_of = [&](int64_t n) { return n < window.completed ? rows.pool(n) : 0; };
   const auto store = [&](int64_t n, float value) {
     job.entries.store((window.slice.first_entry + n) * job.width + channel, value);

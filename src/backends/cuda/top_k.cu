@@ -203,8 +203,8 @@ enum class From { kScores, kPart, kLists };
 
 // Grid: tokens by parts (From::kPart).
 __global__ void __launch_bounds__(kBlock) choose_largest(Job job, Parts parts, From from) {
-  wait_for_previous();
   const int64_t t = blockIdx.x, visible = job.counts[t], begin = blockIdx.y * parts.part;
+  wait_for_previous();
   const float* values = job.scores + t * job.stride + begin;
   const int32_t* listed = nullptr;
   int32_t* chosen = job.selected + t * job.k;

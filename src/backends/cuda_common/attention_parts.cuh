@@ -87,15 +87,11 @@ struct AttentionKeys {
   __device__ int count_of(int part) const {
     return min(kPart, (is_window(part) ? num_window : num_entries) - first_of(part));
   }
-  // Key n of a part: its slot in the ring or its index among the entries, and its address from that.
+  // Key n of a part: its slot in the ring or its index among the entries.
   __device__ int index_of(const AttentionJob& job, int64_t t, int part, int n) const {
     const int rank = first_of(part) + n;
     if (is_window(part)) return (window_begin + rank) % static_cast<int>(job.window_slots);
     return job.selected == nullptr ? rank : job.selected[t * job.selected_stride + rank];
-  }
-  __device__ const uint8_t* key_at(const AttentionJob& job, int64_t t, int part, int index) const {
-    return is_window(part) ? job.window_cache.of_row(t) + index * job.entries.bytes
-                           : job.entry_cache.of_row(t).at(index, job.entries.bytes);
   }
 };
 
@@ -194,8 +190,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(Attention
   const int64_t t = blockIdx.x, head = blockIdx.y;
   const int channel = static_cast<int>(threadIdx.x) * 4;
   const ChannelTurns turns(job, kRotates ? rotation : OutRotation{}, t, channel);
-  wait_for_previous();
   const int num_parts = AttentionKeys::of_token(job, t).num_parts;
+  const float sink = job.sink[head];
+  wait_for_previous();
   uint16_t* const row = job.out + (t * job.heads + head) * job.width + channel;
   uint16_t out[4];
   if (num_parts > job.slots) {  // a block that has had all of them is done with it
@@ -218,9 +215,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_attention_parts(Attention
       outputs[n] = *reinterpret_cast<const float4*>(job.outputs + slot_of(first + n) * job.width + channel);
     }
   };
-  // On their way while factors are worked out.
-  const float sink = job.sink[head];
-  load(0);
+  load(0);  // on their way while factors are worked out
   if (threadIdx.x < 32) {
     const float max =
         all_merge_factors([&](int part) { return job.states[slot_of(part)]; }, num_parts, s_factors, s_sums);

@@ -86,7 +86,11 @@ __device__ void fp8_pairs(const uint32_t (&words)[kWords], uint32_t scale_code, 
       pairs[i] = scaled_pair(__byte_perm(words[i / 2], 0, i % 2 == 0 ? 0x1000 : 0x3020), usual, scale);
     }
   };
-  is_usual ? fill(true) : fill(false);
+  if (is_usual) [[likely]] {
+    fill(true);
+  } else {
+    fill(false);
+  }
 }
 
 // The same pairs times pair_scale's first alone, which lies in the lower half of `first`, in four instructions each: a

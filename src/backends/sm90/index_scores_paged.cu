@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kFewWarpgroups* kWarpgroup, 1) score_paged_key
   const int warpgroup = uniform(thread / kWarpgroup);
   PageWalk walk(s.rings[warpgroup], (static_cast<int>(blockIdx.y) * kFewWarpgroups + warpgroup) * kKeys,
                 static_cast<int>(gridDim.y) * kFewWarpgroups * kKeys);
-  cuda_common::wait_for_previous();
   const int count = uniform(job.counts[token]);
+  cuda_common::wait_for_previous();
   if (static_cast<int>(blockIdx.y) * kFewWarpgroups * kKeys >= count) return;
   walk.begin(job, token, count);
   if (thread < QueryPiece::kOfToken) {
