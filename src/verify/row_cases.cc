@@ -112,7 +112,13 @@ Case<ops::Rope> make_case(Rng& rng, const Spec<ops::Rope>& spec) {
 }
 
 std::vector<Spec<ops::MhcPre>> specs_of(ops::MhcPre, bool is_quick) {
-  return hyper_connection_specs<ops::MhcPre>(is_quick);
+  std::vector<Spec<ops::MhcPre>> specs = hyper_connection_specs<ops::MhcPre>(is_quick);
+  // More turns than published models have, and a smaller number that keeps coefficients from zero.
+  for (const DType dtype : kActivations) {
+    specs.push_back({{.hidden = 57, .sinkhorn_iterations = 24, .activation = dtype}, 5});
+    specs.push_back({{.hidden = 57, .hc_eps = 1e-9f, .activation = dtype}, 5});
+  }
+  return specs;
 }
 
 Case<ops::MhcPre> make_case(Rng& rng, const Spec<ops::MhcPre>& spec) {

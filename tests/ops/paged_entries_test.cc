@@ -193,5 +193,13 @@ TEST_F(PagedEntriesTest, IndexScores) {
   }
 }
 
+// What may be written may be read, from where it lies.
+TEST(PagedEntries, ReadOnlyOnesKnowWhereTheyLie) {
+  ops::PagedEntries<uint8_t> entries;
+  EXPECT_FALSE(ops::PagedEntries<const uint8_t>(entries).has_far);
+  entries.has_far = true;
+  EXPECT_TRUE(ops::PagedEntries<const uint8_t>(entries).has_far);
+}
+
 }  // namespace
 }  // namespace tessera

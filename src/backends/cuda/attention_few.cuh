@@ -55,8 +55,9 @@ struct Shared {
   float max[kHeads], sum[kHeads];
 };
 
-// Where a token's keys lie. Positions, numbers and tables are a step's inputs, which no kernel makes: so is where keys
-// lie that nobody chose.
+// Where a token's keys lie. Positions, numbers, places and rings are a step's inputs, which no kernel makes, and so is
+// where keys of the window lie. What entries are attended a kernel may choose, and one may make the table of their
+// pages (comm/near_pages.h).
 struct TokenKeys {
   Keys keys;
   const uint8_t* window;
@@ -64,9 +65,6 @@ struct TokenKeys {
 
   __device__ TokenKeys(const Job& job, int64_t t) : keys(Keys::of_token(job, t)), window(job.window_cache.of_row(t)) {
     if (job.entry_cache.exists()) entries = job.entry_cache.of_row(t);
-  }
-  __device__ bool are_chosen(const Job& job, int part) const {
-    return job.selected != nullptr && part >= keys.window_parts;
   }
   // This thread's key of a part.
   __device__ const uint8_t* find(const Job& job, int64_t t, int part) const {
@@ -211,8 +209,8 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
   const TokenKeys token(job, t);
   const Keys& keys = token.keys;
   const int first_part = static_cast<int>(blockIdx.z);
-  const bool are_chosen = token.are_chosen(job, first_part);
-  const uint8_t* key = are_chosen ? nullptr : token.find(job, t, first_part);
+  const bool is_window = keys.is_window(first_part);
+  const uint8_t* key = is_window ? token.find(job, t, first_part) : nullptr;
   if constexpr (kBlocks > 1) Place::meet();  // all are there to be written to
   wait_for_previous();
   const int first_head = static_cast<int>(blockIdx.y) * kHeads, lane = static_cast<int>(threadIdx.x) % 32;
@@ -231,7 +229,7 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
     const int64_t row = t * job.heads + min(first_head + i / kRowWords, job.heads - 1);
     words[n] = __ldg(reinterpret_cast<const uint4*>(job.q + row * job.width) + i % kRowWords);
   }
-  if (are_chosen) key = token.find(job, t, first_part);
+  if (!is_window) key = token.find(job, t, first_part);
 #pragma unroll
   for (int n = 0; n < kWords; ++n) {
     const int i = static_cast<int>(threadIdx.x) + n * Place::kThreads;

@@ -186,6 +186,14 @@ class OverlapRows {
     return weighted / sum;
   }
 
+  // The state after a slice of one token that completes nothing.
+  __device__ void keep_one() const {
+    const Gated first = at(0, window_.phase, 0), second = at(0, window_.phase, 1);
+    const int64_t to = window_.phase * 2 * job_.width + channel_;
+    current_values_[to] = first.value, current_scores_[to] = first.score;
+    current_values_[to + job_.width] = second.value, current_scores_[to + job_.width] = second.score;
+  }
+
   // The state after the slice: of the last completed window the first half of channels, of the last tokens all.
   struct State {
     Gated completed[kOverlapRatio], last[kOverlapRatio][2];
@@ -252,6 +260,12 @@ __device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, con
   // The state reaches into the first two entries.
   if (window.n > 1) return store(window.n, value_of(window.n));
   if (window.n == 1) return;
+  // One token that completes nothing, as three of four do when answers are made: few instructions, none of which the
+  // multiprocessor had lately.
+  if (window.slice.num_rows == 1 && window.completed == 0) {
+    store(0, 0);
+    return rows.keep_one();
+  }
   // Loads before all stores, which may change what they read for all the compiler knows: one wait instead of three.
   const OverlapRows::State state = rows.load_state();
   const float first = value_of(0);

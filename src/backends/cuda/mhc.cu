@@ -49,10 +49,11 @@ __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   c = exp_rounded(c - max);
   c /= sum_of(row_value);
   c += eps;
-  // Values are eps or more now, and no division makes them smaller than by 4 + eps: none leaves what divide_usual()
-  // takes.
+  // Values are eps or more now, and none of the divisions, of which 20 iterations have 39, is by more than 4 + 5 eps:
+  // so none leaves what divide_usual() takes.
   const auto go_on = [&](const auto& divide) {
     c = divide(c, sum_of(column_value) + eps);
+#pragma unroll 1
     for (int i = 1; i < iterations; ++i) {
       c = divide(c, sum_of(row_value) + eps);
       c = divide(c, sum_of(column_value) + eps);

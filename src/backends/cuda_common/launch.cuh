@@ -10,10 +10,11 @@
 namespace tessera::backends::cuda_common {
 
 // What every kernel does before it reads or writes anything but weights and what the host copied for the step
-// (positions, slots). Its blocks may be in place before the kernel before it in the queue has ended (launch() asks for
-// that, which hides a launch's latency); here they wait until that has ended and its results are there, and let the
-// next kernel's blocks take place. So whoever makes weights with a kernel sees to it that something else than a kernel
-// follows (a copy, a wait), and at most one kernel waits while one works.
+// (positions, slots, places, counts, slices; a table of pages may be a kernel's). Its blocks may be in place before the
+// kernel before it in the queue has ended (launch() asks for that, which hides a launch's latency); here they wait
+// until that has ended and its results are there, and let the next kernel's blocks take place. So whoever makes weights
+// with a kernel sees to it that something else than a kernel follows (a copy, a wait), and at most one kernel waits
+// while one works.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

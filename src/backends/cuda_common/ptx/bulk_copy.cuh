@@ -97,8 +97,8 @@ __device__ inline void copy_bulk(void* shared, const void* global, int bytes, Sh
 #endif
 }
 
-// The same of what is read once, as weights are by a step of few tokens: it is the first to leave the L2 cache, where
-// it would take the place of what is read again and again.
+// The same of what is read once, or again only at once, as weights are by a step of few tokens: it is the first to
+// leave the L2 cache, where it would take the place of what is read again and again.
 __device__ inline void copy_bulk_once(void* shared, const void* global, int bytes, SharedBarrier& arrived) {
 #ifdef TESSERA_CUDA_EMULATED
   copy_bulk(shared, global, bytes, arrived);
