@@ -41,7 +41,7 @@ struct PagedEntries {
   int64_t offset = 0;               // as in SequenceEntries
   int shift = 0;
   // Some pages are in another GPU's memory, which is read over a link. To ask for what will be read soon is a loss
-  // there: prefetches of it go one after another, 20 ns each.
+  // there: prefetches of it go one after another, 20 ns each over NVLink.
   bool has_far = false;
 
   PagedEntries() = default;

@@ -254,7 +254,8 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
     for (int head = 0; head < kHeads; head += Place::kOwnWarps) soften(shared, head + own_warp, count);
     __syncthreads();
     float sums[kChannels][4] = {};
-    // Not all unrolled: instructions that have not run yet are waited for, some 40 cycles for eight.
+    // Not all unrolled: instructions that have not run lately seem to be waited for, and half as many take less time
+    // (docs/performance/hopper.md, "A step kernel by kernel").
 #pragma unroll 1
     for (int first = 0; first < kSteps && 16 * first < count; first += kAhead) {
 #pragma unroll

@@ -260,8 +260,8 @@ __device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, con
   // The state reaches into the first two entries.
   if (window.n > 1) return store(window.n, value_of(window.n));
   if (window.n == 1) return;
-  // One token that completes nothing, as three of four do when answers are made: few instructions, none of which the
-  // multiprocessor had lately.
+  // One token that completes nothing, as three of four do when answers are made: few instructions, which take 2 us less
+  // than the many below, most of them passed over (docs/performance/hopper.md, "A step kernel by kernel").
   if (window.slice.num_rows == 1 && window.completed == 0) {
     store(0, 0);
     return rows.keep_one();

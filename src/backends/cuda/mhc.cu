@@ -30,8 +30,8 @@ __device__ float sigmoid(float x) {
   return 1 / (1 + exp_rounded(-x));
 }
 
-// Lane 4 j + k holds C[j][k]; every sum ascends, as in sinkhorn_reference. All of the warp takes part. What bounds it
-// is that each of some 40 divisions waits for the one before.
+// Lane 4 j + k holds C[j][k]; every sum ascends, as in sinkhorn_reference. All of the warp takes part. Each of some
+// 40 divisions waits for the one before.
 __device__ float sinkhorn(float c, int lane, int iterations, float eps) {
   const int j = lane / kS, k = lane % kS;
   const auto row_value = [&](int i) { return __shfl_sync(~0u, c, j * kS + i, kLanes); };
