@@ -104,12 +104,14 @@ TEST(EmulatedPeers, SumsInsideTheLayersKernelsChangeNoBit) {
   setenv("TESSERA_DEVICE", "cuda:0", 1);
   Alone with_peers(true), without_peers(false);
   const auto with = load(with_peers), without = load(without_peers);
-  const auto num_turns = [](const model::LoadedModel& loaded) {
+  const auto count = [](const model::LoadedModel& loaded, const char* end) {
     return std::count_if(loaded.plan.begin(), loaded.plan.end(),
-                         [](const ops::PlanLine& line) { return line.where.ends_with(".turn_of_ranks"); });
+                         [&](const ops::PlanLine& line) { return line.where.ends_with(end); });
   };
-  EXPECT_GE(num_turns(with), with.config.num_layers);
-  EXPECT_EQ(num_turns(without), 0);
+  EXPECT_GE(count(with, ".turn_of_ranks"), with.config.num_layers);
+  EXPECT_EQ(count(without, ".turn_of_ranks"), 0);
+  EXPECT_GE(count(with, ".begin"), with.config.num_layers - 1) << "a layer's end reads for the next";
+  EXPECT_EQ(count(without, ".begin"), 0);
   const std::vector<int32_t> ids = testing::random_ids(rng, 14, with.runner->facts().vocab_size);
   const std::vector<float> expected = logits_of(without, ids, nullptr);
   EXPECT_GT(without_peers.num_sums(), 0);
