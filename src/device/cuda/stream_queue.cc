@@ -27,8 +27,6 @@ bool can_overlap(int ordinal) {
 StreamQueue::StreamQueue(int ordinal)
     : Queue(static_cast<void*>(make_stream(ordinal)), can_overlap(ordinal)), is_owned_(true) {}
 
-// Its kernels do not begin before others have ended: what ours read before they wait, a step's inputs, kernels of the
-// stream's owner may have made.
 StreamQueue::StreamQueue(int ordinal, cudaStream_t borrowed)
     : Queue(static_cast<void*>(borrowed), false), is_owned_(false) {
   TESSERA_CUDA_CHECK(cudaSetDevice(ordinal));

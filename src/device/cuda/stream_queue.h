@@ -11,7 +11,9 @@ class StreamQueue final : public Queue {
  public:
   // A stream of the `ordinal`-th GPU, which becomes the calling thread's current one. Throws kDeviceError.
   explicit StreamQueue(int ordinal = 0);
-  // A stream of that GPU which somebody else made, and destroys after this.
+  // A stream of that GPU which somebody else made, and destroys after this. No kernel of ours begins there before the
+  // one before has ended: what ours read before they wait, a step's inputs, kernels of the stream's owner may have
+  // made.
   StreamQueue(int ordinal, cudaStream_t borrowed);
   ~StreamQueue() override;
   StreamQueue(const StreamQueue&) = delete;

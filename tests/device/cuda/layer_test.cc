@@ -106,6 +106,14 @@ TEST_F(CudaLayerTest, WhatIsReservedIsThereForLater) {
   }
 }
 
+TEST_F(CudaLayerTest, NothingBeginsEarlyOnABorrowedStream) {
+  int major = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+  const StreamQueue own;
+  EXPECT_EQ(own.overlaps_kernels(), major >= 9);
+  EXPECT_FALSE(StreamQueue(0, own.handle()).overlaps_kernels());
+}
+
 TEST_F(CudaLayerTest, EventsOrderQueues) {
   const StreamQueue first, second;
   constexpr size_t kBytes = size_t{256} << 20;
