@@ -56,7 +56,10 @@ def is_running(pid):
 
 
 def wedge(pid):
-    """Halts the process's main thread, but not those that send its heartbeats. False: it may not be done here."""
+    """Halts the process's main thread, but not those that send its heartbeats: where it waits for an order, not where it
+    is about to let go of what they need. False: it may not be done here."""
+    while pathlib.Path(f'/proc/{pid}/task/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'S':
+        time.sleep(0.02)
     ptrace = ctypes.CDLL(None).ptrace
     ptrace.argtypes, ptrace.restype = [ctypes.c_long] * 4, ctypes.c_long
     seize, interrupt = 0x4206, 0x4207
