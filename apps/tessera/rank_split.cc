@@ -58,9 +58,10 @@ RankSplit cpu_split(const model::Config& config, int world) try {
 
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load,
                     const bench::PlanChoice& choice) try {
-  const bench::MachinePlan plan = bench::plan_ranks(
-      model, world, gpu.name, gpu.memory_bytes,
-      {kUsualContext, std::min(load.sequences, kUsualSequences), load.step_tokens, load.precision}, choice);
+  const bench::MachinePlan plan = bench::plan_ranks(model, world, gpu.name, gpu.memory_bytes,
+                                                    {kUsualContext, std::min(load.sequences.count, kUsualSequences),
+                                                     load.step_tokens, load.precision, load.sequences.longest},
+                                                    choice);
   const bench::Candidate& best = plan.best();
   RankSplit split = split_of(best.plan);
   split.keeps_all_heads = best.plan.keeps_all_heads, split.shards_entries = best.plan.shards_entries;

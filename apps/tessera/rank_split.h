@@ -35,15 +35,20 @@ RankSplit named_split(std::string_view name);
 // On processors: the one whose results are one rank's, where the model can be cut so.
 RankSplit cpu_split(const model::Config& config, int world);
 
+// What a program has to have room for.
+struct Sequences {
+  int64_t count = 1;    // at once
+  int64_t longest = 0;  // tokens that one of them may have; 0: not known
+};
 struct SplitLoad {
-  int64_t sequences = 1;  // at once
+  Sequences sequences;
   int64_t step_tokens = 0;
   ops::Precision precision;
 };
 // On GPUs of that name: the shortest predicted decode step of what fits and may be chosen, by the figures of an H200
 // where nobody has any of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
-// Keeps all heads where bench::has_room_for_all_heads(); shards entries where the load fits in no other way, or that is
-// asked for.
+// Keeps all heads where bench::has_room_for_all_heads(); shards entries where up to 32 sequences of 8,192 tokens, or
+// one of the longest, fit in no other way, or that is asked for.
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load,
                     const bench::PlanChoice& choice);
 

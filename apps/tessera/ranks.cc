@@ -262,7 +262,7 @@ std::string Ranks::named(const std::string& message) const {
 // The same on all ranks, since it depends on what they agree on.
 template <class Stored>
 void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
-                         int64_t sequences, const Stored& stored) {
+                         const Sequences& sequences, const Stored& stored) {
   const bool is_split_named = flags_.split != kAutoSplit, are_heads_named = flags_.heads != kAutoHeads;
   const bool are_caches_auto = flags_.caches == kAutoCaches;
   if (!on_gpus_) {
@@ -305,7 +305,7 @@ void Ranks::check_cut(const model::Config& config) const {
 }
 
 void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
-                 int64_t sequences) {
+                 const Sequences& sequences) {
   choose_step_tokens(folder, model, place_.world, load);
   if (is_alone()) return;
   choose_split(folder.config, model, load, sequences,
@@ -315,7 +315,7 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
 }
 
 void Ranks::join_made(const char* verb, const model::StoredModel& stored, const std::string& made,
-                      const ModelFlags& model, model::LoadOptions& load, int64_t sequences) {
+                      const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences) {
   if (is_alone()) return;
   choose_split(stored.config, model, load, sequences, [&]() -> const model::StoredModel& { return stored; });
   check_cut(stored.config);

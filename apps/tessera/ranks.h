@@ -49,12 +49,12 @@ class Ranks final : public comm::LossSink {
 
   // Finds the others (rank 0 of a program without a launcher starts them, `verb` with the same arguments), agrees with
   // them on what is about to be loaded, and sets what this rank holds of it in `load`. A split that nobody named is
-  // chosen for so many sequences at once. Throws as Bootstrap and agree().
+  // chosen for so many sequences, the same on all ranks. Throws as Bootstrap and agree().
   void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
-            int64_t sequences);
+            const Sequences& sequences);
   // The same without a checkpoint: the ranks agree on `made`, which says what weights they make.
   void join_made(const char* verb, const model::StoredModel& stored, const std::string& made, const ModelFlags& model,
-                 model::LoadOptions& load, int64_t sequences);
+                 model::LoadOptions& load, const Sequences& sequences);
   // Throws where ranks compute with different kernels, or do not reach each other's memory where they have to.
   void agree_on(const model::LoadedModel& loaded);
   // The least of what the ranks say.
@@ -89,7 +89,7 @@ class Ranks final : public comm::LossSink {
   // `stored` is called where the weights' formats decide.
   template <class Stored>
   void choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
-                    int64_t sequences, const Stored& stored);
+                    const Sequences& sequences, const Stored& stored);
   void check_cut(const model::Config& config) const;
   model::Shard shard() const {
     return {.rank = place_.rank,

@@ -407,7 +407,7 @@ int Serve::run() {
 int Serve::follow(Ranks& ranks) {
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open(load);
-  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
+  ranks.join("serve", folder, flags_.model, load, {flags_.max_running, flags_.max_model_len});
   load.extra_bytes = 0;  // what ranks have room for is known once all have loaded
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
@@ -444,7 +444,7 @@ int Serve::answer(Ranks& ranks) {
   // These fork: before the weights are there, and before the socket is, which others would keep open.
   const std::vector<int32_t> end_ids(folder.config.eos_ids.begin(), folder.config.eos_ids.end());
   text::GrammarCompiler grammars(*folder.tokenizer, static_cast<int32_t>(folder.config.vocab_size), end_ids);
-  ranks.join("serve", folder, flags_.model, load, flags_.max_running);
+  ranks.join("serve", folder, flags_.model, load, {flags_.max_running, flags_.max_model_len});
   load.extra_bytes = 0;  // what ranks have room for is known once all have loaded
   server::Figures figures;
   ServeLog log(flags_.logs_requests);

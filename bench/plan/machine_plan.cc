@@ -75,7 +75,8 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
   c.plan = plan;
   c.memory = rank_memory(model, plan, load.precision, load.step_tokens, packed_unit(target.family));
   c.sequence_bytes = rank_sequence_bytes(model.config, plan, load.precision, load.context, load.step_tokens);
-  c.needed_bytes = c.memory.fixed() + c.sequence_bytes * static_cast<uint64_t>(load.sequences);
+  const uint64_t longest = rank_sequence_bytes(model.config, plan, load.precision, load.longest, load.step_tokens);
+  c.needed_bytes = c.memory.fixed() + std::max(c.sequence_bytes * static_cast<uint64_t>(load.sequences), longest);
   c.fits = c.needed_bytes <= capacity;
   if (c.memory.fixed() < capacity) c.room = static_cast<int64_t>((capacity - c.memory.fixed()) / c.sequence_bytes);
   return c;
@@ -290,6 +291,7 @@ bool has_room_for_all_heads(const StoredModel& model, const ParallelPlan& plan, 
 MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
                        ServingLoad load, const PlanChoice& choice) {
   load.context = std::clamp<int64_t>(load.context, 1, model.config.max_positions);
+  load.longest = std::clamp<int64_t>(load.longest, 0, model.config.max_positions);
   load.step_tokens = std::clamp<int64_t>(load.step_tokens, 1, kMostStepTokens);
   load.sequences = std::clamp<int64_t>(load.sequences, 1, load.step_tokens);
   const Target* target = target_of_gpu(gpu_name);

@@ -26,6 +26,7 @@ struct ServingLoad {
   int64_t sequences = 1;
   int64_t step_tokens = 4096;  // most of a step
   ops::Precision precision;
+  int64_t longest = 0;  // tokens that one sequence by itself has to have room for too; 0: none
 };
 
 // Which plans may be chosen: those with what is named.
@@ -44,7 +45,7 @@ struct Candidate {
   model::ParallelPlan plan;
   model::RankMemory memory;
   uint64_t sequence_bytes = 0;  // caches of one at the load's context
-  uint64_t needed_bytes = 0;    // with all sequences
+  uint64_t needed_bytes = 0;    // with all sequences, or with the longest one where that takes more
   bool fits = false;
   int64_t room = 0;   // sequences of the load's context beside weights and work
   StepCost decode;    // of all sequences, at the end of their context

@@ -490,6 +490,19 @@ TEST(MachinePlan, RanksOfADriversGpusAreThoseOfItsFigures) {
   const PlanChoice by_id{.attention = model::AttentionSplit::kWhole, .experts = model::ExpertSplit::kById};
   const Candidate named = plan_ranks(flash, 2, "NVIDIA H200", tight, many, by_id).best();
   EXPECT_TRUE(named.plan.shards_entries && by_id.allows(named.plan));
+  // So they are where one sequence is that long, though few are planned for.
+  const ServingLoad few = {8192, 1, 1024, {}}, one_of_a_million = {8192, 1, 1024, {}, 1 << 20};
+  const uint64_t whole_caches =
+      plan_ranks(flash, 2, "NVIDIA H200", uint64_t{1} << 30, one_of_a_million, {.shards_entries = false})
+          .best()
+          .needed_bytes;
+  const uint64_t less = whole_caches - (uint64_t{1} << 30);
+  EXPECT_FALSE(plan_ranks(flash, 2, "NVIDIA H200", less, few).best().plan.shards_entries);
+  const Candidate of_longest = plan_ranks(flash, 2, "NVIDIA H200", less, one_of_a_million).best();
+  EXPECT_TRUE(of_longest.fits && of_longest.plan.shards_entries) << of_longest.needed_bytes;
+  // One that no model has is as long as the model's longest.
+  const ServingLoad endless = {8192, 1, 1024, {}, INT64_MAX};
+  EXPECT_EQ(plan_ranks(flash, 2, "NVIDIA H200", less, endless).best().needed_bytes, of_longest.needed_bytes);
   // GPUs that do not read each other's memory have no such plans.
   for (const Candidate& other : plan_machine(flash, parse_gpus("2xrtx6000"), {8192, 1, 4096, {}}).candidates) {
     EXPECT_FALSE(other.plan.shards_entries);
