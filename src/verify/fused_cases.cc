@@ -48,6 +48,16 @@ std::vector<Spec<ops::NormRope>> specs_of(ops::NormRope, bool is_quick) {
     for (const EntryFormat format : dtype == DType::kBF16 ? kBf16Formats : kF32Formats) {
       add_small<ops::NormRope>(specs, vectors_of_layer(3, 192, 64, 64, {format, 192, 64}, dtype, 5));
     }
+    // Each by itself: few vectors may have another kernel than many.
+    const EntryFormat plain = dtype == DType::kBF16 ? EntryFormat::kKvFp8Bf16 : EntryFormat::kKvFp8F32;
+    for (const Set& set : vectors_of_layer(1, 192, 64, 64, {plain, 192, 64}, dtype, 5).sets) {
+      add_small<ops::NormRope>(specs, {.sets = {set}});
+    }
+    // More values than a block has at once.
+    add_small<ops::NormRope>(specs, {.sets = {{ops::RmsNorm::Desc{.width = 2000, .activation = dtype},
+                                               {.vectors = 1, .width = 2000, .rope_dim = 64, .activation = dtype},
+                                               {},
+                                               {}}}});
     // Pairs that are no multiple of a warp.
     add_small<ops::NormRope>(
         specs, {.sets = {{ops::RmsNorm::Desc{.width = 77, .activation = dtype},

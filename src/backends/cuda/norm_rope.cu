@@ -3,6 +3,7 @@
 // sum of squares, one barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
 // that bytes count go to many_vectors.cu.
 #include <algorithm>
+#include <type_traits>
 
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/many_vectors.cuh"
@@ -15,7 +16,11 @@ namespace {
 
 using namespace cuda_common;
 
-constexpr int kBlock = 128, kWarp = 32;
+constexpr int kWarp = 32, kBatch = 1024;  // values of a vector that a block has at once
+// Threads of a block: where there is room for all of them at once so many that a thread has a value or two and a warp a
+// piece of an entry, so that hardly anything is done one after the other.
+constexpr int kBlock = 128, kWideBlock = 512;
+constexpr int64_t kWideBlocksEach = 2;  // on a multiprocessor, beside those of another kernel
 
 struct Set {
   int64_t end;  // of the set's blocks
@@ -35,6 +40,7 @@ struct Job {
 
 // Sines and cosines are worked out while the kernel before is still at work: positions and slots are a step's inputs,
 // which no kernel makes.
+template <int kBlock>
 __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ Job job) {
   float* s_row = dynamic_shared<float>();
   int64_t vector = blockIdx.x;
@@ -45,11 +51,11 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   const int width = set.width, pairs = set.rope_dim / 2, thread = static_cast<int>(threadIdx.x);
   float *s_out = s_row + width, *s_turns = s_out + width;  // of turns cosines, then sines
   const int64_t row = vector / set.vectors, base = vector * width;
-  constexpr int kBatch = kPerThread * kBlock;
-  float weights[kPerThread];
+  constexpr int kEach = kBatch / kBlock;
+  float weights[kEach];
   const auto load_weights = [&](int begin) {
-    for_columns(begin, width,
-                [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
+    for_columns<kEach>(begin, width,
+                       [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
   };
   if (set.has_norm) load_weights(0);
   const int64_t position = set.positions[row], slot = set.slots == nullptr ? 0 : set.slots[row];
@@ -60,10 +66,10 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
 
   wait_for_previous();
   if (slot < 0) return;  // nobody's
-  float values[kPerThread];
+  float values[kEach];
   for (int begin = 0; begin < width; begin += kBatch) {
-    for_columns(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
-    for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
+    for_columns<kEach>(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
+    for_columns<kEach>(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
   // By every warp for itself, which takes no longer than by one, and no barrier.
@@ -75,7 +81,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   for (int begin = 0; begin < width; begin += kBatch) {
     if (begin > 0 && set.has_norm) load_weights(begin);
 #pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
+    for (int i = 0; i < kEach; ++i) {
       if (begin + i * kBlock >= width) break;
       const int c = begin + i * kBlock + thread;
       float value = c < width ? s_row[c] : 0;
@@ -170,8 +176,15 @@ void norm_rope(const ops::NormRope::Desc& desc, const ops::NormRope::Args& args,
       set.pieces = static_cast<int>(num_pieces(from.write->layout));
     }
   }
-  launch("norm_rope", queue, norm_rope_kernel, grid_for(num_blocks, 1), kBlock,
-         static_cast<size_t>(most_floats) * sizeof(float), job);
+  const auto start = [&](auto threads) {
+    launch("norm_rope", queue, norm_rope_kernel<threads.value>, grid_for(num_blocks, 1), threads.value,
+           static_cast<size_t>(most_floats) * sizeof(float), job);
+  };
+  if (num_blocks <= kWideBlocksEach * multiprocessors()) {
+    start(std::integral_constant<int, kWideBlock>());
+  } else {
+    start(std::integral_constant<int, kBlock>());
+  }
 }
 
 }  // namespace tessera::backends::cuda

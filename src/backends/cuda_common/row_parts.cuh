@@ -12,11 +12,11 @@ namespace tessera::backends::cuda_common {
 
 constexpr int kPerThread = 8;  // values of a row that a thread has on their way at once
 
-// Calls function(i, c) for this thread's columns c of a row, i of each batch of kPerThread.
-template <class Function>
+// Calls function(i, c) for this thread's columns c of a row, i of each batch of kEach.
+template <int kEach = kPerThread, class Function>
 __device__ void for_columns(int64_t begin, int64_t width, const Function& function) {
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
+  for (int i = 0; i < kEach; ++i) {
     const int64_t c = begin + threadIdx.x + i * blockDim.x;
     if (c < width) function(i, c);
   }
