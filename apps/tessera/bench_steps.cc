@@ -137,6 +137,7 @@ int measure(BenchSteps& bench, Ranks& ranks) {
                   options.shape, options.num_layers, ops::to_string(options.dense), options.seed,
                   fmt::join(options.contexts, " "), fmt::join(options.batches, " "), options.steps, options.repeats);
   const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
+  // Caches of several long ones are not planned for: the cut is a server's.
   const int64_t longest = *std::max_element(options.contexts.begin(), options.contexts.end()) + options.steps;
   ranks.join_made("model", model::published_model(bench::config_of(options), options.dense), made, bench.model,
                   bench.options.load, {most, longest});

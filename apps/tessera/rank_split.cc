@@ -65,6 +65,7 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
   const bench::Candidate& best = plan.best();
   RankSplit split = split_of(best.plan);
   split.keeps_all_heads = best.plan.keeps_all_heads, split.shards_entries = best.plan.shards_entries;
+  split.fits = best.fits;
   split.why = fmt::format(
       "--rank-split {} ({}): {}; a step of {} sequence{} behind {} tokens is predicted to take {:.2f} ms by the "
       "figures of {}{}",
@@ -76,15 +77,6 @@ RankSplit gpu_split(const model::StoredModel& model, int world, const device::Gp
 } catch (const Error& error) {
   if (error.code() != ErrorCode::kUnsupported) throw;
   return splits().front();
-}
-
-bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
-                            const device::GpuDevice& gpu, int64_t step_tokens) try {
-  const ParallelPlan plan{.world = world, .attention = split.attention, .experts = split.experts};
-  return bench::has_room_for_all_heads(model, plan, gpu.name, gpu.memory_bytes, step_tokens);
-} catch (const Error& error) {
-  if (error.code() != ErrorCode::kUnsupported) throw;
-  return false;  // the cut itself says why not
 }
 
 }  // namespace tessera::app

@@ -26,7 +26,8 @@ struct RankSplit {
   model::ExpertSplit experts = model::ExpertSplit::kById;
   bool keeps_all_heads = false;  // model::Shard
   bool shards_entries = false;
-  std::string why;  // a line for people, where it was chosen
+  bool fits = true;  // what was planned for, where it was chosen
+  std::string why;   // a line for people, where it was chosen
 };
 
 // Throws kInvalidArgument, naming those there are. Not for "auto".
@@ -51,9 +52,5 @@ struct SplitLoad {
 // one of the longest, fit in no other way, or that is asked for.
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load,
                     const bench::PlanChoice& choice);
-
-// The same of a split that was named.
-bool has_room_for_all_heads(const model::StoredModel& model, const RankSplit& split, int world,
-                            const device::GpuDevice& gpu, int64_t step_tokens);
 
 }  // namespace tessera::app

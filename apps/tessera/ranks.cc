@@ -259,7 +259,7 @@ std::string Ranks::named(const std::string& message) const {
   return is_follower() && !message.starts_with(name) ? fmt::format("{}: {}", name, message) : message;
 }
 
-// The same on all ranks, since it depends on what they agree on.
+// The same on all ranks that were told the same; what came out is among what they agree on.
 template <class Stored>
 void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
                          const Sequences& sequences, const Stored& stored) {
@@ -276,12 +276,11 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
     const RankSplit best =
         gpu_split(weights, place_.world, *machine.gpu, {sequences, load.max_step_tokens, load.precision}, choice);
     if (is_split_named) {
-      split_.shards_entries = best.shards_entries;
+      split_.shards_entries = best.shards_entries, split_.keeps_all_heads = best.keeps_all_heads;
       if (are_caches_auto && best.shards_entries && !is_follower()) {
-        print_note("--rank-caches sharded: what is planned for fits in no other way");
+        print_note(best.fits ? "--rank-caches sharded: what is planned for fits in no other way"
+                             : "--rank-caches sharded: takes the least memory; what is planned for does not fit");
       }
-      split_.keeps_all_heads =
-          has_room_for_all_heads(weights, split_, place_.world, *machine.gpu, load.max_step_tokens);
     } else {
       split_ = best;
       if (!is_follower() && !split_.why.empty()) print_note(split_.why);

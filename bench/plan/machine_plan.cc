@@ -82,6 +82,8 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
   return c;
 }
 
+// Whether ranks of a plan keep all heads' maps beside their own (model::Shard): where steps are large enough to be cut
+// by token and kernels alike, and they take no more than an eighth of what a rank's weights leave of its memory.
 bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity,
                             int64_t step_tokens) {
   if (plan.attention != AttentionSplit::kByGroup || plan.world == 1 || !plan.is_written()) return false;
@@ -279,13 +281,6 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   out.why = reasons(out);
   if (!out.best().fits) out.advice = advice_for(model, out);
   return out;
-}
-
-bool has_room_for_all_heads(const StoredModel& model, const ParallelPlan& plan, std::string_view gpu_name,
-                            uint64_t memory_bytes, int64_t step_tokens) {
-  const Target* target = target_of_gpu(gpu_name);
-  return has_room_for_all_heads(model, plan, target != nullptr ? *target : target_of("h200"), memory_bytes,
-                                step_tokens);
 }
 
 MachinePlan plan_ranks(const StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,

@@ -26,7 +26,8 @@ struct ServingLoad {
   int64_t sequences = 1;
   int64_t step_tokens = 4096;  // most of a step
   ops::Precision precision;
-  int64_t longest = 0;  // tokens that one sequence by itself has to have room for too; 0: none
+  // Tokens that one sequence by itself has to have room for too; 0: none. Reports and advice know nothing of it.
+  int64_t longest = 0;
 };
 
 // Which plans may be chosen: those with what is named.
@@ -79,12 +80,6 @@ MachinePlan plan_machine(const model::StoredModel& model, const Gpus& gpus, cons
 // model's or the planner's limits lowered to these.
 MachinePlan plan_ranks(const model::StoredModel& model, int64_t world, std::string_view gpu_name, uint64_t memory_bytes,
                        ServingLoad load, const PlanChoice& choice = {});
-
-// Whether ranks of a plan keep all heads' maps beside their own where nobody says so (model::Shard): where steps are
-// large enough to be cut by token and kernels alike, and they take no more than an eighth of what a rank's weights
-// leave of its memory. GPUs as in plan_ranks().
-bool has_room_for_all_heads(const model::StoredModel& model, const model::ParallelPlan& plan, std::string_view gpu_name,
-                            uint64_t memory_bytes, int64_t step_tokens);
 
 // What a rank holds, capacity, times by layer and by part, candidates.
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name);

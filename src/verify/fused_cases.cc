@@ -52,6 +52,7 @@ std::vector<Spec<ops::NormRope>> specs_of(ops::NormRope, bool is_quick) {
     const EntryFormat plain = dtype == DType::kBF16 ? EntryFormat::kKvFp8Bf16 : EntryFormat::kKvFp8F32;
     for (const Set& set : vectors_of_layer(1, 192, 64, 64, {plain, 192, 64}, dtype, 5).sets) {
       add_small<ops::NormRope>(specs, {.sets = {set}});
+      specs.push_back({{.sets = {set}}, 300, Fill::kMixed});
     }
     // More values than a block has at once.
     add_small<ops::NormRope>(specs, {.sets = {{ops::RmsNorm::Desc{.width = 2000, .activation = dtype},

@@ -365,15 +365,15 @@ TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
     EXPECT_EQ(plan.keeps_all_heads, plan.attention == AttentionSplit::kByGroup && plan.is_written()) << plan.name();
   }
   // From one byte to the next.
-  const auto has_room = [&](uint64_t memory) {
-    return has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", memory, 1024);
+  const auto keeps_all = [](int64_t world, const char* gpu, uint64_t memory, int64_t step_tokens) {
+    const MachinePlan plan = plan_ranks(stored("flash"), world, gpu, memory, {8192, 1, step_tokens, {}});
+    return std::any_of(plan.candidates.begin(), plan.candidates.end(),
+                       [](const Candidate& candidate) { return candidate.plan.keeps_all_heads; });
   };
-  EXPECT_FALSE(has_room_for_all_heads(stored("flash"), flash.best().plan, "NVIDIA H200", uint64_t{1} << 40, 1023))
-      << "no step is cut";
-  ParallelPlan eight = flash.best().plan;
-  eight.world = 8;
-  EXPECT_FALSE(has_room_for_all_heads(stored("flash"), eight, "NVIDIA H200", uint64_t{1} << 40, 4096)) << "8 heads";
-  EXPECT_TRUE(has_room_for_all_heads(stored("flash"), eight, "NVIDIA B200", uint64_t{1} << 40, 4096));
+  const auto has_room = [&](uint64_t memory) { return keeps_all(2, "NVIDIA H200", memory, 1024); };
+  EXPECT_FALSE(keeps_all(2, "NVIDIA H200", uint64_t{1} << 40, 1023)) << "no step is cut";
+  EXPECT_FALSE(keeps_all(8, "NVIDIA H200", uint64_t{1} << 40, 4096)) << "8 heads";
+  EXPECT_TRUE(keeps_all(8, "NVIDIA B200", uint64_t{1} << 40, 4096));
   uint64_t least = 0;
   for (uint64_t step = uint64_t{1} << 40; step > 0; step /= 2) {
     if (!has_room(least + step)) least += step;

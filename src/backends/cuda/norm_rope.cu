@@ -17,10 +17,10 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kWarp = 32, kBatch = 1024;  // values of a vector that a block has at once
-// Threads of a block: where there is room for all of them at once so many that a thread has a value or two and a warp a
-// piece of an entry, so that hardly anything is done one after the other.
+// Threads of a block: of few vectors so many that a thread has a value or two and a warp at most a piece of an entry,
+// so that hardly anything is done one after the other.
 constexpr int kBlock = 128, kWideBlock = 512;
-constexpr int64_t kWideBlocksEach = 2;  // on a multiprocessor, beside those of another kernel
+constexpr int64_t kWideBlocksEach = 2;  // on a multiprocessor at most, beside those of another kernel
 
 struct Set {
   int64_t end;  // of the set's blocks
