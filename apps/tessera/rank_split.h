@@ -48,8 +48,8 @@ struct SplitLoad {
 };
 // On GPUs of that name: the shortest predicted decode step of what fits and may be chosen, by the figures of an H200
 // where nobody has any of such GPUs. Where nothing divides, "experts", of which the cut itself says why not.
-// Keeps all heads where bench::has_room_for_all_heads(); shards entries where up to 32 sequences of 8,192 tokens, or
-// one of the longest, fit in no other way, or that is asked for.
+// Keeps all heads where they leave room for what is planned for, up to 32 sequences of 8,192 tokens or one of the
+// longest; shards entries where that fits in no other way, or it is asked for.
 RankSplit gpu_split(const model::StoredModel& model, int world, const device::GpuDevice& gpu, const SplitLoad& load,
                     const bench::PlanChoice& choice);
 

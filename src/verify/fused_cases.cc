@@ -54,11 +54,12 @@ std::vector<Spec<ops::NormRope>> specs_of(ops::NormRope, bool is_quick) {
       add_small<ops::NormRope>(specs, {.sets = {set}});
       specs.push_back({{.sets = {set}}, 300, Fill::kMixed});
     }
-    // More values than a block has at once.
+    // More values than a block has at once, weights of all of them, and more pieces of an entry than it has warps.
+    const ops::EntryLayout long_entry{dtype == DType::kBF16 ? EntryFormat::kBf16 : EntryFormat::kF32, 2000, 0};
     add_small<ops::NormRope>(specs, {.sets = {{ops::RmsNorm::Desc{.width = 2000, .activation = dtype},
                                                {.vectors = 1, .width = 2000, .rope_dim = 64, .activation = dtype},
                                                {},
-                                               {}}}});
+                                               ops::CacheWrite::Desc{.layout = long_entry, .activation = dtype}}}});
     // Pairs that are no multiple of a warp.
     add_small<ops::NormRope>(
         specs, {.sets = {{ops::RmsNorm::Desc{.width = 77, .activation = dtype},
