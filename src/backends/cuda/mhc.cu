@@ -84,14 +84,16 @@ __device__ float stream_factor(const MhcJob& job, const float* s_m) {
   return 1 / sqrtf(s_m[kCoefficients] / static_cast<float>(kS * job.hidden) + job.norm_eps);
 }
 
-// The coefficients of what comes after the layer. A warp.
-__device__ void store_coefficients(const MhcJob& job, int64_t row, const float* s_m, float rr, const Bases& bases) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float post = s_m[kS + lane % kS] * rr * bases.scales[1] + bases.post;
-  if (lane < kS) job.post[row * kS + lane % kS] = 2 * sigmoid(post);
-  const float c = sinkhorn(s_m[2 * kS + lane % kLanes] * rr * bases.scales[2] + bases.comb, lane % kLanes,
-                           job.iterations, job.hc_eps);
-  if (lane < kLanes) job.comb[row * kS * kS + lane] = c;
+// The coefficients of what comes after the layer: of its output, and of the streams. A warp each.
+__device__ void store_post(const MhcJob& job, int64_t row, const float* s_m, float rr, const Bases& bases) {
+  const int lane = static_cast<int>(threadIdx.x) % kS;
+  const float post = 2 * sigmoid(s_m[kS + lane] * rr * bases.scales[1] + bases.post);
+  if (threadIdx.x % kWarp < kS) job.post[row * kS + lane] = post;
+}
+__device__ void store_comb(const MhcJob& job, int64_t row, const float* s_m, float rr, const Bases& bases) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const float c = sinkhorn(s_m[2 * kS + lane] * rr * bases.scales[2] + bases.comb, lane, job.iterations, job.hc_eps);
+  if (threadIdx.x % kWarp < kLanes) job.comb[row * kS * kS + lane] = c;
 }
 
 __device__ float pre_coefficient(const MhcJob& job, float m, float rr, float scale, float base) {
@@ -128,7 +130,8 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
   const float rr = stream_factor<kCoefficients>(job, s_m);
   if (!is_piece) {
     if constexpr (kCoefficients > kS) {
-      if (threadIdx.x < kWarp) store_coefficients(job, row, s_m, rr, bases);
+      if (threadIdx.x < kWarp) store_comb(job, row, s_m, rr, bases);
+      if (threadIdx.x / kWarp == 1) store_post(job, row, s_m, rr, bases);
     }
     return;
   }
@@ -151,6 +154,8 @@ __global__ void __launch_bounds__(kMixBlock) mix(MhcJob job) {
 template <int kWide, bool kIsBf16>
 class Mixer {
  public:
+  // BF16 waits as it lies, in half the registers, so that all of 8,192 channels may.
+  static constexpr int kAhead = kIsBf16 ? 4 : 2;
   // Loads what can be before the coefficients are known.
   __device__ Mixer(const MhcJob& job, int64_t t) : job_(job), base_(t * kS * job.hidden) {
 #pragma unroll
@@ -165,14 +170,12 @@ class Mixer {
       store(n, streams, s_pre, s_y);
     }
   }
-
- private:
-  // BF16 waits as it lies, in half the registers, so that all of 8,192 channels may.
-  using Words = std::conditional_t<kIsBf16, uint2, Pack<kWide>>;
-  static constexpr int kAhead = kIsBf16 ? 4 : 2;
   __device__ static int64_t first(int n) {
     return (n * kNormBlock + static_cast<int64_t>(threadIdx.x)) * kWide;
   }
+
+ private:
+  using Words = std::conditional_t<kIsBf16, uint2, Pack<kWide>>;
   __device__ void load(int n, Words (&streams)[kS]) const {
     if (first(n) >= job_.hidden) return;
 #pragma unroll
@@ -201,8 +204,8 @@ class Mixer {
 #pragma unroll
       for (int i = 0; i < kWide; ++i) y.v[i] += s_pre[j] * values.v[i];
     }
-#pragma unroll
-    for (int i = 0; i < kWide; ++i) s_y[first(n) + i] = round_to(job_.y.is_bf16, y.v[i]);
+    round_pack(job_.y.is_bf16, y);
+    store_pack(Values{s_y, false}, first(n), y);
   }
 
   const MhcJob& job_;
@@ -222,14 +225,16 @@ __device__ void take_sums_of(int64_t first, int count, const MhcJob& job,
   __syncthreads();
 }
 
-// Of kNormWarps tokens from `first` on, one in each warp.
+// Of kNormWarps tokens from `first` on. A warp has a token's matrix, and another's outputs, of half of them no warp
+// both.
 __device__ void store_coefficients_of(int64_t first, int64_t num_tokens, const MhcJob& job,
                                       float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1], const Bases& bases) {
   const int count = static_cast<int>(min(num_tokens - first, int64_t{kNormWarps}));
   take_sums_of(first, count, job, s_sums);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  if (warp >= count) return;
-  store_coefficients(job, first + warp, s_sums[warp], stream_factor<ops::kHcCoefficients>(job, s_sums[warp]), bases);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, other = (warp + kNormWarps / 2) % kNormWarps;
+  const auto factor_of = [&](int t) { return stream_factor<ops::kHcCoefficients>(job, s_sums[t]); };
+  if (warp < count) store_comb(job, first + warp, s_sums[warp], factor_of(warp), bases);
+  if (other < count) store_post(job, first + other, s_sums[other], factor_of(other), bases);
 }
 
 // Blocks that mix and normalise a token each, then blocks that have the coefficients of a token in each warp.
@@ -240,27 +245,29 @@ TESSERA_HOST_DEVICE int64_t mixing_blocks(int64_t num_tokens) {
 template <int kWide, bool kIsBf16>
 __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   constexpr int kCoefficients = ops::kHcCoefficients;
+  using Mixing = Mixer<kWide, kIsBf16>;
   __shared__ float s_sums[kNormWarps][kCoefficients + 1], s_pre[kS], s_factor;
   float *s_y = dynamic_shared<float>(), *s_m = s_sums[0];
   const int64_t t = blockIdx.x, hidden = job.hidden;
-  constexpr int64_t kBatch = int64_t{kPerThread} * kNormBlock;
-  constexpr int kBatchesAhead = 2;
-  float ahead[kBatchesAhead][kPerThread];
-  const auto load_weights = [&](int64_t begin, float(&weights)[kPerThread]) {
-    for_columns(begin, hidden,
-                [&](int i, int64_t c) { weights[i] = job.weight.data != nullptr ? job.weight[c] : 1.0f; });
+  Pack<kWide> weights[Mixing::kAhead];
+  const auto weights_at = [&](int64_t c) {
+    Pack<kWide> pack;
+#pragma unroll
+    for (float& weight : pack.v) weight = 1;
+    if (job.weight.data != nullptr && c < hidden) pack = load_pack<kWide>(job.weight, c);
+    return pack;
   };
   const Bases bases = load_bases(job);
   if (t < num_tokens) {
 #pragma unroll
-    for (int n = 0; n < kBatchesAhead; ++n) load_weights(n * kBatch, ahead[n]);
+    for (int n = 0; n < Mixing::kAhead; ++n) weights[n] = weights_at(Mixing::first(n));
   }
   wait_for_previous();
   if (t >= num_tokens) {
     store_coefficients_of((t - num_tokens) * kNormWarps, num_tokens, job, s_sums, bases);
     return;
   }
-  const Mixer<kWide, kIsBf16> mixer(job, t);
+  const Mixing mixer(job, t);
   add_slices(job, kCoefficients + 1, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
   __syncthreads();
   if (threadIdx.x < kS) {
@@ -276,15 +283,17 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
   }
   __syncthreads();
   const float factor = s_factor;
-  const auto store = [&](int64_t begin, const float(&weights)[kPerThread]) {
-    for_columns(begin, hidden, [&](int i, int64_t c) { job.y.store(t * hidden + c, s_y[c] * factor * weights[i]); });
+  const auto store = [&](int64_t c, const Pack<kWide>& weight) {
+    Pack<kWide> y = load_pack<kWide>({s_y, false}, c);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) y.v[i] = y.v[i] * factor * weight.v[i];
+    store_pack(job.y, t * hidden + c, y);
   };
 #pragma unroll
-  for (int n = 0; n < kBatchesAhead; ++n) store(n * kBatch, ahead[n]);
-  for (int64_t begin = kBatchesAhead * kBatch; begin < hidden; begin += kBatch) {
-    load_weights(begin, ahead[0]);
-    store(begin, ahead[0]);
+  for (int n = 0; n < Mixing::kAhead; ++n) {
+    if (Mixing::first(n) < hidden) store(Mixing::first(n), weights[n]);
   }
+  for (int n = Mixing::kAhead; Mixing::first(n) < hidden; ++n) store(Mixing::first(n), weights_at(Mixing::first(n)));
 }
 
 // Grid: mixing_blocks.

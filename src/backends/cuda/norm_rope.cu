@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// norm_rope: a thread block per vector of any of the sets. What bounds it is latency: one load of the vector, a serial
-// sum of squares, one barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
+// norm_rope: a thread block per vector of any of the sets. What bounds it is latency: one load of the vector, one
+// barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
 // that bytes count go to many_vectors.cu.
 #include <algorithm>
 #include <type_traits>
@@ -53,11 +53,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   const int64_t row = vector / set.vectors, base = vector * width;
   constexpr int kEach = kBatch / kBlock;
   float weights[kEach];
-  const auto load_weights = [&](int begin) {
-    for_columns<kEach>(begin, width,
-                       [&](int i, int64_t c) { weights[i] = set.weight.data != nullptr ? set.weight[c] : 1.0f; });
-  };
-  if (set.has_norm) load_weights(0);
+  if (set.has_norm) load_weights<kEach>(set.weight, 0, width, weights);
   const int64_t position = set.positions[row], slot = set.slots == nullptr ? 0 : set.slots[row];
   for (int i = thread; i < 2 * pairs; i += kBlock) {
     const double angle = rotary_angle(position, set.frequencies[i % pairs]);
@@ -68,7 +64,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   if (slot < 0) return;  // nobody's
   float values[kEach];
   for (int begin = 0; begin < width; begin += kBatch) {
-    for_columns<kEach>(begin, width, [&](int i, int64_t c) { values[i] = set.x[base + c]; });
+    load_columns<kEach>(set.x, base, begin, width, values);
     for_columns<kEach>(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
@@ -79,7 +75,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   // What no step changes is where it was.
   const int first = set.has_norm ? 0 : rope_begin;
   for (int begin = 0; begin < width; begin += kBatch) {
-    if (begin > 0 && set.has_norm) load_weights(begin);
+    if (begin > 0 && set.has_norm) load_weights<kEach>(set.weight, begin, width, weights);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (begin + i * kBlock >= width) break;

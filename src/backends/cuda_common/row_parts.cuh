@@ -33,6 +33,27 @@ __device__ float norm_factor(const Row& row, int64_t width, float eps) {
   return 1 / sqrtf(mean + eps);
 }
 
+// This thread's columns of a row. What type they are of is asked once, so that all loads are on their way together.
+template <int kEach = kPerThread>
+__device__ void load_columns(const Values& x, int64_t base, int64_t begin, int64_t width, float (&values)[kEach]) {
+  if (x.is_bf16) {
+    uint16_t bits[kEach];
+    for_columns<kEach>(begin, width,
+                       [&](int i, int64_t c) { bits[i] = static_cast<const uint16_t*>(x.data)[base + c]; });
+    for_columns<kEach>(begin, width, [&](int i, int64_t) { values[i] = numeric::bf16_to_float(bits[i]); });
+  } else {
+    for_columns<kEach>(begin, width,
+                       [&](int i, int64_t c) { values[i] = static_cast<const float*>(x.data)[base + c]; });
+  }
+}
+// Of a norm's weights, which are 1 where there are none.
+template <int kEach = kPerThread>
+__device__ void load_weights(const Values& weight, int64_t begin, int64_t width, float (&weights)[kEach]) {
+  if (weight.data != nullptr) return load_columns<kEach>(weight, 0, begin, width, weights);
+#pragma unroll
+  for (float& of : weights) of = 1;
+}
+
 // s_row[0, width), in shared memory, = rms_norm of x from x[begin] on, rounded as x is. All threads; other threads'
 // values are there after the next barrier.
 __device__ inline void norm_row(float* s_row, const Values& x, int64_t begin, const Values& weight, int64_t width,
@@ -40,7 +61,7 @@ __device__ inline void norm_row(float* s_row, const Values& x, int64_t begin, co
   __shared__ float s_factor;
   for (int64_t from = 0; from < width; from += kPerThread * static_cast<int64_t>(blockDim.x)) {
     float values[kPerThread];
-    for_columns(from, width, [&](int i, int64_t c) { values[i] = x[begin + c]; });
+    load_columns(x, begin, from, width, values);
     for_columns(from, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
@@ -63,13 +84,10 @@ __device__ void norm_stored_row(float* s_row, const Values& x, const Values& wei
   __shared__ float s_factor;
   const int64_t batch = kPerThread * static_cast<int64_t>(blockDim.x);
   float values[kPerThread], weights[kPerThread];
-  const auto load_weights = [&](int64_t begin) {
-    for_columns(begin, width, [&](int i, int64_t c) { weights[i] = weight.data != nullptr ? weight[c] : 1.0f; });
-  };
-  load_weights(0);
+  load_weights(weight, 0, width, weights);
   wait();
   for (int64_t begin = 0; begin < width; begin += batch) {
-    for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
+    load_columns(x, base, begin, width, values);
     for_columns(begin, width, [&](int i, int64_t c) { s_row[c] = values[i]; });
   }
   __syncthreads();
@@ -81,8 +99,8 @@ __device__ void norm_stored_row(float* s_row, const Values& x, const Values& wei
   const float factor = s_factor;
   for (int64_t begin = 0; begin < width; begin += batch) {
     if (width > batch) {  // else they are still there
-      for_columns(begin, width, [&](int i, int64_t c) { values[i] = x[base + c]; });
-      load_weights(begin);
+      load_columns(x, base, begin, width, values);
+      load_weights(weight, begin, width, weights);
     }
     for_columns(begin, width, [&](int i, int64_t c) { out.store(base + c, values[i] * factor * weights[i]); });
   }
