@@ -15,6 +15,8 @@
 
 namespace tessera::backends::cuda {
 
+constexpr int kSlotsTogether = 8;  // of a token's experts, loads on their way at once
+
 // Packs of kWide channels of a slice, which has so many, of `count` tokens: calls function(token of the block, channel
 // of the slice).
 template <int kWide, class Function>
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
               streams[k] = cuda_common::load_pack<kWide>(job.x, (t * P::kS + k) * job.hidden + c);
             }
           } else if (is_there) {
-            const auto in = job.write.load<kWide, 2>(t, c);
+            const auto in = job.write.load<kWide, kSlotsTogether, true>(t, c);
 #pragma unroll
             for (int k = 0; k < P::kS; ++k) {
               streams[k] = job.write.stream(t, k, in);
@@ -90,8 +92,42 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
       });
 }
 
+// What a block of sum_products_of_ranks has in shared memory behind its streams and sums: the coefficients that streams
+// are written with, and what this rank's experts gave.
+struct RankInputs {
+  using P = MhcProducts;
+  static constexpr int kCopy = 16;  // bytes
+  static constexpr int kCoefficients = P::kS * P::kS + P::kS;
+
+  float *comb, *post;    // [tokens, 4, 4]; [tokens, 4]
+  uint16_t* of_experts;  // [tokens, channels], BF16
+
+  TESSERA_HOST_DEVICE static int begin(int channels, int num_tokens, int num_sums) {
+    const int runs = P::threads(channels) / P::kWarp;
+    return round_up(P::kTokens * P::row_values(channels) * 2 + runs * num_tokens * num_sums * 4, kCopy);
+  }
+  TESSERA_HOST_DEVICE static int bytes(int channels, int num_tokens) {
+    return num_tokens * (kCoefficients * 4 + channels * 2);
+  }
+  __device__ RankInputs(void* s_block, int channels, int num_tokens, int num_sums)
+      : comb(reinterpret_cast<float*>(static_cast<char*>(s_block) + begin(channels, num_tokens, num_sums))),
+        post(comb + num_tokens * P::kS * P::kS),
+        of_experts(reinterpret_cast<uint16_t*>(post + num_tokens * P::kS)) {}
+  // Of `count` tokens from t on, by all threads.
+  __device__ void bring(const cuda_common::StreamWrite& write, int64_t t, int count) const {
+    constexpr int kCopies = P::kS + 1;
+    for (int i = static_cast<int>(threadIdx.x); i < count * kCopies; i += static_cast<int>(blockDim.x)) {
+      const int n = i / kCopies, j = i % kCopies;
+      float* to = j < P::kS ? comb + (n * P::kS + j) * P::kS : post + n * P::kS;
+      cuda_common::ptx::copy_async<kCopy>(
+          to, j < P::kS ? write.comb + ((t + n) * P::kS + j) * P::kS : write.post + (t + n) * P::kS);
+    }
+  }
+};
+
 // The same where the streams are written with a sum over ranks, of job.write.o in F32 or of what this rank's experts
-// gave (job.write.o in BF16, which nobody writes): each block sends its channels and sees what the others sent. The
+// gave (job.write.o in BF16, which nobody writes): each block sends its channels and sees what the others sent. What
+// does not wait for other ranks is on its way before anything is sent: streams go where they will be multiplied. The
 // slots are freed by the next kernel, off the way of what waits here. All blocks are in place at once
 // (have_room_to_wait).
 template <bool kIsF32>
@@ -101,48 +137,62 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
                           const __grid_constant__ cuda_common::FastDivisor packs) {
   using P = MhcProducts;
   constexpr int kWide = cuda_common::kPeerValues, kRanksAtOnce = 2;  // of more, registers are spilt
-  constexpr int kSlotsAtOnce = 8;
   sum_slice_products<true, uint16_t>(
       job, num_sums, num_rows, tokens_of_block, [&](int64_t begin, int count, int first, uint16_t* s_streams) {
         const int channels = job.channels, row_values = P::row_values(channels);
+        const RankInputs inputs(s_streams, channels, tokens_of_block, num_sums);
+        for_packs<kWide>(packs, count, [&](int n, int channel) {
+          if (first + channel >= job.hidden) return;
+          const auto* from =
+              static_cast<const uint16_t*>(job.write.x.data) + (begin + n) * P::kS * job.hidden + first + channel;
+#pragma unroll
+          for (int k = 0; k < P::kS; ++k) {
+            cuda_common::ptx::copy_async<kWide * 2>(s_streams + n * row_values + k * channels + channel,
+                                                    from + k * job.hidden);
+          }
+        });
+        inputs.bring(job.write, begin, count);
+        cuda_common::ptx::commit_copies();
         const uint32_t call = device::cuda::begin_peer_call(peers);
-        // What experts gave waits where its thread will put the first stream.
         const auto load_own = [&](int n, int channel) {
           if constexpr (kIsF32) {
             return cuda_common::load_pack<kWide>(job.write.o, (begin + n) * job.hidden + first + channel);
           } else {
-            return cuda_common::load_pack<kWide>({s_streams, true}, n * row_values + channel);
+            return cuda_common::load_pack<kWide>({inputs.of_experts, true}, n * channels + channel);
           }
         };
         for_packs<kWide>(packs, count, [&](int n, int channel) {
           const int64_t t = begin + n, c = first + channel;
           if (c >= job.hidden) return;
           if constexpr (!kIsF32) {
-            keep_pack(job.write.experts.at<kWide, kSlotsAtOnce>(t, c), s_streams + n * row_values + channel);
+            keep_pack(job.write.experts.together<kWide, kSlotsTogether>(t, c),
+                      inputs.of_experts + n * channels + channel);
           }
           cuda_common::send_to_ranks<kIsF32>(peers, call, t * job.hidden + c, load_own(n, channel));
         });
-        // What does not wait for other ranks is on its way before.
+        cuda_common::ptx::wait_for_copies<0>();
+        __syncthreads();
+        cuda_common::StreamWrite write = job.write;
+        write.comb = inputs.comb, write.post = inputs.post;
         for_packs<kWide>(packs, count, [&](int n, int channel) {
           const int64_t t = begin + n, c = first + channel, i = t * job.hidden + c;
+          uint16_t* s_pack = s_streams + n * row_values + channel;
           cuda_common::Pack<kWide> streams[P::kS], mixed[P::kS];
-          float factors[P::kS];
           if (c < job.hidden) {
-            job.write.load_streams(t, c, streams);
 #pragma unroll
-            for (int k = 0; k < P::kS; ++k) {
-              mixed[k] = job.write.mixed(t, k, streams), factors[k] = job.write.factor(t, k);
-            }
+            for (int k = 0; k < P::kS; ++k) streams[k] = cuda_common::load_pack<kWide>({s_pack, true}, k * channels);
+#pragma unroll
+            for (int k = 0; k < P::kS; ++k) mixed[k] = write.mixed(n, k, streams);
             const auto o = cuda_common::sum_of_ranks<kIsF32, false, kRanksAtOnce>(peers, call, i,
                                                                                   [&] { return load_own(n, channel); });
 #pragma unroll
             for (int k = 0; k < P::kS; ++k) {
-              mixed[k] = job.write.written(factors[k], o, mixed[k]);
+              mixed[k] = write.written(write.factor(n, k), o, mixed[k]);
               cuda_common::store_pack(job.x, (t * P::kS + k) * job.hidden + c, mixed[k]);
             }
           }
 #pragma unroll
-          for (int k = 0; k < P::kS; ++k) keep_pack(mixed[k], s_streams + n * row_values + k * channels + channel);
+          for (int k = 0; k < P::kS; ++k) keep_pack(mixed[k], s_pack + k * channels);
         });
       });
 }
@@ -325,11 +375,13 @@ inline void launch_products_of_ranks(const char* name, const MhcJob& job, const 
   // Each block on a multiprocessor of its own: as many are in place at once as the GPU has of those, if nobody else has
   // kernels there.
   const dim3 grid = products_grid(job.slices, num_tokens);
-  const size_t shared_bytes = products_bytes(job, num_sums, num_tokens);
+  const int of_block = tokens_of_block(num_tokens);
+  const auto shared_bytes = static_cast<size_t>(RankInputs::begin(job.channels, of_block, num_sums) +
+                                                RankInputs::bytes(job.channels, of_block));
   const auto kernel = job.write.o.is_bf16 ? sum_products_of_ranks<false> : sum_products_of_ranks<true>;
   cuda_common::launch(name, queue, kernel, grid, static_cast<unsigned>(MhcProducts::threads(job.channels)),
                       cuda_common::spread_bytes(queue, shared_bytes, int64_t{grid.x} * grid.y), job, peers, num_sums,
-                      num_tokens, tokens_of_block(num_tokens), slice_packs(job, cuda_common::kPeerValues));
+                      num_tokens, of_block, slice_packs(job, cuda_common::kPeerValues));
 }
 
 // Whether the kernel for many can write the streams, if there are so many.

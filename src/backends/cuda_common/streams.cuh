@@ -97,6 +97,14 @@ struct ExpertSum {
     if (shared.data != nullptr) add(load_pack<4>(shared, t * hidden + c), sum);
     return sum;
   }
+  // That where slots are so.
+  template <int kWide, int kTogether>
+  __device__ Pack<kWide> together(int64_t t, int64_t c) const {
+    if constexpr (kWide == 4) {
+      if (routed.is_bf16) return of_bf16<kTogether>(t, c);
+    }
+    return at<kWide, 1>(t, c);
+  }
 
  private:
   __device__ int64_t index(int64_t t, int64_t slot, int64_t c) const {
@@ -128,14 +136,15 @@ struct StreamWrite {
 #pragma unroll
     for (int j = 0; j < ops::kHcStreams; ++j) streams[j] = load_pack<kWide>(x, (t * ops::kHcStreams + j) * hidden + c);
   }
-  template <int kWide, int kAtOnce>
+  // kAreTogether: ExpertSum::together, else at.
+  template <int kWide, int kAtOnce, bool kAreTogether = false>
   __device__ Inputs<kWide> load(int64_t t, int64_t c) const {
     Inputs<kWide> in;
     load_streams(t, c, in.streams);
     if (o.data != nullptr) {
       in.o = load_pack<kWide>(o, t * hidden + c);
     } else {
-      in.o = experts.template at<kWide, kAtOnce>(t, c);
+      in.o = kAreTogether ? experts.template together<kWide, kAtOnce>(t, c) : experts.template at<kWide, kAtOnce>(t, c);
       round_pack(x.is_bf16, in.o);
     }
     return in;
