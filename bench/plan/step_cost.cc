@@ -37,7 +37,11 @@ constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts =
 // steps, which other costs are fitted to with this one, were made with. Since products are on tensor cores it is 195 to
 // 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
-constexpr double kStreamEnd = 4'600;  // 2.5 us of 4.5 that each of its kernels takes for one token
+constexpr double kStreamEnd = 2'900;  // 1.6 us of 3.4 to 4.4 that each of its kernels takes for one token
+// What a sum over ranks in the first of them adds: 0.4 us on the GPU and 1 over the link (2026-11-29-h200-row-types,
+// -x2-shorter-steps), of so many tokens at most (have_room_to_wait of backends/cuda/mhc_products.cuh).
+constexpr double kSumOfFew = 1.4;
+constexpr int64_t kMostSumOfFew = 32;
 constexpr double kReadFromPeer = 3;   // us that attention waits longer for entries on other GPUs
 constexpr double kRouterEnd = 3'660;  // 2 of 4 us
 constexpr int64_t kFewRows = 8;       // up to here attention may be the portable kernel's on Hopper too,
@@ -463,7 +467,9 @@ class Layer {
     if (t_.peer_rate.low > 0 && world <= device::kMaxPeers && plan.slots <= peers.capacity(world)) {
       // To each of the others side by side.
       const double rate = std::min(others(t_.peer_rate.low), t_.link.low);
-      return exchange(static_cast<double>(plan.sent_bytes(world)), plan.num_shots() * t_.peer_sum.low, rate);
+      const bool is_of_few = plan.num_shots() == 1 && load_.rows() <= kMostSumOfFew;
+      const double fixed_us = is_of_few ? std::min(kSumOfFew, t_.peer_sum.low) : plan.num_shots() * t_.peer_sum.low;
+      return exchange(static_cast<double>(plan.sent_bytes(world)), fixed_us, rate);
     }
     const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;
     if (in_bytes < static_cast<double>(comm::kNcclShareBytes)) {
