@@ -32,9 +32,9 @@ struct ServingLoad {
 
 // Which plans may be chosen: those with what is named.
 struct PlanChoice {
-  std::optional<model::AttentionSplit> attention;
-  std::optional<model::ExpertSplit> experts;
-  std::optional<bool> shards_entries;
+  std::optional<model::AttentionSplit> attention = {};
+  std::optional<model::ExpertSplit> experts = {};
+  std::optional<bool> shards_entries = {};
   bool allows(const model::ParallelPlan& plan) const {
     return plan.is_written() && attention.value_or(plan.attention) == plan.attention &&
            experts.value_or(plan.experts) == plan.experts &&

@@ -38,8 +38,9 @@ constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts =
 // 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
 constexpr double kStreamEnd = 2'900;  // 1.6 us of 3.4 to 4.4 that each of its kernels takes for one token
-// What a sum over ranks in the first of them adds: 0.4 us on the GPU and 1 over the link (2026-11-29-h200-row-types,
-// -x2-shorter-steps), of so many tokens at most (have_room_to_wait of backends/cuda/mhc_products.cuh).
+// What a sum over ranks in the first of them adds: 0.4 us on the GPU (2026-11-29-h200-row-types) and 1 over the link, a
+// guess from whole steps of both ranks and of one, which other cards took. Of so many tokens at most (have_room_to_wait
+// of backends/cuda/mhc_products.cuh; of GPUs with fewer multiprocessors than an H200 of fewer).
 constexpr double kSumOfFew = 1.4;
 constexpr int64_t kMostSumOfFew = 32;
 constexpr double kReadFromPeer = 3;   // us that attention waits longer for entries on other GPUs
@@ -138,9 +139,9 @@ class Layer {
       if (ratio == 4 && is_choice_cut() && !are_heads_whole())
         gather(4 * own_rows() * static_cast<double>(c_.index_topk));
     } else {
-      // Part of the turn between the sublayers and of a layer's end where they are whole, but no shorter for that.
-      if (are_heads_cut) sum(vector, DType::kF32, comm::peer_fused_bytes(1));
-      if (are_widths_cut) sum(vector, DType::kBF16, comm::peer_fused_bytes(2));
+      // Part of the turn between the sublayers and of a layer's end where they are whole.
+      if (are_heads_cut) sum(vector, DType::kF32, 1);
+      if (are_widths_cut) sum(vector, DType::kBF16, 2);
     }
     if (!are_widths_cut) sum(vector * static_cast<double>(c_.experts_per_token), DType::kBF16);
     if (plan_.cuts_projections) {
@@ -459,15 +460,17 @@ class Layer {
     exchange(others(bytes), nccl_us() * pieces(bytes * static_cast<double>(plan_.world)), t_.link.low);
   }
   // The sum over ranks of `count` values, into BF16: through peer memory, where the GPUs reach each other's and it has
-  // room (comm/peer.h), in the way that `worth` leads to; else by NCCL (comm/nccl.h).
-  void sum(double count, DType in, int64_t worth = comm::kPeerShotBytes) {
+  // room (comm/peer.h); else by NCCL (comm/nccl.h). `saved`: the launches less of a sum that a kernel makes
+  // which writes the streams (comm::peer_fused_bytes); 0: a sum by itself.
+  void sum(double count, DType in, int saved = 0) {
+    const int64_t worth = saved > 0 ? comm::peer_fused_bytes(saved) : comm::kPeerShotBytes;
     const auto world = static_cast<int>(plan_.world);
     const comm::PeerOptions peers;
     const comm::PeerPlan plan = peers.plan(world, in, DType::kBF16, static_cast<int64_t>(count), worth);
     if (t_.peer_rate.low > 0 && world <= device::kMaxPeers && plan.slots <= peers.capacity(world)) {
       // To each of the others side by side.
       const double rate = std::min(others(t_.peer_rate.low), t_.link.low);
-      const bool is_of_few = plan.num_shots() == 1 && load_.rows() <= kMostSumOfFew;
+      const bool is_of_few = saved > 0 && plan.num_shots() == 1 && load_.rows() <= kMostSumOfFew;
       const double fixed_us = is_of_few ? std::min(kSumOfFew, t_.peer_sum.low) : plan.num_shots() * t_.peer_sum.low;
       return exchange(static_cast<double>(plan.sent_bytes(world)), fixed_us, rate);
     }

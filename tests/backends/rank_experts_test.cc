@@ -227,12 +227,12 @@ TEST_F(RankExpertsTest, CanBeRecorded) {
 }
 
 // Where kernels of two ranks run at once, whole calls wait for each other. A kernel's code is loaded when it first
-// comes, which waits for all that runs on its GPU, here a rank that waits for the other: so a call by parts comes
-// first.
+// comes, which waits for all that runs on its GPU, here a rank that waits for the other: so each of the calls
+// comes by parts first.
 TEST_F(RankExpertsTest, RanksRunAtOnceOnTwoQueues) {
   if (testing::kGpuIsEmulated) GTEST_SKIP() << "an emulated GPU runs one kernel at a time";
   const GroupShape shape{.hidden = 1024, .inner = 512, .num_experts = 8, .max_tokens = 6};
-  ASSERT_NO_FATAL_FAILURE(check(shape, {{{6, 6}}}));
+  ASSERT_NO_FATAL_FAILURE(check(shape, {{{6, 1}}, {{0, 5}}, {{2, 0}}, {{6, 6}}}));
   const ops::Variant<RankExperts>& variant = *hopper_variant<RankExperts>();
   const auto other = device::make_executor(device::machine_of("cuda"), 1);
   const Weights weights(rng_, shape, executor_->memory());

@@ -101,11 +101,12 @@ TEST(StepCost, RoutedExpertsAreWithinASeventhOfTheRecord) {
   }
 }
 
-// Steps of `tessera bench model` cut by width, no figure of which sets one of the model: all of Flash over two and four
-// H200, and 6 and 30 layers of Pro over four. docs/performance/several_gpus.md has them, and what is open about 8
-// sequences. Prompts of FP8 are of a record since which scales are folded. Steps of up to 8 sequences are of the last
-// records, since which kernels of few tokens are shorter: of Flash on two, and of Pro by one rank of eight itself,
-// whose prompts lack the link.
+// Steps of `tessera bench model` cut by width: all of Flash over two and four H200, and 6 and 30 layers of Pro over
+// four. docs/performance/several_gpus.md has them. Prompts of FP8 are of a record since which scales are folded. Steps
+// of up to 8 sequences are of the two last records, since which kernels of few tokens are shorter: of Flash on two, and
+// of Pro by one rank of eight itself, whose prompts lack the link. Those two set figures of few tokens too (kStreamEnd,
+// kSumOfFew), others none; four GPUs and fewer layers have no such record since. Of 128 sequences the last one's took
+// 7 and 12 % less than predicted, which is open, and has a bound of its own.
 TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
   const nlohmann::json two = record("2026-11-26-h200-x2.json")["reports"];
   const nlohmann::json four = record("2026-11-26-h200-x4-flash-pro.json")["reports"];
@@ -117,11 +118,14 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
   const std::string last_flash = "second pair of cards: since, ";
   const std::string last_pro = "6 and slots together, as committed: Pro on eight, NVFP4 dense, 1";
   int compared = 0;
-  for (const nlohmann::json& report :
-       {two["after_nvfp4"], two["after_fp8"], four["flash_nvfp4"], four["flash_fp8"], four["pro6_fp8"],
-        four["pro30_fp8"], four["pro30_nvfp4"], cut["after_nvfp4"], cut["after_fp8"], cut["after_fp8_32k"],
-        folded[since + "NVFP4" + second], folded[since + "FP8" + second], last[last_flash + "NVFP4 dense, 2"],
-        last[last_flash + "FP8 dense, 2"], pro[last_pro]}) {
+  const nlohmann::json &last_nvfp4 = last[last_flash + "NVFP4 dense, 2"], &last_fp8 = last[last_flash + "FP8 dense, 2"];
+  const nlohmann::json& last_of_pro = pro[last_pro];
+  for (const nlohmann::json* const each :
+       {&two["after_nvfp4"], &two["after_fp8"], &four["flash_nvfp4"], &four["flash_fp8"], &four["pro6_fp8"],
+        &four["pro30_fp8"], &four["pro30_nvfp4"], &cut["after_nvfp4"], &cut["after_fp8"], &cut["after_fp8_32k"],
+        &folded[since + "NVFP4" + second], &folded[since + "FP8" + second], &last_nvfp4, &last_fp8, &last_of_pro}) {
+    const nlohmann::json& report = *each;
+    const bool is_last = each == &last_nvfp4 || each == &last_fp8 || each == &last_of_pro;
     ParallelPlan plan{report["ranks"], AttentionSplit::kByGroup, ExpertSplit::kByWidth};
     plan.keeps_all_heads = report.value("keeps_all_heads", false);
     // Not yet in the record before.
@@ -134,8 +138,7 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
     for (const nlohmann::json& row : report["rows"]) {
       if (dense != "nvfp4" && row["step"] != "decode" && !plan.keeps_all_heads) continue;
       const int64_t context = row["context"], sequences = row["sequences"], most = report["step_tokens"];
-      const bool is_last = report["date"] == last[last_flash + "FP8 dense, 2"]["date"];
-      if (row["step"] == "decode" && (is_last ? sequences == 128 : sequences <= 8)) continue;
+      if (row["step"] == "decode" && sequences <= 8 && !is_last) continue;
       if (report["only_last_rank"] == true && row["step"] != "decode") continue;
       double us = 0;
       if (row["step"] == "decode") {
@@ -152,11 +155,11 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
                                std::to_string(plan.world) + ", " + row["step"].get<std::string>() + ' ' +
                                std::to_string(sequences);
       EXPECT_GT(us, least * measured) << what;
-      EXPECT_LT(us, 1.06 * measured) << what;
+      EXPECT_LT(us, (is_last && sequences == 128 ? 1.14 : 1.06) * measured) << what;
       RecordProperty("off_" + std::to_string(compared++), what + ": " + std::to_string(us / measured - 1));
     }
   }
-  EXPECT_EQ(compared, 35);
+  EXPECT_EQ(compared, 37);
 }
 
 // Of one token the shared expert is in the launches of Flash's routed ones: more units of their rounds, where it had
@@ -214,6 +217,8 @@ TEST(StepCost, PlansMoveBytesAndShareWork) {
   EXPECT_NEAR(part_of(of(by_width, 1), kSumsPart), 43 * (2 * 1.4 + 4096 * (4 + 2) / 330e3), 1e-6);
   EXPECT_NEAR(part_of(of(by_width, 32), kSumsPart), 43 * (2 * 1.4 + 32 * 4096 * (4 + 2) / 330e3), 1e-6);
   EXPECT_NEAR(part_of(of(by_width, 33), kSumsPart), 43 * (2 * 2.8 + 33 * 4096 * (4 + 2) / 330e3), 1e-6);
+  // Those of experts by id, top_k vectors of each token, are in no kernel that writes the streams.
+  EXPECT_NEAR(part_of(of(by_id, 1), kSumsPart), 43 * (1.4 + 2.8 + 4096 * (4 + 12) / 330e3), 1e-6);
   EXPECT_GT(part_of(of(by_width, 4096), kSumsPart), 43 * 2 * target_of("h200").collective.high);
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "model/model_helpers.h"
+#include "numeric/e4m3.h"
 #include "testing/compare.h"
 #include "testing/generated_model.h"
 #include "testing/goldens.h"
@@ -22,12 +23,18 @@ namespace {
 struct CacheColumn {
   std::string name;
   std::vector<uint8_t> found, golden;
-  bool is_fp4 = false;
+  bool is_fp4 = false, is_scale = false;
 };
 
 constexpr int64_t kHidden = 64, kNope = 64, kRope = 64, kIndex = 128;
 
-// Counts differing bytes and lists them. With the same inputs each is one code step (of E4M3, or of one E2M1 nibble).
+// How far apart two E4M3 values are.
+float e4m3_distance(int a, int b) {
+  return std::abs(numeric::e4m3_to_float(static_cast<uint8_t>(a)) - numeric::e4m3_to_float(static_cast<uint8_t>(b)));
+}
+
+// Counts differing bytes and lists them. With the same inputs each is one code step (of E4M3, E8M0, or of one E2M1
+// nibble). Behind a flip small values of an entry move by several codes, but by no more than its largest by one.
 int count_flips(const CacheColumn& column, bool has_same_inputs) {
   EXPECT_EQ(column.found.size(), column.golden.size()) << column.name;
   int flips = 0;
@@ -36,10 +43,15 @@ int count_flips(const CacheColumn& column, bool has_same_inputs) {
     if (found == golden) continue;
     ++flips;
     std::printf("%s: byte %zu is 0x%02x, golden 0x%02x\n", column.name.c_str(), i, found, golden);
-    if (!has_same_inputs) continue;
+    constexpr float kLargestStep = 32;  // 448 - 416
+    if (!has_same_inputs && !column.is_fp4 && !column.is_scale) {
+      EXPECT_LE(e4m3_distance(found, golden), kLargestStep) << column.name << " byte " << i;
+      continue;
+    }
     const int step =
         column.is_fp4 ? std::max(std::abs((found & 7) - (golden & 7)), std::abs((found >> 4 & 7) - (golden >> 4 & 7)))
-                      : std::abs((found & 0x7F) - (golden & 0x7F));
+        : column.is_scale ? std::abs(found - golden)
+                          : std::abs((found & 0x7F) - (golden & 0x7F));
     EXPECT_LE(step, 1) << column.name << " byte " << i;
   }
   return flips;
@@ -105,7 +117,7 @@ std::vector<CacheColumn> QuantisedLayers::cache_columns(const std::string& run, 
     columns.push_back(
         {ours + name + " codes", column(entries, stride, 0, width), goldens_.bytes(golden + "_codes"), is_fp4});
     columns.push_back({ours + name + " scales", column(entries, stride, scale_at, scales),
-                       goldens_.bytes(golden + "_scales"), false});
+                       goldens_.bytes(golden + "_scales"), false, true});
   };
   add("window_entry_bytes", theirs + "window", entry_stride(), kNope, kScaleAt, 1, false);
   add("compressor.entry_bytes", theirs + "entries", entry_stride(), kNope, kScaleAt, 1, false);
@@ -223,7 +235,7 @@ TEST_F(QuantisedLayers, WholeModel) {
       }
     }
     EXPECT_LE(flips_, codes_ / 1000);
-    const double bound = testing::test_machine().gpu.has_value() && flips_ > 0 ? 1e-3 : 1e-4;
+    const double bound = testing::test_machine().gpu.has_value() && flips_ > 0 ? 2e-4 : 1e-4;
     EXPECT_TRUE(testing::is_close(out.logits, goldens_.floats(run + "logits"), bound)) << run << flips_ << " flips";
     EXPECT_TRUE(testing::is_close(out.drafts, goldens_.floats(run + "mtp_logits"), bound)) << run << flips_ << " flips";
   }

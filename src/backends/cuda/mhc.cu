@@ -225,8 +225,8 @@ __device__ void take_sums_of(int64_t first, int count, const MhcJob& job,
   __syncthreads();
 }
 
-// Of kNormWarps tokens from `first` on. A warp has a token's matrix, and another's outputs, of half of them no warp
-// both.
+// Of kNormWarps tokens from `first` on. A warp makes one token's matrix and another's output coefficients; of up to
+// half of them no warp makes both.
 __device__ void store_coefficients_of(int64_t first, int64_t num_tokens, const MhcJob& job,
                                       float (&s_sums)[kNormWarps][ops::kHcCoefficients + 1], const Bases& bases) {
   const int count = static_cast<int>(min(num_tokens - first, int64_t{kNormWarps}));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// norm_rope: a thread block per vector of any of the sets. What bounds it is latency: one load of the vector, one
-// barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
+// norm_rope: a thread block per vector of any of the sets. What bounds it is latency: one load of the vector, a serial
+// sum of squares, one barrier, and another where a vector is stored in a cache or transformed. Sets of so many vectors
 // that bytes count go to many_vectors.cu.
 #include <algorithm>
 #include <type_traits>

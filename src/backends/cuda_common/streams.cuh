@@ -97,7 +97,7 @@ struct ExpertSum {
     if (shared.data != nullptr) add(load_pack<4>(shared, t * hidden + c), sum);
     return sum;
   }
-  // That where slots are so.
+  // of_bf16 where slots are BF16 and packs are of four, else at.
   template <int kWide, int kTogether>
   __device__ Pack<kWide> together(int64_t t, int64_t c) const {
     if constexpr (kWide == 4) {
