@@ -21,10 +21,10 @@ constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seld
 
 const std::array<RankSplit, 4>& splits() {
   static const std::array<RankSplit, 4> all{
-      {{"experts", AttentionSplit::kWhole, ExpertSplit::kById, false, false, ""},
-       {"heads", AttentionSplit::kByGroup, ExpertSplit::kById, false, false, ""},
-       {"width", AttentionSplit::kByGroup, ExpertSplit::kByWidth, false, false, ""},
-       {"experts-width", AttentionSplit::kWhole, ExpertSplit::kByWidth, false, false, ""}}};
+      {{.name = "experts", .attention = AttentionSplit::kWhole, .experts = ExpertSplit::kById},
+       {.name = "heads", .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kById},
+       {.name = "width", .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth},
+       {.name = "experts-width", .attention = AttentionSplit::kWhole, .experts = ExpertSplit::kByWidth}}};
   return all;
 }
 

@@ -26,8 +26,8 @@ struct RankSplit {
   model::ExpertSplit experts = model::ExpertSplit::kById;
   bool keeps_all_heads = false;  // model::Shard
   bool shards_entries = false;
-  bool fits = true;  // what was planned for, where it was chosen
-  std::string why;   // a line for people, where it was chosen
+  bool fits = true;      // what was planned for, where it was chosen
+  std::string why = {};  // a line for people, where it was chosen
 };
 
 // Throws kInvalidArgument, naming those there are. Not for "auto".

@@ -38,11 +38,9 @@ constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts =
 // 250: to be fitted anew with records of that.
 constexpr double kStreamCycles = 2.12;
 constexpr double kStreamEnd = 2'900;  // 1.6 us of 3.4 to 4.4 that each of its kernels takes for one token
-// What a sum over ranks in the first of them adds: 0.4 us on the GPU (2026-11-29-h200-row-types) and 1 over the link, a
-// guess from whole steps of both ranks and of one, which other cards took. Of so many tokens at most (have_room_to_wait
-// of backends/cuda/mhc_products.cuh; of GPUs with fewer multiprocessors than an H200 of fewer).
-constexpr double kSumOfFew = 1.4;
-constexpr int64_t kMostSumOfFew = 32;
+// A sum over ranks in the first of them: 0.4 us on the GPU (2026-11-29-h200-row-types), 1 over the link, a guess from
+// steps of two ranks and of one on other cards; of so many tokens at most (have_room_to_wait, on 132 multiprocessors).
+constexpr double kSumOfFew = 1.4, kMostSumOfFew = 32;
 constexpr double kReadFromPeer = 3;   // us that attention waits longer for entries on other GPUs
 constexpr double kRouterEnd = 3'660;  // 2 of 4 us
 constexpr int64_t kFewRows = 8;       // up to here attention may be the portable kernel's on Hopper too,
@@ -460,8 +458,7 @@ class Layer {
     exchange(others(bytes), nccl_us() * pieces(bytes * static_cast<double>(plan_.world)), t_.link.low);
   }
   // The sum over ranks of `count` values, into BF16: through peer memory, where the GPUs reach each other's and it has
-  // room (comm/peer.h); else by NCCL (comm/nccl.h). `saved`: the launches less of a sum that a kernel makes
-  // which writes the streams (comm::peer_fused_bytes); 0: a sum by itself.
+  // room (comm/peer.h); else by NCCL (comm/nccl.h). `saved`: launches, of a sum made where streams are written.
   void sum(double count, DType in, int saved = 0) {
     const int64_t worth = saved > 0 ? comm::peer_fused_bytes(saved) : comm::kPeerShotBytes;
     const auto world = static_cast<int>(plan_.world);
@@ -470,9 +467,9 @@ class Layer {
     if (t_.peer_rate.low > 0 && world <= device::kMaxPeers && plan.slots <= peers.capacity(world)) {
       // To each of the others side by side.
       const double rate = std::min(others(t_.peer_rate.low), t_.link.low);
-      const bool is_of_few = saved > 0 && plan.num_shots() == 1 && load_.rows() <= kMostSumOfFew;
-      const double fixed_us = is_of_few ? std::min(kSumOfFew, t_.peer_sum.low) : plan.num_shots() * t_.peer_sum.low;
-      return exchange(static_cast<double>(plan.sent_bytes(world)), fixed_us, rate);
+      const bool is_of_few = saved > 0 && plan.num_shots() == 1 && rows() <= kMostSumOfFew;
+      const double shot_us = is_of_few ? std::min(kSumOfFew, t_.peer_sum.low) : t_.peer_sum.low;
+      return exchange(static_cast<double>(plan.sent_bytes(world)), plan.num_shots() * shot_us, rate);
     }
     const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;
     if (in_bytes < static_cast<double>(comm::kNcclShareBytes)) {
