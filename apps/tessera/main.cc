@@ -45,8 +45,8 @@ int exit_code_of(ErrorCode code) {
 }
 
 constexpr const char* kFooter = R"(
-Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory or disk, 5 device or driver,
-            7 a check failed or a part of the model was bypassed, 130 stopped by Ctrl-C.
+Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory or disk, 5 device, driver or a lost
+            rank, 7 a check failed or a part of the model was bypassed, 130 stopped by Ctrl-C.
 
 Examples:
   tessera generate "Compute 257-7."

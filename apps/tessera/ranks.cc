@@ -60,8 +60,18 @@ std::string new_secret() {
 }
 
 std::string read_secret(const std::string& path) {
-  std::string secret = read_file(path, kMaxSecretBytes);
+  std::string secret;
+  try {
+    secret = read_file(path, kMaxSecretBytes);
+  } catch (const Error& error) {
+    tessera::fail(error.code(), fmt::format("--rank-secret-file {}", error.what()));
+  }
   while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
+  const size_t found = secret.find_first_not_of(" \t\r\n") == std::string::npos ? 0 : secret.size();
+  if (found < comm::kLeastSecretBytes) {
+    fail_usage(fmt::format("--rank-secret-file {}: expected at least {} characters, found {}", printable(path),
+                           comm::kLeastSecretBytes, found));
+  }
   return secret;
 }
 
@@ -98,14 +108,16 @@ std::string peer_sums_setting() {
   return value;
 }
 
-std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, double timeout_seconds,
-                                 const ModelFlags& flags, const model::LoadOptions& load) {
+std::vector<comm::Fact> facts_of(const char* verb, std::string_view split, const std::string& digest,
+                                 double timeout_seconds, const ModelFlags& flags, const model::LoadOptions& load,
+                                 const Sequences& sequences) {
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
   const device::Machine machine = device::machine_of(flags.device);
   return {
       {"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
       {"program", program_identity()},
+      {"verb", verb},
       {"checkpoint", digest},
       {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
       {"split", std::string(split)},
@@ -114,6 +126,8 @@ std::vector<comm::Fact> facts_of(std::string_view split, const std::string& dige
       {"--rank-timeout", fmt::format("{:g}", timeout_seconds)},
       {"device", machine.gpu ? machine.gpu->name : "cpu"},
       {"step tokens", std::to_string(load.max_step_tokens)},
+      {"sequences at once", std::to_string(sequences.count)},
+      {"tokens of the longest sequence", std::to_string(sequences.longest)},
       {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
       {"TESSERA_FORCE", forced},
       {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
@@ -310,7 +324,7 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
   choose_split(folder.config, model, load, sequences,
                [&] { return model::checkpoint_model(folder.directory, folder.config); });
   check_cut(folder.config);
-  join_on(verb, model, load, [&] { return digest_of(folder.directory); });
+  join_on(verb, model, load, sequences, [&] { return digest_of(folder.directory); });
 }
 
 void Ranks::join_made(const char* verb, const model::StoredModel& stored, const std::string& made,
@@ -318,11 +332,12 @@ void Ranks::join_made(const char* verb, const model::StoredModel& stored, const 
   if (is_alone()) return;
   choose_split(stored.config, model, load, sequences, [&]() -> const model::StoredModel& { return stored; });
   check_cut(stored.config);
-  join_on(verb, model, load, [&] { return made; });
+  join_on(verb, model, load, sequences, [&] { return made; });
 }
 
 template <class Digest>
-void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest) {
+void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences,
+                    const Digest& digest) {
   load.shard = shard();
   if (flags_.only_last_rank) {
     make_echo(model);
@@ -356,7 +371,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  comm::agree(*bootstrap_, facts_of(split_.name, digest(), flags_.timeout_seconds, model, load));
+  comm::agree(*bootstrap_, facts_of(verb, split_.name, digest(), flags_.timeout_seconds, model, load, sequences));
   if (on_gpus_) {
     const device::Machine machine = device::machine_of(model.device);
     comm::differ(*bootstrap_, {"GPU", machine.gpu->uuid},

@@ -101,7 +101,8 @@ class Ranks final : public comm::LossSink {
   }
   // `digest` is called once the ranks have met.
   template <class Digest>
-  void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Digest& digest);
+  void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences,
+               const Digest& digest);
   void make_echo(const ModelFlags& model);
   std::optional<comm::PeerOptions> peer_options() const;
   double step_seconds() const;

@@ -144,7 +144,8 @@ Examples:
   OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none python my_agent.py
 
 SIGTERM or Ctrl-C lets running answers finish, then ends; a second one ends at once.
-Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 does not fit, 5 device or driver.)");
+Exit codes: 0 ended when asked to, 1 failure, 2 usage, 3 bad model or file, 4 does not fit, 5 device, driver
+            or a lost rank.)");
   add_model_flags(c, flags_.model);
   add_rank_flags(c, flags_.ranks);
   c.add_option("--host", http.host, "Address to listen on; 0.0.0.0 is every network: use keys then")
@@ -245,7 +246,7 @@ void Serve::check_flags() {
   if (given("--max-mixed-step-tokens")) {
     check("--max-mixed-step-tokens", number(flags_.max_mixed_step_tokens), 2, 65536);
   }
-  check("--max-model-len", number(flags_.max_model_len), 0, 1e9);
+  if (given("--max-model-len")) check("--max-model-len", number(flags_.max_model_len), 1, 1e9);
   check("--max-waiting", number(flags_.max_waiting), 1, 1e6);
   check("--max-waiting-tokens", number(flags_.max_waiting_tokens), 1, 1e12);
   check("--max-body", number(flags_.max_body_mib), 1, 1024);
@@ -331,14 +332,15 @@ void Serve::print_figures(const model::LoadedModel& loaded, const CacheMemory& m
   const model::CacheSpec& spec = loaded.runner->cache_spec();
   constexpr int64_t kMany = 1 << 20;
   const int64_t fixed = spec.bytes(0), one = spec.bytes(flags_.max_model_len);
+  const int64_t num_answers = memory.running / std::max<int64_t>(one, 1);
   print_note(fmt::format("weights {} ({}), loaded in {:.1f} s", format_bytes(static_cast<uint64_t>(facts.weight_bytes)),
                          facts.precision, loaded.load_seconds));
   print_note(fmt::format(
-      "caches {}: a token takes {:.0f} B, a sequence {} besides; {} answers of {} tokens fit, at most {} are made at "
-      "once",
+      "caches {}: a token takes {:.0f} B, a sequence {} besides; {} answer{} of {} tokens fit, at most {} are made "
+      "at once",
       format_bytes(static_cast<uint64_t>(memory.running)),
       static_cast<double>(spec.bytes(kMany) - fixed) / static_cast<double>(kMany),
-      format_bytes(static_cast<uint64_t>(fixed)), memory.running / std::max<int64_t>(one, 1), flags_.max_model_len,
+      format_bytes(static_cast<uint64_t>(fixed)), num_answers, num_answers == 1 ? "" : "s", flags_.max_model_len,
       flags_.max_running));
   if (memory.prefixes == 0) return print_note("prefix cache off");
   print_note(fmt::format(

@@ -249,17 +249,17 @@ class Ranks(ProgramTest):
                 self.assertEqual((result.returncode, result.stdout), (4, b''), said)
                 self.assertRegex(said, r'tessera: caches: expected at most the .* that the weights leave .*, found .* for answers and .* for prefixes')
 
-    def launched(self, *flags_of_ranks, world=2, mode=0o600):
+    def launched(self, *flags_of_ranks, world=2, mode=0o600, secret='a secret of these ranks\n', has_verbs=False):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
-            codes, said, out = self.launched_once(*flags_of_ranks, world=world, mode=mode)
+            codes, said, out = self.launched_once(*flags_of_ranks, world=world, mode=mode, text=secret, has_verbs=has_verbs)
             if not any("can't listen at" in line for line in said[0]):
                 break
         return codes, said, out
 
-    def launched_once(self, *flags_of_ranks, world, mode):
+    def launched_once(self, *flags_of_ranks, world, mode, text, has_verbs):
         secret = self.folder / 'secret'
-        secret.write_text('a secret of these ranks\n')
+        secret.write_text(text)
         secret.chmod(mode)
         with socket.socket() as probe:
             probe.bind(('127.0.0.1', 0))
@@ -267,8 +267,9 @@ class Ranks(ProgramTest):
         ranks = []
         for rank, flags in enumerate(flags_of_ranks):
             env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
-            ranks.append(subprocess.Popen([PROGRAM, 'generate', QUESTION, '--model', str(MODEL), '--json', '--max-tokens', '4',
-                                           '--ranks', str(world), '--rank-secret-file', str(secret), *flags],
+            if not has_verbs:
+                flags = ('generate', QUESTION, '--json', '--max-tokens', '4', *flags)
+            ranks.append(subprocess.Popen([PROGRAM, *flags, '--model', str(MODEL), '--ranks', str(world), '--rank-secret-file', str(secret)],
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True))
         ends = [(rank.communicate(timeout=120), rank.returncode) for rank in ranks]
         return [code for _, code in ends], [said[1].splitlines() for said, _ in ends], [said[0] for said, _ in ends]
@@ -290,6 +291,22 @@ class Ranks(ProgramTest):
         for rank in range(2):
             self.assertNotEqual(codes[rank], 0)
             self.assertIn('rank 1 of 2 differs from rank 0 in precision: expected "a16 x fp8", found "a8 x fp8"', said[rank][-1])
+
+    def test_other_verbs_and_longest_sequences_differ(self):
+        codes, said, _ = self.launched(('serve', '--port', '0'), ('generate', QUESTION), has_verbs=True)
+        for rank in range(2):
+            self.assertNotEqual(codes[rank], 0)
+            self.assertIn('rank 1 of 2 differs from rank 0 in verb: expected "serve", found "generate"', said[rank][-1])
+        codes, said, _ = self.launched(('serve', '--port', '0'), ('serve', '--port', '0', '--max-model-len', '256'), has_verbs=True)
+        for rank in range(2):
+            self.assertNotEqual(codes[rank], 0)
+            self.assertIn('differs from rank 0 in tokens of the longest sequence: expected "4096", found "256"', said[rank][-1])
+
+    def test_a_secret_that_is_none_names_its_file(self):
+        for text, found in (('', 0), ('short', 5), (' ' * 40, 0)):
+            codes, said, _ = self.launched((), (), secret=text)
+            self.assertEqual(codes, [2, 2], said)
+            self.assertRegex(said[0][-1], f'--rank-secret-file .*: expected at least 16 characters, found {found}$')
 
     def test_a_missing_rank_is_named_by_those_who_wait(self):
         codes, said, _ = self.launched(('--rank-wait', '20'), (), world=4)
