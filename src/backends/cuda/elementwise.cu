@@ -15,7 +15,6 @@ namespace {
 using namespace cuda_common;
 
 constexpr int kBlock = 256;
-constexpr int kSlotsAtOnce = 8;
 
 __global__ void embedding_kernel(Values weight, const int32_t* ids, Values out, int64_t streams, int64_t hidden,
                                  int64_t count) {

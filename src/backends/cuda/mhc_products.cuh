@@ -15,8 +15,6 @@
 
 namespace tessera::backends::cuda {
 
-constexpr int kSlotsTogether = 8;  // of a token's experts, loads on their way at once
-
 // Packs of kWide channels of a slice, which has so many, of `count` tokens: calls function(token of the block, channel
 // of the slice).
 template <int kWide, class Function>
@@ -79,7 +77,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
               streams[k] = cuda_common::load_pack<kWide>(job.x, (t * P::kS + k) * job.hidden + c);
             }
           } else if (is_there) {
-            const auto in = job.write.load<kWide, kSlotsTogether, true>(t, c);
+            const auto in = job.write.load<kWide, cuda_common::kSlotsAtOnce, true>(t, c);
 #pragma unroll
             for (int k = 0; k < P::kS; ++k) {
               streams[k] = job.write.stream(t, k, in);
@@ -92,37 +90,48 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
       });
 }
 
+// What a token's streams are written with, in shared memory: comb [kMost, 4, 4], then post [kMost, 4].
+template <int kMost>
+struct WriteCoefficients {
+  using P = MhcProducts;
+  static constexpr int kOfToken = P::kS * P::kS + P::kS, kBytes = kMost * kOfToken * static_cast<int>(sizeof(float));
+  static constexpr int kCopy = 16;  // bytes
+
+  float *comb, *post;
+
+  __device__ explicit WriteCoefficients(float* s_all) : comb(s_all), post(s_all + kMost * P::kS * P::kS) {}
+  // Copies those of `count` tokens from t on, up to kMost; all threads.
+  __device__ void bring(const cuda_common::StreamWrite& write, int64_t t, int64_t count) const {
+    for (int i = static_cast<int>(threadIdx.x); i < kMost * (P::kS + 1); i += static_cast<int>(blockDim.x)) {
+      const int n = i % kMost, j = i / kMost;
+      if (n >= count) continue;
+      const bool is_comb = j < P::kS;
+      cuda_common::ptx::copy_async<kCopy>(
+          is_comb ? comb + (n * P::kS + j) * P::kS : post + n * P::kS,
+          is_comb ? write.comb + ((t + n) * P::kS + j) * P::kS : write.post + (t + n) * P::kS);
+    }
+  }
+};
+
 // What a block of sum_products_of_ranks has in shared memory behind its streams and sums: the coefficients that streams
 // are written with, and what this rank's experts gave.
 struct RankInputs {
   using P = MhcProducts;
-  static constexpr int kCopy = 16;  // bytes
-  static constexpr int kCoefficients = P::kS * P::kS + P::kS;
+  using Coefficients = WriteCoefficients<P::kTokens>;
 
-  float *comb, *post;    // [tokens, 4, 4]; [tokens, 4]
+  Coefficients coefficients;
   uint16_t* of_experts;  // [tokens, channels], BF16
 
   TESSERA_HOST_DEVICE static int begin(int channels, int num_tokens, int num_sums) {
     const int runs = P::threads(channels) / P::kWarp;
-    return round_up(P::kTokens * P::row_values(channels) * 2 + runs * num_tokens * num_sums * 4, kCopy);
+    return round_up(P::kTokens * P::row_values(channels) * 2 + runs * num_tokens * num_sums * 4, Coefficients::kCopy);
   }
   TESSERA_HOST_DEVICE static int bytes(int channels, int num_tokens) {
-    return num_tokens * (kCoefficients * 4 + channels * 2);
+    return Coefficients::kBytes + num_tokens * channels * 2;
   }
   __device__ RankInputs(void* s_block, int channels, int num_tokens, int num_sums)
-      : comb(reinterpret_cast<float*>(static_cast<char*>(s_block) + begin(channels, num_tokens, num_sums))),
-        post(comb + num_tokens * P::kS * P::kS),
-        of_experts(reinterpret_cast<uint16_t*>(post + num_tokens * P::kS)) {}
-  // Of `count` tokens from t on, by all threads.
-  __device__ void bring(const cuda_common::StreamWrite& write, int64_t t, int count) const {
-    constexpr int kCopies = P::kS + 1;
-    for (int i = static_cast<int>(threadIdx.x); i < count * kCopies; i += static_cast<int>(blockDim.x)) {
-      const int n = i / kCopies, j = i % kCopies;
-      float* to = j < P::kS ? comb + (n * P::kS + j) * P::kS : post + n * P::kS;
-      cuda_common::ptx::copy_async<kCopy>(
-          to, j < P::kS ? write.comb + ((t + n) * P::kS + j) * P::kS : write.post + (t + n) * P::kS);
-    }
-  }
+      : coefficients(reinterpret_cast<float*>(static_cast<char*>(s_block) + begin(channels, num_tokens, num_sums))),
+        of_experts(reinterpret_cast<uint16_t*>(coefficients.comb + P::kTokens * Coefficients::kOfToken)) {}
 };
 
 // The same where the streams are written with a sum over ranks, of job.write.o in F32 or of what this rank's experts
@@ -151,7 +160,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
                                                     from + k * job.hidden);
           }
         });
-        inputs.bring(job.write, begin, count);
+        inputs.coefficients.bring(job.write, begin, count);
         cuda_common::ptx::commit_copies();
         const uint32_t call = device::cuda::begin_peer_call(peers);
         const auto load_own = [&](int n, int channel) {
@@ -165,7 +174,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
           const int64_t t = begin + n, c = first + channel;
           if (c >= job.hidden) return;
           if constexpr (!kIsF32) {
-            keep_pack(job.write.experts.together<kWide, kSlotsTogether>(t, c),
+            keep_pack(job.write.experts.together<kWide, cuda_common::kSlotsAtOnce>(t, c),
                       inputs.of_experts + n * channels + channel);
           }
           cuda_common::send_to_ranks<kIsF32>(peers, call, t * job.hidden + c, load_own(n, channel));
@@ -173,7 +182,7 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
         cuda_common::ptx::wait_for_copies<0>();
         __syncthreads();
         cuda_common::StreamWrite write = job.write;
-        write.comb = inputs.comb, write.post = inputs.post;
+        write.comb = inputs.coefficients.comb, write.post = inputs.coefficients.post;
         for_packs<kWide>(packs, count, [&](int n, int channel) {
           const int64_t t = begin + n, c = first + channel, i = t * job.hidden + c;
           uint16_t* s_pack = s_streams + n * row_values + channel;
@@ -201,8 +210,8 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
 // coefficients of that.
 struct ManyTokens {
   using P = MhcProducts;
+  using Coefficients = WriteCoefficients<P::kManyTokens>;
   static constexpr int kWide = 8;  // values of a copy
-  static constexpr int kCoefficients = P::kS * P::kS + P::kS;
 
   int channels, row_values;
 
@@ -212,7 +221,7 @@ struct ManyTokens {
   TESSERA_HOST_DEVICE int output_values() const { return P::kManyTokens * channels; }
   // In units of BF16 values.
   TESSERA_HOST_DEVICE int stage_values(bool writes) const {
-    return stream_values() + (writes ? output_values() + P::kManyTokens * kCoefficients * 2 : 0);
+    return stream_values() + (writes ? output_values() + Coefficients::kBytes / 2 : 0);
   }
 };
 
@@ -252,21 +261,13 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
     }
     if constexpr (kWrites) {
       uint16_t* s_outputs = s_streams + tokens.stream_values();
-      auto* s_coefficients = reinterpret_cast<float*>(s_outputs + tokens.output_values());
+      const ManyTokens::Coefficients coefficients(reinterpret_cast<float*>(s_outputs + tokens.output_values()));
       const auto* o = static_cast<const uint16_t*>(job.write.o.data);
       if (begin + of_tokens < num_rows && is_there) {
         cuda_common::ptx::copy_async<16>(s_outputs + thread * kWide,
                                          o + int64_t{begin + of_tokens} * hidden + first + pack * kWide);
       }
-      for (int i = thread; i < P::kManyTokens * (P::kS + 1); i += static_cast<int>(blockDim.x)) {
-        const int t = i % P::kManyTokens, j = i / P::kManyTokens;
-        if (begin + t >= num_rows) continue;
-        const float* coefficients = j < P::kS ? job.write.comb + (int64_t{begin + t} * P::kS + j) * P::kS
-                                              : job.write.post + int64_t{begin + t} * P::kS;
-        cuda_common::ptx::copy_async<16>(
-            s_coefficients + (j < P::kS ? (t * P::kS + j) * P::kS : (P::kManyTokens * P::kS + t) * P::kS),
-            coefficients);
-      }
+      coefficients.bring(job.write, begin, num_rows - begin);
     }
     cuda_common::ptx::commit_copies();
   };
@@ -274,9 +275,9 @@ __global__ void __launch_bounds__(MhcProducts::kMostThreads)
     if (begin + of_tokens >= num_rows || !is_there) return;
     uint16_t* s_streams = s_stages + stage * stage_values;
     uint16_t* s_outputs = s_streams + tokens.stream_values();
-    auto* s_coefficients = reinterpret_cast<float*>(s_outputs + tokens.output_values());
+    const ManyTokens::Coefficients coefficients(reinterpret_cast<float*>(s_outputs + tokens.output_values()));
     cuda_common::StreamWrite here = job.write;
-    here.comb = s_coefficients, here.post = s_coefficients + P::kManyTokens * P::kS * P::kS;
+    here.comb = coefficients.comb, here.post = coefficients.post;
     uint16_t* s_token = s_streams + of_tokens * tokens.row_values + pack * kWide;
     const int64_t to = (int64_t{begin} + of_tokens) * P::kS * hidden + first + pack * kWide;
 #pragma unroll

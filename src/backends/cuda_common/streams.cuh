@@ -63,6 +63,8 @@ __device__ void round_pack(bool is_bf16, Pack<kWide>& pack) {
   for (int n = 0; n < kWide; ++n) pack.v[n] = round_to(is_bf16, pack.v[n]);
 }
 
+constexpr int kSlotsAtOnce = 8;  // of a token's experts, loads on their way together
+
 // Of moe_combine, without its rounding: slots ascend, the shared expert comes last.
 struct ExpertSum {
   Values routed, shared;  // data null: bypassed
