@@ -83,6 +83,7 @@ class Plan final : public Verb {
         "fit, the predicted times of a step and what bounds them, and the other plans. Plans that the layers can't "
         "compute\n"
         "yet are marked. docs/performance/several_gpus.md has the figures and how far off they are.\n"
+        "Exit code 4 where nothing fits those GPUs: the report is the same, and stderr says what to try first.\n"
         "\nExamples:\n  tessera plan --model pro --gpus 8xh200 --context 128k --batch 24\n"
         "  tessera plan --gpus 2xh200 --dense nvfp4 --json plan.json");
     kernels_ = command_->add_subcommand("kernels", "Times of NVFP4 kernels on a GPU, from its figures");

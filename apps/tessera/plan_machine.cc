@@ -135,7 +135,12 @@ int PlanMachine::run() const {
     file->commit();
   }
   print_result(bench::machine_plan_text(plan, name));
-  return kExitOk;
+  const bench::Candidate& best = plan.best();
+  if (best.fits) return kExitOk;
+  print_error(fmt::format("does not fit: {} needs {:.2f} GB of each GPU, {} has {:.2f}; {}", name,
+                          static_cast<double>(best.needed_bytes) / 1e9, gpus.target->gpu,
+                          static_cast<double>(plan.capacity_bytes()) / 1e9, plan.advice.front()));
+  return kExitMemory;
 }
 
 }  // namespace tessera::app

@@ -19,6 +19,7 @@ class PlanMachine {
   bool is_asked() const;
   // Throws for the first that was given: `verb`, a sub-verb, has none of them.
   void refuse_beside(const char* verb) const;
+  // Prints the report; exit code 4 where no written plan fits.
   int run() const;
 
  private:

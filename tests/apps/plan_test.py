@@ -3,6 +3,7 @@
 """tessera plan and tessera plan kernels: their tables, their files, and what they refuse."""
 import json
 import os
+import re
 import tempfile
 import unittest
 
@@ -40,10 +41,16 @@ class Plan(ProgramTest):
 
 class Machine(ProgramTest):
     def plan(self, *arguments):
+        """Its text and its file. Where it does not fit that is the exit code, with one line on stderr."""
         path = self.folder / 'plan.json'
         result = run('plan', *arguments, '--json', str(path))
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result.stdout.decode(), json.loads(path.read_text())
+        plan, said = json.loads(path.read_text()), result.stderr.decode()
+        self.assertEqual(result.returncode, 0 if plan['fits'] else 4, said)
+        if plan['fits']:
+            self.assertEqual(said, '')
+        else:
+            self.assertRegex(said, f'^tessera: does not fit: .* GB of each GPU, .*; {re.escape(plan["advice"][0])}\\n$')
+        return result.stdout.decode(), plan
 
     def test_pro_on_eight(self):
         text, plan = self.plan('--model', 'pro', '--gpus', '8xh200', '--context', '1m', '--batch', '4')
