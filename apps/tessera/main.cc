@@ -7,7 +7,6 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
-#include <new>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -15,34 +14,13 @@
 #include "base/env.h"
 #include "base/error.h"
 #include "console.h"
+#include "fault.h"
 #include "parse_fault.h"
 #include "verb.h"
 
 namespace tessera::app {
 
 namespace {
-
-int exit_code_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument:
-      return kExitUsage;
-    case ErrorCode::kNotFound:
-    case ErrorCode::kDataLoss:
-    case ErrorCode::kUnsupported:
-      return kExitBadModel;
-    case ErrorCode::kResourceExhausted:
-      return kExitMemory;
-    case ErrorCode::kDeviceError:
-      return kExitDevice;
-    case ErrorCode::kCancelled:
-      return kExitCancelled;
-    case ErrorCode::kNotFinite:
-      return kExitMismatch;
-    case ErrorCode::kInternal:
-      return kExitFailure;
-  }
-  return kExitFailure;
-}
 
 constexpr const char* kFooter = R"(
 Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 not enough memory or disk, 5 device, driver or a lost
@@ -148,14 +126,9 @@ int main(int argc, char** argv) {
   using namespace tessera;
   try {
     return app::run(argc, argv);
-  } catch (const Error& error) {
-    app::print_error(error.what());
-    return app::exit_code_of(error.code());
-  } catch (const std::bad_alloc&) {
-    app::print_error("out of memory: an allocation failed; close other programs or use a smaller model");
-    return app::kExitMemory;
-  } catch (const std::exception& error) {
-    app::print_error(error.what());
-    return app::kExitFailure;
+  } catch (const std::exception&) {
+    const app::Fault fault = app::current_fault();
+    app::print_error(fault.message);
+    return fault.code;
   }
 }

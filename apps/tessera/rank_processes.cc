@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -66,6 +67,13 @@ std::vector<std::string> environment_with(const std::map<std::string, std::strin
   return variables;
 }
 
+std::optional<int> number_of(std::string_view text) {
+  int number = -1;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
 [[noreturn]] void fail_start(const char* what) {
   fail(ErrorCode::kResourceExhausted,
        fmt::format("can't start a further rank: {}: {}", what, std::generic_category().message(errno)));
@@ -77,9 +85,14 @@ void RankProcesses::start(const std::string& verb, int world, int port, const st
   world_ = world;
   // Ignored, as some supervisors leave it, nobody would hear how a rank ended.
   std::signal(SIGCHLD, SIG_DFL);
-  // In memory, where nobody else's command line or environment shows it.
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) fail_start("pipe");
+  words_ = comm::Socket(ends[0]);
+  const comm::Socket their_words(ends[1]);
+  // In memory, where nobody else's command line or environment shows it; behind it the descriptor of their words.
   const comm::Socket secret_file(memfd_create(kSecretName, 0));
-  if (!secret_file.is_open() || write(secret_file.descriptor(), secret.data(), secret.size()) < 0) fail_start("memfd");
+  const std::string handed = fmt::format("{}\n{}", secret, their_words.descriptor());
+  if (!secret_file.is_open() || write(secret_file.descriptor(), handed.data(), handed.size()) < 0) fail_start("memfd");
   std::vector<std::string> arguments =
       arguments_with(verb, fmt::format("{}{}", kDescriptors, secret_file.descriptor()));
   const std::vector<char*> argument_list = pointers_to(arguments);
@@ -101,6 +114,7 @@ void RankProcesses::start(const std::string& verb, int world, int port, const st
     // Until it has joined nothing else tells it that rank 0 has ended.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(0);
+    fcntl(their_words.descriptor(), F_SETFD, 0);  // theirs: exec leaves it open
     // Results and input are rank 0's.
     const int nothing = open("/dev/null", O_RDWR);
     dup2(nothing, STDIN_FILENO), dup2(nothing, STDOUT_FILENO);
@@ -127,6 +141,18 @@ std::string RankProcesses::fault() {
                        WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
   }
   return "";
+}
+
+std::vector<RankEnd> RankProcesses::ends() {
+  const std::lock_guard lock(lock_);
+  std::vector<RankEnd> ends = handed_over(words_.descriptor());
+  for (Process& process : processes_) {
+    const bool has_words =
+        std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) { return end.rank == process.rank; });
+    if (has_words || !has_ended(process) || !WIFEXITED(process.status)) continue;
+    if (const int code = WEXITSTATUS(process.status); code != kExitOk) ends.push_back({process.rank, {code, ""}});
+  }
+  return ends;
 }
 
 bool RankProcesses::wait(double seconds) noexcept {
@@ -156,18 +182,21 @@ void RankProcesses::abandon() noexcept {
   }
 }
 
-std::optional<std::string> inherited_secret(const std::string& file) {
+std::optional<Inheritance> inheritance(const std::string& file) {
   if (!file.starts_with(kDescriptors)) return std::nullopt;
-  int descriptor = -1;
-  const char* const end = file.data() + file.size();
-  const auto [rest, error] = std::from_chars(file.data() + kDescriptors.size(), end, descriptor);
-  if (error != std::errc() || rest != end) return std::nullopt;
+  const std::optional<int> descriptor = number_of(std::string_view(file).substr(kDescriptors.size()));
+  if (!descriptor) return std::nullopt;
   std::error_code is_missing;
   const std::filesystem::path behind = std::filesystem::read_symlink(file, is_missing);
   if (!behind.string().starts_with(fmt::format("/memfd:{}", kSecretName))) return std::nullopt;
-  std::string secret = read_file(file, kMaxSecretBytes);
-  close(descriptor);
-  return secret;
+  const std::string handed = read_file(file, kMaxSecretBytes);
+  close(*descriptor);
+  const size_t end = handed.rfind('\n');
+  TESSERA_CHECK(end != std::string::npos, "the secret and the descriptor of last words");
+  const std::optional<int> words = number_of(std::string_view(handed).substr(end + 1));
+  TESSERA_CHECK(words.has_value(), "the descriptor of last words");
+  fcntl(*words, F_SETFD, FD_CLOEXEC);
+  return Inheritance{handed.substr(0, end), comm::Socket(*words)};
 }
 
 void outlive_rank_0() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/bootstrap.h"
+#include "rank_ends.h"
 
 namespace tessera::app {
 
@@ -30,6 +31,8 @@ class RankProcesses final : public comm::JoinWatch {
   // Waits until all have ended, at most so long; then kills those that are left, and waits a second for them: one whose
   // GPU is lost may be inside the driver, where no signal reaches it. From any thread, once they were started.
   void end(double seconds) noexcept;
+  // Of those that failed, once they have ended: what they handed over, or their exit code alone.
+  std::vector<RankEnd> ends();
   // Kills them without waiting. From any thread, once they were started.
   void abandon() noexcept;
 
@@ -44,12 +47,17 @@ class RankProcesses final : public comm::JoinWatch {
   bool wait(double seconds) noexcept;
   std::mutex lock_;  // a number belongs to another process as soon as its end has been asked for
   std::vector<Process> processes_;
+  comm::Socket words_;  // the end of a pipe at which their last words come out
   int world_ = 0;
 };
 
-// In a rank that RankProcesses started: its secret, out of `file`, whose descriptor is closed. Nothing where `file` is
-// another's.
-std::optional<std::string> inherited_secret(const std::string& file);
+// In a rank that RankProcesses started.
+struct Inheritance {
+  std::string secret;
+  comm::Socket words;  // the pipe's other end, for hand_over()
+};
+// Out of `file`, whose descriptor is closed. Nothing where `file` is another's.
+std::optional<Inheritance> inheritance(const std::string& file);
 // In the same: from now on it ends by itself where rank 0 does, and says why.
 void outlive_rank_0();
 

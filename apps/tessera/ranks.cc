@@ -268,11 +268,6 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
 
 Ranks::~Ranks() = default;
 
-std::string Ranks::named(const std::string& message) const {
-  const std::string name = fmt::format("rank {} of {}", place_.rank, place_.world);
-  return is_follower() && !message.starts_with(name) ? fmt::format("{}: {}", name, message) : message;
-}
-
 // The same on all ranks that were told the same; what came out is among what they agree on.
 template <class Stored>
 void Ranks::choose_split(const model::Config& config, const ModelFlags& model, const model::LoadOptions& load,
@@ -345,8 +340,9 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     return;
   }
   comm::BootstrapOptions options;
-  const std::optional<std::string> inherited = inherited_secret(flags_.secret_file);
-  options.secret = starts_others_ ? new_secret() : inherited ? *inherited : read_secret(flags_.secret_file);
+  std::optional<Inheritance> inherited = inheritance(flags_.secret_file);
+  options.secret = starts_others_ ? new_secret() : inherited ? inherited->secret : read_secret(flags_.secret_file);
+  if (inherited) words_ = std::move(inherited->words);
   // Once on a machine, not for each of its ranks.
   if (!starts_others_ && !inherited && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
     log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
@@ -486,20 +482,35 @@ void Ranks::follow(model::Runner& own) {
   model::follow(own, *bootstrap_);
 }
 
-void Ranks::fail(const std::string& why) noexcept {
-  if (bootstrap_ != nullptr) bootstrap_->fail(why);
+int Ranks::fail(const Fault& fault) {
+  if (bootstrap_ != nullptr) bootstrap_->fail(fault.message);
+  return say(fault);
+}
+
+// What ends this rank, and for rank 0 what ended those it has started. Returns the exit code.
+int Ranks::say(const Fault& fault) {
+  if (words_.is_open() && hand_over(words_.descriptor(), {place_.rank, fault})) return fault.code;
+  if (!starts_others_) {
+    print_error(is_follower() ? named(place_.rank, place_.world, fault.message) : fault.message);
+    return fault.code;
+  }
   others_.end(kLastWordsSeconds);
+  std::vector<RankEnd> ends = others_.ends();
+  ends.push_back({0, fault});
+  const GroupEnd end = end_together(std::move(ends), place_.world);
+  for (const std::string& line : end.lines) print_error(line);
+  return end.code;
 }
 
 // On the bootstrap's thread, while another may wait for what never comes, or on one that goes on whatever its step
 // threw.
-void Ranks::lost(int, const std::string& message) {
+void Ranks::lost(int rank, const std::string& message) {
   // Whoever reads the messages may have stopped reading: then this ends without the last of them.
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
-  print_error(named(message));
-  others_.end(kLastWordsSeconds);
-  _exit(kExitDevice);
+  // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
+  if (rank == 0 && message.starts_with("lost ")) words_.close();
+  _exit(say({kExitDevice, message}));
 }
 
 }  // namespace tessera::app

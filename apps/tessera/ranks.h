@@ -64,19 +64,17 @@ class Ranks final : public comm::LossSink {
   // Every other rank: does on `own` what rank 0 does, until that ends.
   void follow(model::Runner& own);
 
-  // work() of this rank, then the end of all. What it throws ends them too; each says what it was and whose.
+  // work() of this rank, then the end of all. What it throws ends them too: it is said, and the exit code returned; who
+  // is alone throws it.
   template <class Work>
   int run(Work&& work) {
     try {
       const int code = work();
       end();
       return code;
-    } catch (const Error& error) {
-      fail(error.what());
-      throw Error(error.code(), named(error.what()));
-    } catch (const std::exception& error) {
-      fail(error.what());
-      throw;
+    } catch (const std::exception&) {
+      if (is_alone()) throw;
+      return fail(current_fault());
     }
   }
 
@@ -107,8 +105,8 @@ class Ranks final : public comm::LossSink {
   std::optional<comm::PeerOptions> peer_options() const;
   double step_seconds() const;
   void end();
-  void fail(const std::string& why) noexcept;
-  std::string named(const std::string& message) const;
+  int fail(const Fault& fault);
+  int say(const Fault& fault);
   const RankFlags flags_;
   comm::RankPlace place_;
   RankSplit split_;
@@ -116,6 +114,7 @@ class Ranks final : public comm::LossSink {
   bool on_gpus_ = false, starts_others_ = false;
   ConsoleLog log_{true};
   RankProcesses others_;
+  comm::Socket words_;  // where rank 0 has started this one: what it hands its last words over to
   std::unique_ptr<comm::Bootstrap> bootstrap_;
   std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
   std::unique_ptr<comm::Communicator> comm_;
