@@ -2,6 +2,7 @@
 // Collectives through the bootstrap's connections: the bits of loopback, and who does not come.
 #include "comm/tcp_communicator.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,6 +78,16 @@ TEST(TcpCommunicator, OtherCallsAndMissingOnesAreNamed) {
     comm->all_reduce(view, view, queue);
   });
   EXPECT_THAT(others, Each(HasSubstr("calls all_reduce of")));
+  // What else ranks hand round: nothing, a small number, a large one.
+  for (const std::vector<uint8_t>& bytes : {std::vector<uint8_t>{}, {7, 0, 0, 0, 0, 0, 0, 0}, {7, 255, 255, 255}}) {
+    const std::vector<std::string> none = run_joined(2, [&](Bootstrap& bootstrap) {
+      device::Queue queue(1);
+      if (bootstrap.rank() == 1) return bootstrap.all_gather(bytes), void();
+      make_tcp(bootstrap)->barrier(queue);
+    });
+    EXPECT_EQ(none[0],
+              fmt::format("rank 1 calls no collective ({} bytes), rank 0 calls barrier of order 0", bytes.size()));
+  }
   const std::vector<std::string> missing = run_joined(2, [&](Bootstrap& bootstrap) {
     if (bootstrap.rank() == 1) return bootstrap.take_order(), void();
     device::Queue queue(1);
