@@ -108,32 +108,39 @@ std::string peer_sums_setting() {
   return value;
 }
 
+// By the flags that set them, so that whoever reads of a difference knows what to change: verbs call some otherwise,
+// and some have none.
 std::vector<comm::Fact> facts_of(const char* verb, std::string_view split, const std::string& digest,
-                                 double timeout_seconds, const ModelFlags& flags, const model::LoadOptions& load,
+                                 const RankFlags& ranks, const ModelFlags& flags, const model::LoadOptions& load,
                                  const Sequences& sequences) {
+  const auto flag_of = [&](std::initializer_list<const char*> names, const char* otherwise) {
+    const auto has = [&](const char* name) { return ranks.command->get_option_no_throw(name) != nullptr; };
+    const auto found = std::find_if(names.begin(), names.end(), has);
+    return std::string(found != names.end() ? *found : otherwise);
+  };
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
   const device::Machine machine = device::machine_of(flags.device);
-  return {
-      {"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
-      {"program", program_identity()},
-      {"verb", verb},
-      {"checkpoint", digest},
-      {"precision", fmt::format("{} x {}", ops::to_string(load.precision.input), ops::to_string(load.precision.cache))},
-      {"split", std::string(split)},
-      {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
-      {"--rank-caches", std::string(load.shard.shards_entries ? kSharded : kReplicated)},
-      {"--rank-timeout", fmt::format("{:g}", timeout_seconds)},
-      {"device", machine.gpu ? machine.gpu->name : "cpu"},
-      {"step tokens", std::to_string(load.max_step_tokens)},
-      {"sequences at once", std::to_string(sequences.count)},
-      {"tokens of the longest sequence", std::to_string(sequences.longest)},
-      {"rounding of MXFP4", load.allow_inexact ? "allowed" : "refused"},
-      {"TESSERA_FORCE", forced},
-      {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
-      {"TESSERA_PEER_SUMS", peer_sums_setting()},
-      {"TESSERA_BYPASS",
-       fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts, load.bypass.compressed_entries)}};
+  return {{"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
+          {"program", program_identity()},
+          {"verb", verb},
+          {"checkpoint", digest},
+          {"--mode", std::string(ops::to_string(load.precision.input))},
+          {"--cache", std::string(ops::to_string(load.precision.cache))},
+          {"--rank-split", std::string(split)},
+          {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
+          {"--rank-caches", std::string(load.shard.shards_entries ? kSharded : kReplicated)},
+          {"--rank-timeout", fmt::format("{:g}", ranks.timeout_seconds)},
+          {"device", machine.gpu ? machine.gpu->name : "cpu"},
+          {flag_of({"--max-step-tokens", "--step-tokens"}, "tokens of a step"), std::to_string(load.max_step_tokens)},
+          {flag_of({"--max-running", "--batches"}, "sequences at once"), std::to_string(sequences.count)},
+          {flag_of({"--max-model-len", "--contexts"}, "longest sequence"), std::to_string(sequences.longest)},
+          {"--allow-inexact", load.allow_inexact ? "given" : "not given"},
+          {"TESSERA_FORCE", forced},
+          {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
+          {"TESSERA_PEER_SUMS", peer_sums_setting()},
+          {"TESSERA_BYPASS", fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts,
+                                         load.bypass.compressed_entries)}};
 }
 
 }  // namespace
@@ -367,7 +374,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  comm::agree(*bootstrap_, facts_of(verb, split_.name, digest(), flags_.timeout_seconds, model, load, sequences));
+  comm::agree(*bootstrap_, facts_of(verb, split_.name, digest(), flags_, model, load, sequences));
   if (on_gpus_) {
     const device::Machine machine = device::machine_of(model.device);
     comm::differ(*bootstrap_, {"GPU", machine.gpu->uuid},

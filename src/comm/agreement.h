@@ -10,13 +10,13 @@
 namespace tessera::comm {
 
 struct Fact {
-  std::string name;   // "precision"
-  std::string value;  // "a16 x fp8"; short, for the message
+  std::string name;   // "--mode"
+  std::string value;  // "a16"; short, for the message
 };
 
 // All ranks call it together, each with its facts. Throws kInvalidArgument with the same words on every rank, the first
-// fact in which the first rank differs from rank 0: 'rank 1 of 2 differs from rank 0 in precision: expected "a16 x
-// fp8", found "a4 x fp8"'.
+// fact in which the first rank differs from rank 0: 'rank 1 of 2 differs from rank 0 in --mode: expected "a16", found
+// "a4"'.
 void agree(Bootstrap& bootstrap, std::span<const Fact> facts);
 
 // What no two ranks may have in common: their GPU. All call it together. Throws kInvalidArgument with the same words on

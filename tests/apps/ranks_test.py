@@ -316,20 +316,28 @@ class Ranks(ProgramTest):
         self.assertIn("secret: others than its owner can read or change the ranks' secret", ' '.join(said[0]))
 
     def test_ranks_that_differ_say_in_what(self):
-        codes, said, _ = self.launched(('--mode', 'a16'), ('--mode', 'a8'))
-        for rank in range(2):
-            self.assertNotEqual(codes[rank], 0)
-            self.assertIn('rank 1 of 2 differs from rank 0 in precision: expected "a16 x fp8", found "a8 x fp8"', said[rank][-1])
+        for flags, other, words in (
+                (('--mode', 'a16'), ('--mode', 'a8'), '--mode: expected "a16", found "a8"'),
+                (('--cache', 'fp8'), ('--cache', 'exact'), '--cache: expected "fp8", found "exact"'),
+                (('--rank-split', 'width'), ('--rank-split', 'heads'), '--rank-split: expected "width", found "heads"'),
+                ((), ('--allow-inexact',), '--allow-inexact: expected "not given", found "given"')):
+            with self.subTest(flags=other):
+                codes, said, _ = self.launched(flags, other)
+                for rank in range(2):
+                    self.assertNotEqual(codes[rank], 0)
+                    self.assertIn('rank 1 of 2 differs from rank 0 in ' + words, said[rank][-1])
 
     def test_other_verbs_and_longest_sequences_differ(self):
         codes, said, _ = self.launched(('serve', '--port', '0'), ('generate', QUESTION), has_verbs=True)
         for rank in range(2):
             self.assertNotEqual(codes[rank], 0)
             self.assertIn('rank 1 of 2 differs from rank 0 in verb: expected "serve", found "generate"', said[rank][-1])
-        codes, said, _ = self.launched(('serve', '--port', '0'), ('serve', '--port', '0', '--max-model-len', '256'), has_verbs=True)
-        for rank in range(2):
-            self.assertNotEqual(codes[rank], 0)
-            self.assertIn('differs from rank 0 in tokens of the longest sequence: expected "4096", found "256"', said[rank][-1])
+        for flag, expected, found in (('--max-model-len', 4096, 256), ('--max-step-tokens', 64, 32), ('--max-running', 16, 3)):
+            with self.subTest(flag=flag):
+                codes, said, _ = self.launched(('serve', '--port', '0'), ('serve', '--port', '0', flag, str(found)), has_verbs=True)
+                for rank in range(2):
+                    self.assertNotEqual(codes[rank], 0)
+                    self.assertIn(f'differs from rank 0 in {flag}: expected "{expected}", found "{found}"', said[rank][-1])
 
     def test_a_secret_that_is_none_names_its_file(self):
         for text, found in (('', 0), ('short', 5), (' ' * 40, 0)):
