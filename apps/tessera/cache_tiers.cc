@@ -40,7 +40,7 @@ CacheTiers make_cache_tiers(const CacheTierFlags& flags, const model::ModelFacts
   const auto host_bytes = static_cast<int64_t>(flags.host_gib * kGiB);
   if (host_bytes > 0 && machine.gpu) tiers.host = std::make_unique<engine::HostTier>(host_bytes);
   if (host_bytes > 0 && !machine.gpu)
-    print_note("--prefix-cache-host-memory does nothing: the prefix cache is there already");
+    print_warning("--prefix-cache-host-memory does nothing: the prefix cache is there already");
   if (flags.disk_folder.empty()) return tiers;
   engine::DiskTierOptions options;
   options.folder = flags.disk_folder;

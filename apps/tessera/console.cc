@@ -29,6 +29,10 @@ void print_error(std::string_view message) {
   print_note(fmt::format("tessera: {}", printable(message, kMaxLineBytes)));
 }
 
+void print_warning(std::string_view message) {
+  print_note(fmt::format("warning: {}", message));
+}
+
 bool print_result(std::string_view text) {
   const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   const bool is_flushed = std::fflush(stdout) == 0;
@@ -43,8 +47,8 @@ std::optional<std::string> result_fault() {
 }
 
 void ConsoleLog::write(LogLevel level, std::string_view message) {
-  if (level == LogLevel::kDebug || (is_quiet_ && level != LogLevel::kWarning)) return;
-  print_note(message);
+  if (level == LogLevel::kWarning) return print_warning(message);
+  if (level == LogLevel::kInfo && !is_quiet_) print_note(message);
 }
 
 }  // namespace tessera::app

@@ -13,6 +13,8 @@ namespace tessera::app {
 void print_error(std::string_view message);
 // One line on stderr.
 void print_note(std::string_view message);
+// One line on stderr, "warning: MESSAGE": nothing ends, but not all is as it was asked for, or as it should be.
+void print_warning(std::string_view message);
 // Result text on stdout, flushed. False once nobody reads any more.
 bool print_result(std::string_view text);
 // Why writing results failed, once it has.

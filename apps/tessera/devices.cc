@@ -145,7 +145,7 @@ memory, CUDA 12 libraries beside CUDA 13.)");
       const bool is_available = !lacks_gpu && ops::is_usable(*backend, judged, why_not);
       if (is_available) usable.insert(backend->name);
       if (!is_available && ops::is_named(*backend, machine)) {
-        print_note(fmt::format("TESSERA_BACKENDS names {}, which is not used: {}", backend->name, why_not));
+        print_warning(fmt::format("TESSERA_BACKENDS names {}, which is not used: {}", backend->name, why_not));
       }
       out["backends"].push_back({{"name", backend->name},
                                  {"available", is_available},

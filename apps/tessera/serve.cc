@@ -76,7 +76,8 @@ class ServeLog final : public LogSink {
  public:
   explicit ServeLog(bool logs_requests) : logs_requests_(logs_requests) {}
   void write(LogLevel level, std::string_view message) override {
-    if (level != LogLevel::kDebug || logs_requests_) print_note(message);
+    if (level == LogLevel::kWarning) return print_warning(message);
+    if (level == LogLevel::kInfo || logs_requests_) print_note(message);
   }
 
  private:

@@ -238,7 +238,7 @@ class Cli(ProgramTest):
                      ['bench', 'ops', '--only', 'flash gate f32', '--tokens', '1', '--seconds', '0']):
             result = run(*verb, TESSERA_BACKENDS=names)
             self.assertEqual(result.returncode, 0, result.stderr)
-            warning = b'TESSERA_BACKENDS names ' + missing[0].encode()
+            warning = b'warning: TESSERA_BACKENDS names ' + missing[0].encode()
             self.assertEqual(result.stderr.count(warning), 1, (verb, result.stderr))
 
     def test_bench_reports_rows_with_samples(self):

@@ -315,7 +315,7 @@ class Lives(ProgramTest):
                 wait_for(server, 'faults_total', 1)
                 self.assertEqual(server.end(), 0)
                 self.assertRegex(server.process.stderr.read(),
-                                 r'\Aprefix cache on disk: .*(no disk is used|No space left on device; answers do not need it)\n\Z')
+                                 r'\Awarning: prefix cache on disk: .*(no disk is used|No space left on device; answers do not need it)\n\Z')
 
     def test_keys_and_overload(self):
         keys = self.folder / 'keys'
