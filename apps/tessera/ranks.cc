@@ -247,7 +247,11 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (flags.only_last_rank && place_.world != 1) {
     fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
+  std::string launcher = "none";
   if (place_.world == 1) {
+    // One task or pod for the whole program, which starts its ranks by itself.
+    if (place_.source != comm::RankPlace{}.source)
+      launcher = fmt::format("one of a single process ({})", place_.source);
     place_ = {.rank = flags.only_last_rank ? static_cast<int>(asked) - 1 : 0, .world = static_cast<int>(asked)};
     starts_others_ = asked > 1 && !flags.only_last_rank;
   } else if (place_.world != asked) {
@@ -262,7 +266,8 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (is_alone()) return;
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
     if ((!starts_others_ && !flags.only_last_rank) || !is_given(name)) continue;
-    fail_usage(fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none", name));
+    fail_usage(
+        fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found {}", name, launcher));
   }
   if (flags.only_last_rank) return;
   if (!starts_others_ && flags.secret_file.empty()) {

@@ -139,6 +139,13 @@ class Ranks(ProgramTest):
                                  executable=PROGRAM, capture_output=True, timeout=120, env=environment())
         self.assertEqual((renamed.returncode, renamed.stdout), (0, shared.stdout), renamed.stderr)
 
+    def test_a_launcher_of_one_process_starts_the_program_alone(self):
+        for variables in ({'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0'}, {'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'},
+                          {'LWS_WORKER_INDEX': '0', 'LWS_GROUP_SIZE': '1', 'LWS_LEADER_ADDRESS': 'leader'}):
+            with self.subTest(variables=variables):
+                shared = generate('--ranks', '2', **variables)
+                self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
+
     def test_seeded_draws_of_experts_by_id_are_one_ranks(self):
         flags = ('--temperature', '0.9', '--seed', '7')
         shared = generate('--ranks', '2', *flags)
@@ -398,6 +405,8 @@ class Ranks(ProgramTest):
         self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__), 2, '--rank-secret-file: expected a launcher')
         self.check_error(generate('--ranks', '2', '--rank-listen', '*'), 2, '--rank-listen: expected a launcher')
         self.check_error(generate('--ranks', '2', RANK='0', WORLD_SIZE='2'), 2, '--rank-secret-file')
+        self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__, SLURM_PROCID='0', SLURM_NTASKS='1'), 2,
+                         '--rank-secret-file: expected a launcher', 'found one of a single process (SLURM_PROCID)')
         self.check_error(generate('--ranks', '3', RANK='0', WORLD_SIZE='2'), 2, '--ranks: expected 2', 'found 3')
 
 
