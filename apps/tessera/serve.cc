@@ -334,21 +334,31 @@ void Serve::print_figures(const model::LoadedModel& loaded, const CacheMemory& m
   constexpr int64_t kMany = 1 << 20;
   const int64_t fixed = spec.bytes(0), one = spec.bytes(flags_.max_model_len);
   const int64_t num_answers = memory.running / std::max<int64_t>(one, 1);
+  // Of ranks that were told otherwise.
+  const auto otherwise = [](const char* flag, double gib, int64_t bytes) {
+    const auto given = static_cast<int64_t>(gib * kGiB);
+    return given == 0 || given == bytes ? ""
+                                        : fmt::format(" (the least that a rank has; {} is {} here)", flag,
+                                                      format_bytes(static_cast<uint64_t>(given)));
+  };
+  const std::string of_caches = otherwise("--cache-memory", flags_.cache_gib, memory.running);
+  const std::string of_prefixes = otherwise("--prefix-cache-memory", flags_.prefix_gib.value_or(0), memory.prefixes);
   print_note(fmt::format("weights {} ({}), loaded in {:.1f} s", format_bytes(static_cast<uint64_t>(facts.weight_bytes)),
                          facts.precision, loaded.load_seconds));
   print_note(fmt::format(
-      "caches {}: a token takes {:.0f} B, a sequence {} besides; {} answer{} of {} tokens fit, at most {} are made "
+      "caches {}{}: a token takes {:.0f} B, a sequence {} besides; {} answer{} of {} tokens fit, at most {} are made "
       "at once",
-      format_bytes(static_cast<uint64_t>(memory.running)),
+      format_bytes(static_cast<uint64_t>(memory.running)), of_caches,
       static_cast<double>(spec.bytes(kMany) - fixed) / static_cast<double>(kMany),
       format_bytes(static_cast<uint64_t>(fixed)), num_answers, num_answers == 1 ? "" : "s", flags_.max_model_len,
       flags_.max_running));
-  if (memory.prefixes == 0) return print_note("prefix cache off");
-  print_note(fmt::format(
-      "prefix cache {}: a snapshot takes {} besides its pages of {}, which snapshots share, for {} "
-      "tokens each",
-      format_bytes(static_cast<uint64_t>(memory.prefixes)), format_bytes(static_cast<uint64_t>(spec.snapshot_bytes)),
-      format_bytes(static_cast<uint64_t>(spec.page_bytes)), spec.page_tokens));
+  if (memory.prefixes == 0) return print_note("prefix cache off" + of_prefixes);
+  print_note(
+      fmt::format("prefix cache {}{}: a snapshot takes {} besides its pages of {}, which snapshots share, for {} "
+                  "tokens each",
+                  format_bytes(static_cast<uint64_t>(memory.prefixes)), of_prefixes,
+                  format_bytes(static_cast<uint64_t>(spec.snapshot_bytes)),
+                  format_bytes(static_cast<uint64_t>(spec.page_bytes)), spec.page_tokens));
 }
 
 void Serve::print_address(uint16_t port, const std::string& name) const {

@@ -346,6 +346,28 @@ class Ranks(ProgramTest):
                     self.assertNotEqual(codes[rank], 0)
                     self.assertIn(f'differs from rank 0 in {flag}: expected "{expected}", found "{found}"', said[rank][-1])
 
+    def test_the_least_of_cache_memory_is_said(self):
+        secret = self.folder / 'secret'
+        secret.write_text('a secret of these ranks')
+        secret.chmod(0o600)
+        for _ in range(10):  # the free port may be another's when rank 0 listens
+            with socket.socket() as probe:
+                probe.bind(('127.0.0.1', 0))
+                port = probe.getsockname()[1]
+            ranks = [subprocess.Popen([PROGRAM, 'serve', '--port', '0', '--model', str(MODEL), '--ranks', '2', '--rank-secret-file', str(secret),
+                                       '--max-model-len', '512', '--cache-memory', running, '--prefix-cache-memory', prefixes],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                      env=environment(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port)))
+                     for rank, (running, prefixes) in enumerate((('0.5', '0.25'), ('0.25', '0')))]
+            is_ready = ranks[0].stdout.readline() != ''
+            ranks[0].terminate()
+            said = [rank.communicate(timeout=120)[1] for rank in ranks]
+            if is_ready:
+                break
+        self.assertEqual([rank.returncode for rank in ranks], [0, 0], said)
+        self.assertIn('caches 256.00 MiB (the least that a rank has; --cache-memory is 512.00 MiB here): a token', said[0])
+        self.assertIn('prefix cache off (the least that a rank has; --prefix-cache-memory is 256.00 MiB here)', said[0])
+
     def test_a_secret_that_is_none_names_its_file(self):
         for text, found in (('', 0), ('short', 5), (' ' * 40, 0)):
             codes, said, _ = self.launched((), (), secret=text)
