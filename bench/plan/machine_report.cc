@@ -43,8 +43,9 @@ std::string memory_text(const MachinePlan& plan) {
     text += fmt::format("  {:<38} {:>9}  {}\n", name, gb(bytes), note);
   };
   for (const model::HeldWeights& held : memory.weights) {
-    const bool is_whole = held.bytes - held.padding == held.of;
-    std::string note = !is_whole             ? fmt::format("of {}", gb(held.of))
+    const uint64_t stored = held.bytes - held.padding;
+    std::string note = stored < held.of      ? fmt::format("of {}", gb(held.of))
+                       : stored > held.of    ? fmt::format("all {}, and its own heads' apart", gb(held.of))
                        : plan.gpus.count > 1 ? "whole, on every rank"
                                              : "";
     if (held.padding > 0) {
@@ -83,10 +84,18 @@ std::string memory_text(const MachinePlan& plan) {
 std::string parts_table(const StepCost& step) {
   std::string text = fmt::format("  {:<26} {:>10} {:>6} {:>10} {:>9} {:>9} {:>9}  {}\n", "all layers", "us", "share",
                                  "limit, us", "GB read", "GFLOP", "MB recv", "bound by");
+  bool has_added = false;
   for (const CostPart& part : step.parts()) {
     text += fmt::format("  {:<26} {:>10.1f} {:>5.0f}% {:>10.1f} {:>9.3f} {:>9.1f} {:>9.2f}  {}\n", part.name, part.us,
                         100 * part.us / step.us(), part.limit_us, part.bytes / 1e9, part.flops / 1e9,
                         part.received_bytes / 1e6, part.bound);
+    has_added = has_added || part.name == kSharedPart;
+  }
+  if (has_added) {
+    text += fmt::format(
+        "  ({}: to the launches of the routed ones, which hide some of it; its limit is the whole of "
+        "it)\n",
+        kSharedPart);
   }
   return text;
 }

@@ -404,11 +404,11 @@ class Layer {
     const double alone = estimate(our_kernels(shape, load_.rows(), t_), t_, true).us;
     shape.shared = held_.at("ffn.shared_experts.w1").format;
     const Estimate both = estimate(our_kernels(shape, load_.rows(), t_), t_, true);
-    CostPart& p = part("shared expert");
+    CostPart& p = part(kSharedPart);
     p.us += both.us - alone;
     p.bound = both.limit.name;
     const auto values = 3 * static_cast<double>(shape.experts.hidden * shape.experts.inner);
-    need("shared expert", weight_bytes(*shape.shared, values), 2 * rows() * values,
+    need(kSharedPart, weight_bytes(*shape.shared, values), 2 * rows() * values,
          *shape.shared == ops::WeightFormat::kNvfp4);
   }
 

@@ -50,6 +50,9 @@ struct StepCost {
 constexpr const char* kSumsPart = "sums over ranks";
 // And of the gathering of logits, where the head is cut.
 constexpr const char* kLogitsPart = "logits of ranks";
+// Of the shared expert where it is in the launches of the routed ones: what it adds to their time, beside the limit of
+// all that it reads and multiplies.
+constexpr const char* kSharedPart = "shared expert, added";
 
 StepCost step_cost(const model::StoredModel& model, const model::ParallelPlan& plan, const Target& target,
                    const StepLoad& load);

@@ -84,6 +84,14 @@ class Machine(ProgramTest):
         self.assertIn('DOES NOT FIT', text)
         self.assertIn('try --gpus 2xh200', text)
 
+    def test_a_rank_with_all_heads_has_more_than_there_are(self):
+        self.assertRegex(self.plan('--gpus', '2xh200')[0], "queries and outputs of heads +5.77  all 4.33, and its own heads' apart\n")
+
+    def test_what_the_shared_expert_adds_is_labelled(self):
+        note = 'shared expert, added: to the launches of the routed ones'
+        self.assertEqual(self.plan('--gpus', '2xh200')[0].count(note), 1)  # of decode; prompts have launches for it
+        self.assertEqual(self.plan('--gpus', '2xh200', '--batch', '4')[0].count(note), 0)
+
     def test_help_without_arguments(self):
         result = run('plan')
         self.assertEqual(result.returncode, 0)

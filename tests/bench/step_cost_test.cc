@@ -166,8 +166,11 @@ TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
 // two launches before. Of two few_experts has the routed ones.
 TEST(StepCost, TheSharedExpertJoinsTheRoutedOnes) {
   const auto shared = [](WeightFormat dense, int64_t sequences) {
-    return part_of(step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192}), "shared expert") /
-           43;
+    const StepCost step = step_cost(stored("flash", dense), {}, target_of("h200"), {sequences, 1, 8192});
+    const double added = part_of(step, kSharedPart), alone = part_of(step, "shared expert");
+    EXPECT_EQ(added > 0, sequences == 1);
+    EXPECT_EQ(alone > 0, sequences != 1);
+    return (added + alone) / 43;
   };
   EXPECT_LT(shared(WeightFormat::kNvfp4, 1), 4.5);
   EXPECT_GT(shared(WeightFormat::kNvfp4, 1), 3.1);  // its bytes
