@@ -249,7 +249,7 @@ int Generate::run() {
 int Generate::follow(Ranks& ranks) const {
   model::LoadOptions load = load_options(flags_.model);
   const ModelFolder folder = open_folder(flags_.model, TokenizerNeed::kIfPresent);
-  ranks.join("generate", folder, flags_.model, load, {});
+  ranks.join("generate", folder, flags_.model, load, {});  // rank 0 has the prompt
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, true);
   ranks.agree_on(loaded);
   ranks.follow(*loaded.runner);
@@ -273,7 +273,7 @@ int Generate::answer(Ranks& ranks) const {
       longest, static_cast<int64_t>(prompt.size()) + std::clamp<int64_t>(flags_.sampling.max_tokens, 0, longest));
   if (!flags_.logits_path.empty()) load.extra_bytes = sizeof(float) * load.sequence_tokens * folder.config.vocab_size;
 
-  ranks.join("generate", folder, flags_.model, load, {});
+  ranks.join("generate", folder, flags_.model, load, {1, load.sequence_tokens});
   const model::LoadedModel loaded = load_weights(folder, flags_.model, load, flags_.is_quiet);
   ranks.agree_on(loaded);
   model::Runner& runner = ranks.lead(*loaded.runner);

@@ -108,11 +108,17 @@ std::string peer_sums_setting() {
   return value;
 }
 
+// What gives the rest its meaning.
+std::vector<comm::Fact> facts_of_program(const char* verb) {
+  return {{"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
+          {"program", program_identity()},
+          {"verb", verb}};
+}
+
 // By the flags that set them, so that whoever reads of a difference knows what to change: verbs call some otherwise,
 // and some have none.
-std::vector<comm::Fact> facts_of(const char* verb, std::string_view split, const std::string& digest,
-                                 const RankFlags& ranks, const ModelFlags& flags, const model::LoadOptions& load,
-                                 const Sequences& sequences) {
+std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, const RankFlags& ranks,
+                                 const ModelFlags& flags, const model::LoadOptions& load, const Sequences& sequences) {
   const auto flag_of = [&](std::initializer_list<const char*> names, const char* otherwise) {
     const auto has = [&](const char* name) { return ranks.command->get_option_no_throw(name) != nullptr; };
     const auto found = std::find_if(names.begin(), names.end(), has);
@@ -121,10 +127,7 @@ std::vector<comm::Fact> facts_of(const char* verb, std::string_view split, const
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
   const device::Machine machine = device::machine_of(flags.device);
-  return {{"version", fmt::format("{} {}", TESSERA_VERSION, TESSERA_COMMIT)},
-          {"program", program_identity()},
-          {"verb", verb},
-          {"checkpoint", digest},
+  return {{"checkpoint", digest},
           {"--mode", std::string(ops::to_string(load.precision.input))},
           {"--cache", std::string(ops::to_string(load.precision.cache))},
           {"--rank-split", std::string(split)},
@@ -328,23 +331,28 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
                  const Sequences& sequences) {
   choose_step_tokens(folder, model, place_.world, load);
   if (is_alone()) return;
-  choose_split(folder.config, model, load, sequences,
-               [&] { return model::checkpoint_model(folder.directory, folder.config); });
-  check_cut(folder.config);
-  join_on(verb, model, load, sequences, [&] { return digest_of(folder.directory); });
+  const auto choose = [&](const Sequences& known) {
+    choose_split(folder.config, model, load, known,
+                 [&] { return model::checkpoint_model(folder.directory, folder.config); });
+    check_cut(folder.config);
+  };
+  join_on(verb, model, load, sequences, choose, [&] { return digest_of(folder.directory); });
 }
 
 void Ranks::join_made(const char* verb, const model::StoredModel& stored, const std::string& made,
                       const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences) {
   if (is_alone()) return;
-  choose_split(stored.config, model, load, sequences, [&]() -> const model::StoredModel& { return stored; });
-  check_cut(stored.config);
-  join_on(verb, model, load, sequences, [&] { return made; });
+  const auto choose = [&](const Sequences& known) {
+    choose_split(stored.config, model, load, known, [&]() -> const model::StoredModel& { return stored; });
+    check_cut(stored.config);
+  };
+  join_on(verb, model, load, sequences, choose, [&] { return made; });
 }
 
-template <class Digest>
-void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences,
-                    const Digest& digest) {
+template <class Choose, class Digest>
+void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, Sequences sequences,
+                    const Choose& choose, const Digest& digest) {
+  choose(sequences);
   load.shard = shard();
   if (flags_.only_last_rank) {
     make_echo(model);
@@ -379,7 +387,14 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
   }
-  comm::agree(*bootstrap_, facts_of(verb, split_.name, digest(), flags_, model, load, sequences));
+  comm::agree(*bootstrap_, facts_of_program(verb));
+  // A prompt is known to rank 0 alone.
+  if (const int64_t longest = all_of(sequences.longest).front(); sequences.longest == 0 && longest > 0) {
+    sequences.longest = load.sequence_tokens = longest;
+    choose(sequences);
+    load.shard = shard();
+  }
+  comm::agree(*bootstrap_, facts_of(split_.name, digest(), flags_, model, load, sequences));
   if (on_gpus_) {
     const device::Machine machine = device::machine_of(model.device);
     comm::differ(*bootstrap_, {"GPU", machine.gpu->uuid},
@@ -462,17 +477,18 @@ void Ranks::agree_on(const model::LoadedModel& loaded) {
   loaded.runner->meet_ranks();
 }
 
-int64_t Ranks::least(int64_t own) {
-  if (is_alone()) return own;
+std::vector<int64_t> Ranks::all_of(int64_t own) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(&own);
-  int64_t least = own;
+  std::vector<int64_t> values;
   for (const std::vector<uint8_t>& one : bootstrap_->all_gather({bytes, sizeof(own)})) {
-    int64_t value = 0;
-    TESSERA_CHECK(one.size() == sizeof(value), "a number of every rank");
-    std::memcpy(&value, one.data(), sizeof(value));
-    least = std::min(least, value);
+    TESSERA_CHECK(one.size() == sizeof(own), "a number of every rank");
+    std::memcpy(&values.emplace_back(), one.data(), sizeof(own));
   }
-  return least;
+  return values;
+}
+
+int64_t Ranks::least(int64_t own) {
+  return is_alone() ? own : std::ranges::min(all_of(own));
 }
 
 model::Runner& Ranks::lead(model::Runner& own) {

@@ -49,7 +49,8 @@ class Ranks final : public comm::LossSink {
 
   // Finds the others (rank 0 of a program without a launcher starts them, `verb` with the same arguments), agrees with
   // them on what is about to be loaded, and sets what this rank holds of it in `load`. A split that nobody named is
-  // chosen for so many sequences, the same on all ranks. Throws as Bootstrap and agree().
+  // chosen for so many sequences, the same on all ranks: those that don't know how long one may be are told by rank 0,
+  // and count it into what they load. Throws as Bootstrap and agree().
   void join(const char* verb, const ModelFolder& folder, const ModelFlags& model, model::LoadOptions& load,
             const Sequences& sequences);
   // The same without a checkpoint: the ranks agree on `made`, which says what weights they make.
@@ -97,11 +98,12 @@ class Ranks final : public comm::LossSink {
             .keeps_all_heads = split_.keeps_all_heads,
             .shards_entries = split_.shards_entries};
   }
-  // `digest` is called once the ranks have met.
-  template <class Digest>
-  void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, const Sequences& sequences,
-               const Digest& digest);
+  // choose(sequences) cuts the model; `digest` is called once the ranks have met.
+  template <class Choose, class Digest>
+  void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, Sequences sequences,
+               const Choose& choose, const Digest& digest);
   void make_echo(const ModelFlags& model);
+  std::vector<int64_t> all_of(int64_t own);  // by rank
   std::optional<comm::PeerOptions> peer_options() const;
   double step_seconds() const;
   void end();

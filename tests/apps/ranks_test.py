@@ -285,15 +285,15 @@ class Ranks(ProgramTest):
                 self.assertEqual('rank 1 of 2 ended before it had come: exit code 3' in said, alone, said)
                 self.assertEqual(said.count('\n'), 2 if alone else 1, said)
 
-    def launched(self, *flags_of_ranks, world=2, mode=0o600, secret='a secret of these ranks\n', has_verbs=False):
+    def launched(self, *flags_of_ranks, world=2, mode=0o600, secret='a secret of these ranks\n', has_verbs=False, changes=({}, {}), model=MODEL):
         """Exit codes and stderr of ranks that a launcher starts. Its free port may be another's when rank 0 listens: then again."""
         for _ in range(10):
-            codes, said, out = self.launched_once(*flags_of_ranks, world=world, mode=mode, text=secret, has_verbs=has_verbs)
+            codes, said, out = self.launched_once(*flags_of_ranks, world=world, mode=mode, text=secret, has_verbs=has_verbs, changes=changes, model=model)
             if not any("can't listen at" in line for line in said[0]):
                 break
         return codes, said, out
 
-    def launched_once(self, *flags_of_ranks, world, mode, text, has_verbs):
+    def launched_once(self, *flags_of_ranks, world, mode, text, has_verbs, changes, model):
         secret = self.folder / 'secret'
         secret.write_text(text)
         secret.chmod(mode)
@@ -302,10 +302,10 @@ class Ranks(ProgramTest):
             port = probe.getsockname()[1]
         ranks = []
         for rank, flags in enumerate(flags_of_ranks):
-            env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+            env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), **changes[rank])
             if not has_verbs:
                 flags = ('generate', QUESTION, '--json', '--max-tokens', '4', *flags)
-            ranks.append(subprocess.Popen([PROGRAM, *flags, '--model', str(MODEL), '--ranks', str(world), '--rank-secret-file', str(secret)],
+            ranks.append(subprocess.Popen([PROGRAM, *flags, '--model', str(model), '--ranks', str(world), '--rank-secret-file', str(secret)],
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True))
         ends = [(rank.communicate(timeout=120), rank.returncode) for rank in ranks]
         return [code for _, code in ends], [said[1].splitlines() for said, _ in ends], [said[0] for said, _ in ends]
@@ -345,6 +345,22 @@ class Ranks(ProgramTest):
                 for rank in range(2):
                     self.assertNotEqual(codes[rank], 0)
                     self.assertIn(f'differs from rank 0 in {flag}: expected "{expected}", found "{found}"', said[rank][-1])
+
+    def test_every_rank_counts_rank_0s_prompt_and_answer(self):
+        longer = self.folder / 'longer'
+        shutil.copytree(MODEL, longer)
+        config = json.loads((longer / 'config.json').read_text())
+        config['max_position_embeddings'] = 1 << 20
+        (longer / 'config.json').write_text(json.dumps(config))
+        # What rank 0 alone is told needs more than rank 1 has.
+        few, many = (('generate', QUESTION, '--rank-wait', '30', '--max-tokens', tokens) for tokens in ('4', '1000000'))
+        changes = ({}, {'TESSERA_MEMORY_BYTES': str(200 << 20)})
+        codes, said, _ = self.launched(many, few, has_verbs=True, model=longer, changes=changes)
+        self.assertEqual(codes, [5, 4], said)
+        self.assertRegex(said[1][-1], '^tessera: rank 1 of 2: does not fit: .* of sequence state .* are missing')
+        self.assertRegex(said[0][-1], '^tessera: rank 1 of 2 failed: does not fit: ')
+        codes, said, _ = self.launched(few, many, has_verbs=True, model=longer, changes=changes)
+        self.assertEqual(codes, [0, 0], said)
 
     def test_the_least_of_cache_memory_is_said(self):
         secret = self.folder / 'secret'
