@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "checkpoint/checkpoint.h"
+#include "model/layers/moe_layer.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
 #include "model/weight_source.h"
@@ -56,6 +57,19 @@ void log_unused(const WeightSource& weights, LogSink& log) {
     log.write(LogLevel::kWarning, fmt::format("{} tensors of the checkpoint are unknown and not used, the first is {}",
                                               weights.unknown().size(), printable(weights.unknown().front())));
   }
+}
+
+// Of the routed experts, which are nearly all of the weights.
+uint64_t padding_of(const Config& config, const WeightSource& weights, int64_t num_drafts, const LoadOptions& options,
+                    std::span<const ops::Backend* const> backends, const device::Machine& machine) {
+  ops::Planner planner(backends, machine, options.forced);  // its lines are not those of the model
+  uint64_t padding = 0;
+  for (int64_t layer = 0; layer < config.num_layers + num_drafts; ++layer) {
+    const std::string prefix = layer < config.num_layers ? fmt::format("layers.{}.", layer)
+                                                         : fmt::format("mtp.{}.", layer - config.num_layers);
+    padding += expert_padding(planner, config, weights, options.precision, prefix + "ffn.");
+  }
+  return padding;
 }
 
 constexpr int64_t kMostStepTokens = 8192, kMixedStepTokens = 512;
@@ -110,7 +124,9 @@ LoadedModel load_model(const std::string& directory, const LoadOptions& options,
   const uint64_t state =
       sequence_bytes(config, options.precision, options.sequence_tokens, window_slots, options.shard.entry_ranks());
   const size_t step = Model::step_bytes(config, options.precision, options.max_step_tokens, options.shard.world);
-  check_fit(weights.total_bytes(), state, step + static_cast<uint64_t>(options.extra_bytes), machine);
+  const uint64_t padding = padding_of(config, weights, drafts, options, backends, machine);
+  check_fit(weights.total_bytes() + padding, state, step + static_cast<uint64_t>(options.extra_bytes), machine,
+            padding);
   if (log != nullptr) {
     log_unused(weights, *log);
     for (const std::string& line : ops::unusable_names(backends, machine)) log->write(LogLevel::kWarning, line);

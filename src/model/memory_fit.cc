@@ -51,7 +51,7 @@ int64_t room_for_caches(const std::string& directory, const device::Machine& mac
   return static_cast<int64_t>(kShare * (available - static_cast<double>(file_bytes(directory) + step)));
 }
 
-void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine) {
+void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine, uint64_t padding) {
   const uint64_t needed = weights + state + work;
   const uint64_t available = machine.free_bytes();
   if (needed <= available) return;
@@ -63,10 +63,12 @@ void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Ma
                                 "cpu needs only the host's memory)"
                               : "";
   fail(ErrorCode::kResourceExhausted,
-       fmt::format("does not fit: {} of weights, {} of sequence state and {} of work space need {}, {} has {} "
+       fmt::format("does not fit: {} of weights{}, {} of sequence state and {} of work space need {}, {} has {} "
                    "available; {} are missing{}",
-                   format_bytes(weights), format_bytes(state), format_bytes(work), format_bytes(needed), where,
-                   format_bytes(available), format_bytes(needed - available), advice));
+                   format_bytes(weights),
+                   padding > 0 ? fmt::format(" ({} of it padding to the kernels' units)", format_bytes(padding)) : "",
+                   format_bytes(state), format_bytes(work), format_bytes(needed), where, format_bytes(available),
+                   format_bytes(needed - available), advice));
 }
 
 }  // namespace tessera::model

@@ -28,7 +28,8 @@ uint64_t file_bytes(const std::string& directory);
 // Bytes that caches may take of what is free beside the folder's shards and `step` bytes of work space: four fifths.
 int64_t room_for_caches(const std::string& directory, const device::Machine& machine, uint64_t step);
 
-// Throws kResourceExhausted with every figure where the sum exceeds machine.memory_available_bytes.
-void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine);
+// Throws kResourceExhausted with every figure where the sum exceeds what the machine has free. `padding`: what of the
+// weights is that of kernels' units.
+void check_fit(uint64_t weights, uint64_t state, uint64_t work, const device::Machine& machine, uint64_t padding = 0);
 
 }  // namespace tessera::model

@@ -2,11 +2,15 @@
 // What a model is loaded with where nobody says otherwise.
 #include "model/load_model.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
+#include "backends/registry.h"
+#include "base/error.h"
+#include "base/strings.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
 #include "testing/goldens.h"
@@ -73,6 +77,60 @@ TEST(DefaultSteps, AreShorterBesideAnswers) {
   EXPECT_EQ(default_mixed_step_tokens(gpu, 4096, 16), 512);
   EXPECT_EQ(default_mixed_step_tokens(gpu, 4096, 1024), 2048) << "answers have room";
   EXPECT_EQ(default_mixed_step_tokens(gpu, 512, 1024), 512);
+}
+
+// Experts kept in twice their bytes.
+bool is_there(const device::Machine&, std::string&) {
+  return true;
+}
+bool takes_all(const ops::MoeExperts::Desc&, std::string&) {
+  return true;
+}
+int64_t twice_data(const ops::WeightView& view) {
+  return 2 * view.data_bytes();
+}
+int64_t twice_scales(const ops::WeightView& view) {
+  return 2 * view.scale_bytes();
+}
+void copy_to(const ops::WeightView&, const ops::WeightView&, device::Queue&) {}
+constexpr ops::PackedLayout kTwice = {"twice", twice_data, twice_scales, copy_to, copy_to};
+const ops::PackedLayout* twice(const ops::MoeExperts::Desc&) {
+  return &kTwice;
+}
+constexpr ops::Variant<ops::MoeExperts> kExperts[] = {{"twice", takes_all, twice, nullptr, nullptr}};
+constinit const ops::Backend kPadding = {"padding", is_there, ops::Verification::kEmulated,
+                                         ops::make_variants(kExperts)};
+
+std::string refusal_of(const device::Machine& machine) {
+  std::vector<const ops::Backend*> all{&kPadding};
+  for (const ops::Backend* backend : backends::all_backends()) all.push_back(backend);
+  try {
+    load_model(testing::tiny_model(), {}, all, machine, nullptr, nullptr);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted) << error.what();
+    return error.what();
+  }
+  return "";
+}
+
+// A load that is short by the padding alone must not end in an allocation that fails, minutes later.
+TEST(LoadModel, CountsThePaddingOfExperts) {
+  device::Machine machine = device::probe_machine();
+  machine.memory_available_bytes = 64 * kGiB;
+  const LoadedModel plain = load_model(testing::tiny_model(), {}, backends::all_backends(), machine, nullptr, nullptr);
+  const Config& c = plain.config;
+  // Of NVFP4 a byte to two values and one to a block of 16.
+  const auto experts =
+      static_cast<uint64_t>(c.num_layers * c.num_experts * 3 * c.hidden_size * c.expert_inner / 16 * 9);
+  const uint64_t own = static_cast<uint64_t>(plain.runner->facts().weight_bytes) +
+                       sequence_bytes(c, {}, 0, ring_slots(c, LoadOptions{}.max_step_tokens)) +
+                       Model::step_bytes(c, {}, LoadOptions{}.max_step_tokens);
+  machine.memory_available_bytes = own + experts - 1;
+  EXPECT_THAT(refusal_of(machine), ::testing::HasSubstr("(" + format_bytes(experts) +
+                                                        " of it padding to the kernels' "
+                                                        "units)"));
+  machine.memory_available_bytes = own + experts;
+  EXPECT_EQ(refusal_of(machine), "");
 }
 
 }  // namespace

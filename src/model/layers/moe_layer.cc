@@ -3,9 +3,57 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace tessera::model {
+
+namespace {
+
+std::string name_of(const std::string& prefix, int64_t expert, const char* matrix) {
+  return fmt::format("{}experts.{}.{}", prefix, expert, matrix);
+}
+
+// The routed experts that this rank has of a layer.
+ops::MoeExperts::Desc experts_of(const Config& c, const ModelWeights& weights, const ops::Precision& precision,
+                                 const std::string& prefix) {
+  const Shard& shard = weights.shard();
+  const bool is_by_id = shard.experts == ExpertSplit::kById;
+  const int64_t num_local = is_by_id ? c.num_experts / shard.world : c.num_experts;
+  const int64_t first = is_by_id ? num_local * shard.rank : 0;
+  const ops::WeightFormat format = weights.format(name_of(prefix, first, "w1"));
+  return {.hidden = c.hidden_size,
+          .inner = weights.local_shape(name_of(prefix, first, "w1"))[0],
+          .first_expert = first,
+          .num_local = num_local,
+          .num_experts = c.num_experts,
+          .top_k = c.experts_per_token,
+          .format = format,
+          .input = resolve_input(precision.input, format, InputRole::kQuantised),
+          .swiglu_limit = static_cast<float>(c.swiglu_limit),
+          .activation = precision.activation()};
+}
+
+}  // namespace
+
+uint64_t expert_padding(ops::Planner& planner, const Config& config, const ModelWeights& weights,
+                        const ops::Precision& precision, const std::string& prefix) try {
+  const ops::MoeExperts::Desc desc = experts_of(config, weights, precision, prefix);
+  const ops::PackedLayout* layout = planner.bind<ops::MoeExperts>(prefix + "experts", desc).packed_layout();
+  if (layout == nullptr) return 0;
+  int64_t padding = 0;
+  for (const char* matrix : {"w1", "w2", "w3"}) {
+    const Shape shape = weights.local_shape(name_of(prefix, desc.first_expert, matrix));
+    const ops::WeightView view{desc.format, shape[0], shape[1]};
+    const int64_t packed = layout->data_bytes(view) + layout->scale_bytes(view);
+    padding += desc.num_local * std::max<int64_t>(0, packed - view.data_bytes() - view.scale_bytes());
+  }
+  return static_cast<uint64_t>(padding);
+} catch (const Error& error) {
+  if (error.code() != ErrorCode::kUnsupported) throw;
+  return 0;
+}
 
 MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_hashed, const Bypass& bypass)
     : prefix_(prefix), bypass_(bypass) {
@@ -49,33 +97,19 @@ MoeLayer::MoeLayer(LayerBuilder& builder, const std::string& prefix, bool is_has
 }
 
 void MoeLayer::load_experts(LayerBuilder& builder) {
-  const Config& c = builder.config;
-  const Shard& shard = builder.weights.shard();
-  const bool is_by_id = shard.experts == ExpertSplit::kById;
-  const int64_t num_local = is_by_id ? c.num_experts / shard.world : c.num_experts;
-  const int64_t first = is_by_id ? num_local * shard.rank : 0;
-  const auto name = [&](int64_t e, const char* matrix) { return fmt::format("{}experts.{}.{}", prefix_, e, matrix); };
-  const ops::WeightFormat format = builder.weights.format(name(first, "w1"));
+  const ops::MoeExperts::Desc desc = experts_of(builder.config, builder.weights, builder.precision, prefix_);
+  const int64_t first = desc.first_expert, num_local = desc.num_local;
+  const auto name = [&](int64_t e, const char* matrix) { return name_of(prefix_, e, matrix); };
   for (int64_t e = first; e < first + num_local; ++e) {
     for (const char* matrix : {"w1", "w2", "w3"}) {
-      if (builder.weights.format(name(e, matrix)) != format) {
+      if (builder.weights.format(name(e, matrix)) != desc.format) {
         fail(ErrorCode::kUnsupported,
              fmt::format("tensor {}: stored as {}, other experts of the layer as {}", name(e, matrix),
-                         to_string(builder.weights.format(name(e, matrix))), to_string(format)));
+                         to_string(builder.weights.format(name(e, matrix))), to_string(desc.format)));
       }
     }
   }
-  experts_ = builder.bind<ops::MoeExperts>(
-      prefix_ + "experts", {.hidden = c.hidden_size,
-                            .inner = builder.weights.local_shape(name(first, "w1"))[0],
-                            .first_expert = first,
-                            .num_local = num_local,
-                            .num_experts = c.num_experts,
-                            .top_k = c.experts_per_token,
-                            .format = format,
-                            .input = resolve_input(builder.precision.input, format, InputRole::kQuantised),
-                            .swiglu_limit = static_cast<float>(c.swiglu_limit),
-                            .activation = builder.activation()});
+  experts_ = builder.bind<ops::MoeExperts>(prefix_ + "experts", desc);
   const ops::PackedLayout* layout = experts_.packed_layout();
   matrices_.reserve(static_cast<size_t>(3 * num_local));
   std::vector<ops::WeightView> w1, w2, w3;

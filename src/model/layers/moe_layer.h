@@ -10,6 +10,12 @@
 
 namespace tessera::model {
 
+// Bytes that the routed experts of the layer of `prefix` take on this rank beyond their own, once they are packed as
+// the kernels that the planner chooses have them: padding to whole units. No weight is read. 0 where nothing computes
+// them: who builds the layer says why.
+uint64_t expert_padding(ops::Planner& planner, const Config& config, const ModelWeights& weights,
+                        const ops::Precision& precision, const std::string& prefix);
+
 class MoeLayer {
  public:
   MoeLayer() = default;
