@@ -60,6 +60,10 @@ __device__ inline void zero_if_foreign(const Job& job, int64_t slot) {
   if (expert >= 0 && expert < job.num_local) return;
   for (int64_t i = threadIdx.x; i < job.hidden; i += blockDim.x) job.out.store(slot * job.hidden + i, 0);
 }
+// A block's share of them, by all its threads, whenever each comes.
+__device__ inline void zero_foreign_slots(const Job& job) {
+  for (int64_t slot = blockIdx.x; slot < job.num_slots; slot += gridDim.x) zero_if_foreign(job, slot);
+}
 
 // An expert's matrices, w1, w3 and w2.
 struct Matrices {
@@ -101,10 +105,10 @@ struct alignas(16) OwnList {
   int count;
 };
 
-// By the first warp, of at most kFewExpertSlots slots, an entry for up to kSlots of them.
+// By one warp, of at most kFewExpertSlots slots, an entry for up to kSlots of them.
 template <int kSlots>
 __device__ void list_few_slots(const Job& job, OwnList& s_list) {
-  const int lane = static_cast<int>(threadIdx.x), num_slots = static_cast<int>(job.num_slots);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, num_slots = static_cast<int>(job.num_slots);
   const int64_t expert = lane < num_slots ? job.experts[lane] - job.first_expert : -1;
   const bool is_local = expert >= 0 && expert < job.num_local;
   unsigned alike = 0;  // slots of the same expert
@@ -117,14 +121,15 @@ __device__ void list_few_slots(const Job& job, OwnList& s_list) {
   const unsigned firsts = __ballot_sync(~0u, is_first);
   if (lane == 0) s_list.count = __popc(firsts);
   if (!is_first) return;
+  const Matrices matrices{{job.w1[expert], job.w3[expert], job.w2[expert]}};  // on their way while slots are listed
   Work& work = s_list.entries[__popc(firsts & before)];
-  fill_matrices({{job.w1[expert], job.w3[expert], job.w2[expert]}}, work);
   work.count = min(__popc(alike & ~before), kSlots);
   int last = lane, found = 0;
   for (int slot = lane; found < work.count; ++slot) {
     if ((alike >> slot & 1) != 0) work.slots[found++] = last = slot;
   }
   for (; found < kTokenTile; ++found) work.slots[found] = last;
+  fill_matrices(matrices, work);
 }
 
 // All threads of the block.

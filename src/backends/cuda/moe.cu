@@ -169,9 +169,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2) experts_mma(Job job, Stre
   if constexpr (Tiles::kIsFirst) {
     if (job.lists_itself) prefetch_matrices(job);
     wait_for_previous();
-    for (int64_t slot = blockIdx.x; job.lists_itself && slot < job.num_slots; slot += gridDim.x) {
-      zero_if_foreign(job, slot);
-    }
+    if (job.lists_itself) zero_foreign_slots(job);
   }
   const WorkList list = work_of<kTokenTile>(job, s_list);
   const Tiles tiles(job, list, row_tiles);

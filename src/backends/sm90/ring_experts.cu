@@ -21,6 +21,14 @@ template <int kTokens>
 struct ExpertRing {
   UnitRing<kTokens> ring;
   expert_tiles::OwnList list;
+  cuda_common::ptx::SharedBarrier listed;
+
+  // By all threads.
+  __device__ void init() {
+    ring.init();
+    if (threadIdx.x == 0) listed.init(cuda_common::kWarp);
+    __syncthreads();
+  }
 };
 
 __device__ const expert_tiles::Job& routed_of(const expert_tiles::Job& job) {
@@ -30,10 +38,11 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
   return job.routed;
 }
 
-// A block's tiles where the shared expert's come first, since they are known before others are: they are dealt out for
-// themselves, and others so that a block has as many tiles in all as any other or one more. Of an FP8 shared expert
-// (others' are NVFP4) a unit takes two places.
-template <WeightFormat kFormat>
+// A block's tiles, of which the shared expert's come first. Down's are dealt out so that a block has as many in all as
+// any other or one more. Of gate and up those of the shared expert are done before others are known (kIsEarly), so each
+// kind is dealt out for itself, and a block that has one more of the one kind has it of the other last. Of an FP8
+// shared expert (others' are NVFP4) a unit takes two places.
+template <WeightFormat kFormat, bool kIsEarly>
 struct SharedFirstRange {
   static constexpr bool kHasGuests = kFormat != WeightFormat::kNvfp4;
   using Guests = std::conditional_t<kHasGuests, RingFp8Halves, RingNvfp4>;
@@ -41,73 +50,115 @@ struct SharedFirstRange {
   int count, others;  // of all; the first of the others, less the place that it has here
   int num_shared_units;
 
-  __device__ SharedFirstRange(const RingShape& shape, int num_shared, int num_tiles) : shared(num_shared) {
-    const RingRange<> all(num_tiles);
-    count = all.count, others = num_shared + all.first - shared.first - shared.count;
+  __device__ SharedFirstRange(const RingShape& shape, int num_shared, int num_tiles)
+      : shared(num_shared, static_cast<int>(kIsEarly ? gridDim.x - 1 - blockIdx.x : blockIdx.x)) {
     num_shared_units = units_of(shape, shared);
-  }
-  // The shared expert's places that the ring has stages for.
-  template <class Ring>
-  __device__ int num_first() const {
-    return min(num_shared_units * Guests::kStages, Ring::kStages);
+    if constexpr (kIsEarly) {
+      const RingRange<> routed(num_tiles - num_shared);
+      count = shared.count + routed.count, others = num_shared + routed.first - shared.count;
+    } else {
+      const RingRange<> all(num_tiles);
+      count = all.count, others = num_shared + all.first - shared.first - shared.count;
+    }
   }
   __device__ int tile(int local) const { return local < shared.count ? shared.first + local : others + local; }
   __device__ bool is_guest(int unit) const { return unit < num_shared_units; }
   __device__ int place(int unit) const { return unit + min(unit, num_shared_units) * (Guests::kStages - 1); }
+  __device__ int end_of_shared() const { return place(num_shared_units); }
   __device__ RingPart part_at(int place) const {
     if (place >= num_shared_units * Guests::kStages) return {place - num_shared_units * (Guests::kStages - 1), 0};
     return {place / Guests::kStages, place % Guests::kStages};
   }
 };
 
-// Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does and for its reasons; of gate and up
-// those of the shared expert, as many as the ring holds.
+// What a block has to do of both kinds of experts, or of routed ones alone.
+template <class Tiles, class Job>
+__device__ auto range_of(const RingShape& shape, const Tiles& tiles) {
+  if constexpr (std::is_same_v<Job, AllExpertsJob>) {
+    return SharedFirstRange<Tiles::kSharedFormat, Tiles::kIsFirst>(shape, tiles.num_shared(), tiles.count());
+  } else {
+    return RingRange<>(tiles.count());
+  }
+}
+
+// Down's weights of the listed experts into the L2 cache, a share by each block's copying warps, where they are no more
+// than half of it. Once gate and up's are there, before which they would be in their way.
+__device__ void prefetch_down(const expert_tiles::Job& job, const expert_tiles::OwnList& list) {
+  constexpr int kPiece = 4 << 10, kMost = 24 << 20, kThreads = RingPlan<1>::kCopyingWarps * cuda_common::kWarp;
+  const auto expert_bytes =
+      static_cast<int>(job.hidden / cuda_common::PackedNvfp4::kRows * cuda_common::PackedNvfp4::row_bytes(job.inner));
+  if (int64_t{list.count} * expert_bytes > kMost) return;
+  const int thread = static_cast<int>(threadIdx.x) % kThreads, pieces = ceil_div(expert_bytes, kPiece);
+  const int blocks = static_cast<int>(gridDim.x);
+  for (int i = thread * blocks + static_cast<int>(blockIdx.x); i < list.count * pieces; i += kThreads * blocks) {
+    const int at = i % pieces * kPiece;
+    cuda_common::ptx::prefetch_bulk(static_cast<const char*>(list.entries[i / pieces].data[2]) + at,
+                                    min(kPiece, expert_bytes - at));
+  }
+}
+
+// Of gate and up the shared expert's tiles are summed up before the wait: their input is there since the kernel before
+// the last has ended (ops/all_experts). Down's weights are copied before its wait, as experts_mma (cuda/moe.cu) does
+// and for its reasons.
 template <int kTokens, bool kAreWhole, class Tiles, class Job>
 __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     ring_experts(const __grid_constant__ Job job, RingShape shape, cuda_common::FastDivisor row_tiles) {
-  constexpr bool kHasShared = std::is_same_v<Job, AllExpertsJob>;
-  using Ring = UnitRing<kTokens>;
+  constexpr bool kHasShared = std::is_same_v<Job, AllExpertsJob>, kIsEarly = Tiles::kIsFirst && kHasShared;
+  constexpr int kFirstCopier = RingPlan<kTokens>::kWarps;
   const expert_tiles::Job& routed = routed_of(job);
   auto& s = *cuda_common::dynamic_shared<ExpertRing<kTokens>>();
-  s.ring.init();
-  if constexpr (Tiles::kIsFirst) {
-    expert_tiles::prefetch_matrices(routed);
-    if constexpr (kHasShared) {
-      __syncthreads();
-      if (is_copying_warp()) {
-        const Tiles tiles(job, {s.list.entries, 0}, row_tiles);
-        const SharedFirstRange<Tiles::kSharedFormat> range(shape, tiles.num_shared(), tiles.num_shared());
-        copy_units(shape, range, tiles, s.ring, 0, range.template num_first<Ring>());
-      }
-    }
-    cuda_common::wait_for_previous();
-  }
-  const Tiles tiles(job, expert_tiles::work_of<kTokens>(routed, s.list), row_tiles);
-  const auto range = [&] {
-    if constexpr (kHasShared) {
-      return SharedFirstRange<Tiles::kSharedFormat>(shape, tiles.num_shared(), tiles.count());
-    } else {
-      return RingRange<>(tiles.count());
-    }
-  }();
-  const auto zero_foreign = [&] {
-    for (int64_t slot = blockIdx.x; slot < routed.num_slots; slot += gridDim.x) {
-      expert_tiles::zero_if_foreign(routed, slot);
-    }
+  if constexpr (Tiles::kIsFirst) expert_tiles::prefetch_matrices(routed);
+  s.init();
+  const auto list_slots = [&](int by_warp) {
+    if (static_cast<int>(threadIdx.x) / cuda_common::kWarp != by_warp) return;
+    expert_tiles::list_few_slots<kTokens>(routed, s.list);
+    s.listed.arrive();
   };
+  // While the slots are not listed, the shared expert's alone.
+  const auto tiles_of = [&](int num_listed) { return Tiles(job, {s.list.entries, num_listed}, row_tiles); };
   if (is_copying_warp()) {
-    int first = 0;
-    if constexpr (Tiles::kIsFirst && kHasShared) first = range.template num_first<Ring>();
-    copy_units(shape, range, tiles, s.ring, first, range.place(units_of(shape, range)));
-    if constexpr (Tiles::kIsFirst) zero_foreign();
+    int begin = 0;
+    if constexpr (kHasShared) {
+      const Tiles tiles = tiles_of(0);
+      const auto range = range_of<Tiles, Job>(shape, tiles);
+      begin = range.end_of_shared();
+      copy_units(shape, range, tiles, s.ring, 0, begin);
+      __syncwarp();
+    }
+    if constexpr (Tiles::kIsFirst) {
+      cuda_common::wait_for_previous();
+      list_slots(kFirstCopier);
+    }
+    s.listed.wait(0);
+    const Tiles tiles = tiles_of(s.list.count);
+    const auto range = range_of<Tiles, Job>(shape, tiles);
+    const int end = range.place(units_of(shape, range));
+    copy_units(shape, range, tiles, s.ring, begin, end);
+    __syncwarp();
+    if constexpr (Tiles::kIsFirst) {
+      expert_tiles::zero_foreign_slots(routed);
+      wait_for_last_copy(s.ring, end);
+      prefetch_down(routed, s.list);
+    }
     return;
   }
-  if constexpr (Tiles::kIsFirst) {
-    zero_foreign();  // while the first units are on their way
-  } else {
-    cuda_common::wait_for_previous();
+  int turn = 0, num_done = 0;
+  if constexpr (!Tiles::kIsFirst) list_slots(0);
+  if constexpr (kIsEarly) {
+    const Tiles tiles = tiles_of(0);
+    const auto range = range_of<Tiles, Job>(shape, tiles);
+    num_done = range.count;
+    ring_tiles<kAreWhole>(shape, range, tiles, 0, num_done, turn, s.ring, [] { cuda_common::wait_for_previous(); });
   }
-  ring_tiles<kAreWhole>(shape, range, tiles, s.ring);
+  if constexpr (Tiles::kIsFirst) {
+    cuda_common::wait_for_previous();
+    expert_tiles::zero_foreign_slots(routed);  // while the first units are on their way
+  }
+  s.listed.wait(0);
+  const Tiles tiles = tiles_of(s.list.count);
+  const auto range = range_of<Tiles, Job>(shape, tiles);
+  if constexpr (!Tiles::kIsFirst) cuda_common::wait_for_previous();
+  ring_tiles<kAreWhole>(shape, range, tiles, num_done, range.count, turn, s.ring, [] {});
 }
 
 // Of both launches, by tiles GateAndUp and Down of a job.

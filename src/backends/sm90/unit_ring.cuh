@@ -33,8 +33,11 @@ struct UnitRing : RingPlan<kTileTokens, ItsWeights::kFormat> {
   __device__ void init() {
     const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
     if (threadIdx.x % cuda_common::kWarp != 0) return;
-    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + UnitRing::kCopyingWarps)
+      // Not unrolled: nobody has run these instructions lately, and each is fetched in turn.
+#pragma unroll 1
+    for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + UnitRing::kCopyingWarps) {
       full[i].init(1), free[i].init(cuda_common::kWarp);
+    }
     if (warp == 0) summed.init(UnitRing::kWarps * cuda_common::kWarp);
   }
 };
@@ -65,8 +68,8 @@ struct RingRange {
   int first, count;
   static constexpr bool kHasGuests = false;  // guests: units whose weights are not the ring's
 
-  __device__ explicit RingRange(int num_tiles) {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  __device__ explicit RingRange(int num_tiles, int block = static_cast<int>(blockIdx.x)) {
+    const int blocks = static_cast<int>(gridDim.x);
     const int each = num_tiles / blocks, others = num_tiles - each * blocks;
     first = each * block + min(block, others), count = each + (block < others ? 1 : 0);
   }
@@ -92,6 +95,27 @@ struct RingUnit {
   }
 };
 
+// What a place's stage is copied from; of no bytes where its unit has nothing for it.
+struct RingCopy {
+  const char* from;
+  int bytes;
+};
+template <class Ring, class Tiles, class Range>
+__device__ RingCopy copy_of(const RingShape& shape, const Range& range, const Tiles& tiles, int place) {
+  const RingPart part = range.part_at(place);
+  const RingUnit at(shape, range, part.unit);
+  const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
+  const int chunk = at.part / Tiles::kPasses;
+  const auto copy = [&]<class Weights>(std::type_identity<Weights>) {
+    return RingCopy{Weights::stage_from(weights, shape.columns, chunk, part.part),
+                    Weights::stage_bytes(shape.columns.blocks_of(chunk), part.part)};
+  };
+  if constexpr (Range::kHasGuests) {
+    if (range.is_guest(part.unit)) return copy(std::type_identity<typename Range::Guests>());
+  }
+  return copy(std::type_identity<typename Ring::Weights>());
+}
+
 // What lies in places [begin, end) of the range, by the copying warps, a lane of each: place j by warp j mod
 // kCopyingWarps. Lanes of one warp would wait for different barriers, which racecheck does not follow, or each for all,
 // which costs a fifth of the ring's speed; and one lane does not issue copies fast enough.
@@ -99,6 +123,9 @@ template <class Ring, class Tiles, class Range>
 __device__ void copy_units(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s, int begin,
                            int end) {
   constexpr int kCopiers = Ring::kCopyingWarps;
+  // So many places of the ring's second round come into the L2 cache while their stages are in use: of a range that is
+  // little longer than the ring these would else be on their way last, when other blocks have ended.
+  constexpr int kFetched = 20;
   // A stage's places are one lane's. What a warp waits for lies in the place of a lane that has copied, from 16 or, of
   // two stages to a unit, 32 places before, for the same warp: so it has copied, too, what was in that stage a round
   // before, and what was there two rounds before, which a barrier could not tell from it, has been used. Where units of
@@ -109,26 +136,31 @@ __device__ void copy_units(const RingShape& shape, const Range& range, const Til
   if (threadIdx.x % cuda_common::kWarp != 0) return;
   const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
   for (int place = begin + (copier + kCopiers - begin % kCopiers) % kCopiers; place < end; place += kCopiers) {
-    const RingPart part = range.part_at(place);
-    const RingUnit at(shape, range, part.unit);
-    const auto weights = tiles.weights(tiles.place(at.tile), at.part % Tiles::kPasses);
-    const int chunk = at.part / Tiles::kPasses, stage = place % Ring::kStages;
-    const auto copy = [&]<class Weights>(std::type_identity<Weights>) {
-      const int num_bytes = Weights::stage_bytes(shape.columns.blocks_of(chunk), part.part);
-      s.free[stage].wait(place / Ring::kStages % 2 ^ 1);
-      if (num_bytes == 0) return s.full[stage].arrive();
-      s.full[stage].arrive_and_expect(static_cast<uint32_t>(num_bytes));
-      cuda_common::ptx::copy_bulk_once(&s.stages[stage], Weights::stage_from(weights, shape.columns, chunk, part.part),
-                                       num_bytes, s.full[stage]);
-    };
-    if constexpr (Range::kHasGuests) {
-      if (range.is_guest(part.unit)) {
-        copy(std::type_identity<typename Range::Guests>());
-        continue;
+    const int stage = place % Ring::kStages;
+    if (place / Ring::kStages == 1 && stage < kCopiers) {
+#pragma unroll 1
+      for (int later = place; later < min(end, Ring::kStages + kFetched); later += kCopiers) {
+        const RingCopy copy = copy_of<Ring>(shape, range, tiles, later);
+        if (copy.bytes > 0) cuda_common::ptx::prefetch_bulk(copy.from, copy.bytes);
       }
     }
-    copy(std::type_identity<typename Ring::Weights>());
+    const RingCopy copy = copy_of<Ring>(shape, range, tiles, place);
+    s.free[stage].wait(place / Ring::kStages % 2 ^ 1);
+    if (copy.bytes == 0) {
+      s.full[stage].arrive();
+      continue;
+    }
+    s.full[stage].arrive_and_expect(copy.bytes);
+    cuda_common::ptx::copy_bulk_once(&s.stages[stage], copy.from, copy.bytes, s.full[stage]);
   }
+}
+
+// By the copying warps behind copy_units() of places [0, end): waits until what each of them copied last is there.
+template <class Ring>
+__device__ void wait_for_last_copy(Ring& s, int end) {
+  const int copier = static_cast<int>(threadIdx.x) / cuda_common::kWarp - Ring::kWarps;
+  const int last = (end - 1 - copier) / Ring::kCopyingWarps * Ring::kCopyingWarps + copier;
+  if (copier < end) s.full[last % Ring::kStages].wait(last / Ring::kStages % 2);
 }
 
 // The sums of a unit of so many blocks of 128 columns, from its first place on. x: this lane's token, from its own
@@ -205,18 +237,21 @@ __device__ int streamed_at(int i) {
   return kTokens == 1 ? i % 8 * 16 + i / 8 * 2 : i;
 }
 
-// All tiles of this block, by its consumer warps. kAreWhole: all chunks.
-template <bool kAreWhole, class Ring, class Tiles, class Range>
-__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s) {
+// Tiles [begin_tile, end_tile) of this block, by its consumer warps; kAreWhole: all chunks. A block's calls follow each
+// other without a gap, and `turn`, 0 at first, is theirs to keep. before_results() comes before a round's results.
+template <bool kAreWhole, class Ring, class Tiles, class Range, class BeforeResults>
+__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, int begin_tile, int end_tile,
+                           int& turn, Ring& s, const BeforeResults& before_results) {
   constexpr int kPasses = Tiles::kPasses, kTokens = Ring::kTokens;
   const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
   const int lane = static_cast<int>(threadIdx.x) % cuda_common::kWarp;
   const int tile_units = static_cast<int>(shape.tile_units.divisor());
   // Results begin with the last warp's: the first ones may have a unit more.
   const int own = (Ring::kWarps - 1 - warp) * cuda_common::kWarp + lane;
-  int unit = warp;
-  for (int first = 0, turn = 0; first < range.count; first += shape.round_tiles, turn ^= 1) {
-    const int num_tiles = min(shape.round_tiles, range.count - first), num_sums = num_tiles * Ring::kSums;
+  const int first_unit = begin_tile * tile_units;
+  int unit = first_unit + (Ring::kWarps + warp - first_unit % Ring::kWarps) % Ring::kWarps;
+  for (int first = begin_tile; first < end_tile; first += shape.round_tiles, turn ^= 1) {
+    const int num_tiles = min(shape.round_tiles, end_tile - first), num_sums = num_tiles * Ring::kSums;
     const int begin = first * tile_units, end = begin + num_tiles * tile_units;
     const auto place_of = [&](int i) { return tiles.place(range.tile(first + i / Ring::kSums)); };
     // Of this thread's first result, on their way while sums are worked out.
@@ -247,6 +282,7 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
     }
     s.summed.arrive();
     s.summed.wait(turn);
+    before_results();
     const auto finish = [&](int i, const typename Tiles::Place& its_place, const typename Tiles::Ticket& its_ticket) {
       const float* s_sums = s.sums[turn][i / Ring::kSums * tile_units] + i % Ring::kSums;
       cuda_common::finish_sum<Ring::kSums>(shape.columns.num_chunks, tiles, its_place,
@@ -258,6 +294,13 @@ __device__ void ring_tiles(const RingShape& shape, const Range& range, const Til
       finish(i, other, tiles.ticket(other, streamed_at<kTokens>(i % Ring::kSums)));
     }
   }
+}
+
+// All of the range.
+template <bool kAreWhole, class Ring, class Tiles, class Range>
+__device__ void ring_tiles(const RingShape& shape, const Range& range, const Tiles& tiles, Ring& s) {
+  int turn = 0;
+  ring_tiles<kAreWhole>(shape, range, tiles, 0, range.count, turn, s, [] {});
 }
 
 }  // namespace tessera::backends::sm90

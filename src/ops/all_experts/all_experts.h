@@ -22,7 +22,8 @@ struct AllExperts {
     Linear::Desc down;        // its third matrix
     std::string to_string() const;
   };
-  // The parts' numbers of tokens and workspaces are those below.
+  // The parts' numbers of tokens and workspaces are those below. On a GPU x is not what the kernel right before this
+  // call writes: it is read while that runs (the router's comes between in a layer).
   struct Args {
     MoeExperts::Args routed;
     LinearGroup::Args gated;  // x: routed.x

@@ -113,4 +113,11 @@ __device__ inline void copy_bulk_once(void* shared, const void* global, int byte
 #endif
 }
 
+// A hint that such a copy will follow: into the L2 cache.
+__device__ inline void prefetch_bulk([[maybe_unused]] const void* global, [[maybe_unused]] int bytes) {
+#ifndef TESSERA_CUDA_EMULATED
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 }  // namespace tessera::backends::cuda_common::ptx
