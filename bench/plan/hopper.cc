@@ -109,13 +109,14 @@ Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
 }
 
 // A launch of unit_ring.cuh. Blocks have neighbouring tiles, of which the fullest has one more than others may have;
-// their units go to 16 warps by turns. Multiplying begins when each warp has its first unit.
-Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t row_tiles, int64_t width, int passes,
-                   double tokens, int64_t latencies, const Target& target) {
+// their units go to 16 warps by turns. Multiplying begins when each warp has its first unit. early_tiles of the tiles
+// are dealt out for themselves and worked out while the kernel before runs.
+Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t row_tiles, int64_t early_tiles,
+                   int64_t width, int passes, double tokens, int64_t latencies, const Target& target) {
   constexpr int64_t kSchedulers = 4, kWarps = RingPlan<1>::kWarps;
   const int64_t tile_units = ring_chunks(width) * passes;
   const int64_t blocks = std::clamp<int64_t>(row_tiles, 1, target.multiprocessors);
-  const int64_t block_units = ceil_div(row_tiles, blocks) * tile_units;
+  const int64_t block_units = ceil_div(row_tiles - early_tiles, blocks) * tile_units;
   int64_t units = 0;  // of the fullest scheduler
   for (int64_t warp = 0; warp < kWarps; warp += kSchedulers) {
     units += ceil_div(std::max<int64_t>(block_units - warp, 0), kWarps);
@@ -141,7 +142,9 @@ std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, 
   const double slots = tokens == 1 ? 1 : std::max(load.slots_of_tile, 1 + 1e-3);  // tiles of eight
   const auto kernel = [&](const char* name, int64_t rows, int64_t width, int passes) {
     const int64_t row_tiles = ceil_div<int64_t>(rows, PackedNvfp4::kRows);
-    Kernel k = ring_kernel(e.format, name, entries * row_tiles, width, passes, slots, kExpertLoads, target);
+    const int64_t early_tiles = shape.shared && passes > 1 ? row_tiles : 0;  // gate and up of the shared expert
+    Kernel k =
+        ring_kernel(e.format, name, entries * row_tiles, early_tiles, width, passes, slots, kExpertLoads, target);
     // The shared expert's may be FP8: as many units, which take as long.
     const auto values = static_cast<double>(rows * width * passes);
     const double more_bytes = shape.shared ? weight_bytes(*shape.shared, values) - weight_bytes(e.format, values) : 0;
@@ -232,7 +235,8 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
 Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
                          const Target& target) {
   if (target.family == Family::kHopper && uses_ring(maps, 1, kScalesFold, tokens, target.multiprocessors)) {
-    return ring_kernel(work.format, "linear_ring", work.tiles, work.width, 1, static_cast<double>(tokens), 0, target);
+    return ring_kernel(work.format, "linear_ring", work.tiles, 0, work.width, 1, static_cast<double>(tokens), 0,
+                       target);
   }
   return stream_kernel("cuda linear_stream", work, target);
 }
