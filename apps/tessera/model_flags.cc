@@ -116,7 +116,8 @@ model::LoadedModel load_weights(const ModelFolder& folder, const ModelFlags& fla
                                 bool is_quiet) {
   choose_step_tokens(folder, flags, options.shard.world, options);
   if (options.bypass.any()) {
-    print_note("**** TESSERA_BYPASS leaves parts of the model out: this output is not the model's. Exit code 7. ****");
+    print_warning(
+        "**** TESSERA_BYPASS leaves parts of the model out: this output is not the model's. Exit code 7. ****");
   }
   ConsoleLog log(is_quiet);
   ProgressBar progress(is_quiet);

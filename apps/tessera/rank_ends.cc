@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <set>
+#include <map>
+#include <utility>
 
+#include "comm/bootstrap.h"
 #include "comm/message.h"
 
 namespace tessera::app {
@@ -38,7 +40,8 @@ std::vector<RankEnd> handed_over(int pipe) {
     bytes.insert(bytes.end(), part.begin(), part.begin() + count);
   }
   std::vector<RankEnd> ends;
-  for (size_t at = 0; at < bytes.size();) {
+  constexpr size_t kHead = 3 * sizeof(uint32_t);
+  for (size_t at = 0; at + kHead <= bytes.size();) {
     RankEnd& end = ends.emplace_back();
     end.rank = static_cast<int>(comm::read_u32(bytes, at));
     end.fault.code = static_cast<int>(comm::read_u32(bytes, at));
@@ -52,21 +55,26 @@ std::vector<RankEnd> handed_over(int pipe) {
 
 GroupEnd end_together(std::vector<RankEnd> ends, int world) {
   std::stable_sort(ends.begin(), ends.end(), [](const RankEnd& a, const RankEnd& b) { return a.rank < b.rank; });
-  // As the bootstrap tells others of a fault.
-  const auto is_anothers = [&](const std::string& message) {
+  const auto is_anothers = [&](const RankEnd& end) {
     return std::any_of(ends.begin(), ends.end(), [&](const RankEnd& other) {
-      const std::string& words = other.fault.message;
-      return !words.empty() && message.starts_with(fmt::format("rank {} of {} failed: {}", other.rank, world, words));
+      return other.rank != end.rank && !other.fault.message.empty() &&
+             end.fault.message.starts_with(comm::failed_rank(other.rank, static_cast<size_t>(world)));
     });
   };
+  std::map<std::string, int> finders;  // of each message
+  for (const RankEnd& end : ends) ++finders[end.fault.message];
   GroupEnd out{.code = kExitDevice, .lines = {}};
-  std::set<std::string> said;
   for (const RankEnd& end : ends) {
     if (out.code == kExitDevice) out.code = end.fault.code;
     const std::string& message = end.fault.message;
-    if (message.empty() || is_anothers(message) || !said.insert(message).second) continue;
-    out.lines.push_back(end.rank == 0 ? message : named(end.rank, world, message));
+    const int found_by = std::exchange(finders[message], 0);
+    if (message.empty() || found_by == 0 || is_anothers(end)) continue;
+    out.lines.push_back(end.rank == 0 || found_by > 1 ? message : named(end.rank, world, message));
   }
+  // None speaks for itself: then whoever has heard of it does.
+  const auto said =
+      std::find_if(ends.begin(), ends.end(), [](const RankEnd& end) { return !end.fault.message.empty(); });
+  if (out.lines.empty() && said != ends.end()) out.lines.push_back(said->fault.message);
   return out;
 }
 

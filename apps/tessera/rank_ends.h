@@ -24,8 +24,9 @@ struct GroupEnd {
   std::vector<std::string> lines;
 };
 
-// Of rank 0, and of what others of `world` have handed over. The lines are those that differ, by rank: who heard of
-// another's fault, or that it is lost, says no more than that one. The code is the first that is not a lost rank's.
+// Of rank 0, and of what others of `world` have handed over. The lines are those that differ, by rank: who has heard of
+// the fault of one that speaks for itself says nothing, and what several found bears no name. The code is the first
+// that is not a lost rank's.
 GroupEnd end_together(std::vector<RankEnd> ends, int world);
 
 // The line of a rank other than rank 0: "rank 1 of 2: MESSAGE", where that does not begin with the rank.

@@ -302,8 +302,11 @@ void Ranks::choose_split(const model::Config& config, const ModelFlags& model, c
     if (is_split_named) {
       split_.shards_entries = best.shards_entries, split_.keeps_all_heads = best.keeps_all_heads;
       if (are_caches_auto && best.shards_entries && !is_follower()) {
-        print_note(best.fits ? "--rank-caches sharded: what is planned for fits in no other way"
-                             : "--rank-caches sharded: takes the least memory; what is planned for does not fit");
+        if (best.fits) {
+          print_note("--rank-caches sharded: what is planned for fits in no other way");
+        } else {
+          print_warning("--rank-caches sharded: takes the least memory; what is planned for does not fit");
+        }
       }
     } else {
       split_ = best;
@@ -537,7 +540,7 @@ void Ranks::lost(int rank, const std::string& message) {
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
   // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
-  if (rank == 0 && message.starts_with("lost ")) words_.close();
+  if (rank == 0 && message.starts_with(comm::kLostRank)) words_.close();
   _exit(say({kExitDevice, message}));
 }
 

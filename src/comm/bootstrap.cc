@@ -18,6 +18,10 @@
 
 namespace tessera::comm {
 
+std::string failed_rank(int rank, size_t world) {
+  return fmt::format("rank {} of {} failed: ", rank, world);
+}
+
 namespace {
 
 constexpr auto kLeavingTime = std::chrono::seconds(2);  // for the others to read last words
@@ -106,7 +110,7 @@ class Bootstrap::Member {
       const std::lock_guard lock(lock_);
       if (lost_.empty() && !is_leaving_) {
         const int self = place().rank;
-        const std::string message = fmt::format("rank {} of {} failed: {}", self, links_.size(), why);
+        const std::string message = failed_rank(self, links_.size()) + why;
         tell(links_.size(), self, message);
         end(self, message);
       }
@@ -212,7 +216,7 @@ class Bootstrap::Member {
         for (size_t r = 0; r < links_.size() && lost_.empty(); ++r) hear(r);
         beat();
       } catch (const std::exception& error) {  // such as no memory: it would end the process
-        end(place().rank, fmt::format("rank {} of {} failed: {}", place().rank, links_.size(), error.what()));
+        end(place().rank, failed_rank(place().rank, links_.size()) + error.what());
       }
       if (is_leaving_ && Clock::now() > leaving_deadline_) break;
     }
@@ -314,7 +318,7 @@ class Bootstrap::Member {
   }
 
   void lose(size_t rank, const std::string& why) {
-    const std::string message = fmt::format("lost {}: {}", name_of(rank, *links_[rank]), why);
+    const std::string message = fmt::format("{}{}: {}", kLostRank, name_of(rank, *links_[rank]), why);
     links_[rank].reset();
     tell(rank, static_cast<int>(rank), message);
     end(static_cast<int>(rank), message);

@@ -19,9 +19,13 @@ namespace tessera::comm {
 class LossSink {
  public:
   virtual ~LossSink() = default;
-  // "lost rank 2 of 4 (10.0.0.7 port 41822): silent for 15 s", "rank 2 of 4 failed: out of memory"
+  // Begins with kLostRank or with failed_rank(): "lost rank 2 of 4 (10.0.0.7 port 41822): silent for 15 s", "rank 2 of
+  // 4 failed: out of memory".
   virtual void lost(int rank, const std::string& message) = 0;
 };
+constexpr std::string_view kLostRank = "lost ";
+// "rank 2 of 4 failed: ", before what the rank said; of long words others hear the beginning.
+std::string failed_rank(int rank, size_t world);
 
 // Asked by rank 0 while it waits for others: for ranks that it started and that have ended.
 class JoinWatch {
