@@ -14,7 +14,8 @@ namespace tessera::backends::cuda_common {
 // kernel before it in the queue has ended (launch() asks for that, which hides a launch's latency); here they wait
 // until that has ended and its results are there, and let the next kernel's blocks take place. So whoever makes weights
 // with a kernel sees to it that something else than a kernel follows (a copy, a wait), and at most one kernel waits
-// while one works.
+// while one works. Nor does what the kernel before the last one made have to be waited for, since the last one's blocks
+// have: who counts on that says what comes between (experts' ids; x of ops/all_experts).
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

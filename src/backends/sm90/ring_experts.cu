@@ -40,8 +40,8 @@ __device__ const expert_tiles::Job& routed_of(const AllExpertsJob& job) {
 
 // A block's tiles, of which the shared expert's come first. Down's are dealt out so that a block has as many in all as
 // any other or one more. Of gate and up those of the shared expert are done before others are known (kIsEarly), so each
-// kind is dealt out for itself, and a block that has one more of the one kind has it of the other last. Of an FP8
-// shared expert (others' are NVFP4) a unit takes two places.
+// kind is dealt out for itself: routed ones that are left over go to the first blocks, the shared expert's to the last.
+// Of an FP8 shared expert (others' are NVFP4) a unit takes two places.
 template <WeightFormat kFormat, bool kIsEarly>
 struct SharedFirstRange {
   static constexpr bool kHasGuests = kFormat != WeightFormat::kNvfp4;
@@ -150,14 +150,11 @@ __global__ void __launch_bounds__(RingPlan<kTokens>::kThreads, 1)
     num_done = range.count;
     ring_tiles<kAreWhole>(shape, range, tiles, 0, num_done, turn, s.ring, [] { cuda_common::wait_for_previous(); });
   }
-  if constexpr (Tiles::kIsFirst) {
-    cuda_common::wait_for_previous();
-    expert_tiles::zero_foreign_slots(routed);  // while the first units are on their way
-  }
+  cuda_common::wait_for_previous();
+  if constexpr (Tiles::kIsFirst) expert_tiles::zero_foreign_slots(routed);  // while the first units are on their way
   s.listed.wait(0);
   const Tiles tiles = tiles_of(s.list.count);
   const auto range = range_of<Tiles, Job>(shape, tiles);
-  if constexpr (!Tiles::kIsFirst) cuda_common::wait_for_previous();
   ring_tiles<kAreWhole>(shape, range, tiles, num_done, range.count, turn, s.ring, [] {});
 }
 

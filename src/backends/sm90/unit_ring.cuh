@@ -29,11 +29,11 @@ struct UnitRing : RingPlan<kTileTokens, ItsWeights::kFormat> {
   float sums[2][UnitRing::kRoundUnits][kSums];  // written by turns, so that a round needs one barrier
   cuda_common::ptx::SharedBarrier full[UnitRing::kStages], free[UnitRing::kStages], summed;
 
-  // By all threads; the block's next barrier is the caller's. A thread of each warp: those of one would take turns.
+  // By all threads; the block's next barrier is the caller's. A thread of each warp: those of one would take turns. In
+  // a loop as short as it is: nobody has run these instructions lately, and they are fetched in turn.
   __device__ void init() {
     const int warp = static_cast<int>(threadIdx.x) / cuda_common::kWarp;
     if (threadIdx.x % cuda_common::kWarp != 0) return;
-      // Not unrolled: nobody has run these instructions lately, and each is fetched in turn.
 #pragma unroll 1
     for (int i = warp; i < UnitRing::kStages; i += UnitRing::kWarps + UnitRing::kCopyingWarps) {
       full[i].init(1), free[i].init(cuda_common::kWarp);

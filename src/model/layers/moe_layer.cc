@@ -149,6 +149,7 @@ ops::MoeCombine::Args MoeLayer::run(const StepContext& context, const TensorView
   const TensorView logits = gate_.run(context, x, n);
   const TensorView ids = context.take(DType::kI32, {n, k});
   const TensorView weights = context.take(DType::kF32, {n, k});
+  // Between what wrote x and the experts, which read it early (ops/all_experts).
   router_.run({.logits = logits.as<float>(),
                .bias = bias_.as<float>(),
                .table = table_.as<int32_t>(),
