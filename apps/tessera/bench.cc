@@ -213,7 +213,7 @@ class Bench final : public Verb {
     if (ranks_.only_last_rank && !has_ranks)
       fail_usage("--only-last-rank: expected --gpus or --ranks besides, found neither");
     const bool takes_steps = has_ranks || !batches_.empty();
-    if (has_ranks && !is_synthetic) fail_usage("--gpus and --ranks: expected --synthetic beside them, found none");
+    if (has_ranks && !is_synthetic) fail_usage("--gpus, --ranks: expected --synthetic beside them, found none");
     if (takes_steps && !plot_.empty()) fail_usage("--plot: expected none beside --batches, --gpus and --ranks");
     if (!takes_steps && !record_.empty()) fail_usage("--record: expected --batches, --gpus or --ranks, found none");
     if (step_tokens_ == 0) step_tokens_ = is_synthetic ? 512 : 64;

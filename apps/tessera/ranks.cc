@@ -3,12 +3,9 @@
 
 #include <fmt/format.h>
 #include <unistd.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -22,7 +19,7 @@
 #include "base/file.h"
 #include "base/strings.h"
 #include "bench/plan/machine_plan.h"
-#include "checkpoint/checkpoint.h"
+#include "checkpoint_facts.h"
 #include "comm/agreement.h"
 #include "comm/echo.h"
 #include "comm/message.h"
@@ -38,12 +35,9 @@ namespace tessera::app {
 
 namespace {
 
-constexpr uint64_t kMaxConfigBytes = 16 << 20;
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
 constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
-constexpr size_t kNumSamples = 256;
-constexpr uint64_t kSampleBytes = 64;
 
 comm::Environment launcher_variables() {
   comm::Environment found;
@@ -80,25 +74,6 @@ bool is_open_to_others(const std::string& path) {
   return (std::filesystem::status(path).permissions() & (perms::group_all | perms::others_all)) != perms::none;
 }
 
-// config.json, every tensor's name, type, shape and place, and some bytes of some of them: two checkpoints of one
-// architecture have the same headers.
-std::string digest_of(const std::string& directory) {
-  const checkpoint::Checkpoint checkpoint = checkpoint::Checkpoint::open(directory);
-  std::string text = read_file(directory + "/config.json", kMaxConfigBytes);
-  const size_t stride = checkpoint.tensors().size() / kNumSamples + 1;
-  for (size_t i = 0; i < checkpoint.tensors().size(); ++i) {
-    const checkpoint::LocatedTensor& tensor = checkpoint.tensors()[i];
-    text += fmt::format("{} {} {} {}\n", tensor.entry->name, tensor.entry->dtype_text, tensor.entry->shape.to_string(),
-                        tensor.entry->file_offset);
-    if (i % stride != 0) continue;
-    std::array<char, kSampleBytes> sample{};
-    const uint64_t bytes = std::min(kSampleBytes, tensor.entry->num_bytes);
-    tensor.read_part((tensor.entry->num_bytes - bytes) / 2, bytes, sample.data());
-    text.append(sample.data(), static_cast<size_t>(bytes));
-  }
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
-}
-
 std::string peer_sums_setting() {
   const std::string value = env_value("TESSERA_PEER_SUMS").value_or("auto");
   if (value != "auto" && value != "whole" && value != "shares" && value != "off") {
@@ -117,7 +92,7 @@ std::vector<comm::Fact> facts_of_program(const char* verb) {
 
 // By the flags that set them, so that whoever reads of a difference knows what to change: verbs call some otherwise,
 // and some have none.
-std::vector<comm::Fact> facts_of(std::string_view split, const std::string& digest, const RankFlags& ranks,
+std::vector<comm::Fact> facts_of(std::string_view split, std::vector<comm::Fact> facts, const RankFlags& ranks,
                                  const ModelFlags& flags, const model::LoadOptions& load, const Sequences& sequences) {
   const auto flag_of = [&](std::initializer_list<const char*> names, const char* otherwise) {
     const auto has = [&](const char* name) { return ranks.command->get_option_no_throw(name) != nullptr; };
@@ -127,23 +102,25 @@ std::vector<comm::Fact> facts_of(std::string_view split, const std::string& dige
   std::string forced;
   for (const auto& [op, variant] : load.forced) forced += fmt::format("{}={} ", op, variant);
   const device::Machine machine = device::machine_of(flags.device);
-  return {{"checkpoint", digest},
-          {"--mode", std::string(ops::to_string(load.precision.input))},
-          {"--cache", std::string(ops::to_string(load.precision.cache))},
-          {"--rank-split", std::string(split)},
-          {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
-          {"--rank-caches", std::string(load.shard.shards_entries ? kSharded : kReplicated)},
-          {"--rank-timeout", fmt::format("{:g}", ranks.timeout_seconds)},
-          {"device", machine.gpu ? machine.gpu->name : "cpu"},
-          {flag_of({"--max-step-tokens", "--step-tokens"}, "tokens of a step"), std::to_string(load.max_step_tokens)},
-          {flag_of({"--max-running", "--batches"}, "sequences at once"), std::to_string(sequences.count)},
-          {flag_of({"--max-model-len", "--contexts"}, "longest sequence"), std::to_string(sequences.longest)},
-          {"--allow-inexact", load.allow_inexact ? "given" : "not given"},
-          {"TESSERA_FORCE", forced},
-          {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
-          {"TESSERA_PEER_SUMS", peer_sums_setting()},
-          {"TESSERA_BYPASS", fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts,
-                                         load.bypass.compressed_entries)}};
+  const comm::Fact settings[] = {
+      {"--mode", std::string(ops::to_string(load.precision.input))},
+      {"--cache", std::string(ops::to_string(load.precision.cache))},
+      {"--rank-split", std::string(split)},
+      {"--rank-heads", std::string(load.shard.keeps_all_heads ? kAllHeads : kOwnHeads)},
+      {"--rank-caches", std::string(load.shard.shards_entries ? kSharded : kReplicated)},
+      {"--rank-timeout", fmt::format("{:g}", ranks.timeout_seconds)},
+      {"device", machine.gpu ? machine.gpu->name : "cpu"},
+      {flag_of({"--max-step-tokens", "--step-tokens"}, "tokens of a step"), std::to_string(load.max_step_tokens)},
+      {flag_of({"--max-running", "--batches"}, "sequences at once"), std::to_string(sequences.count)},
+      {flag_of({"--max-model-len", "--contexts"}, "longest sequence"), std::to_string(sequences.longest)},
+      {"--allow-inexact", load.allow_inexact ? "given" : "not given"},
+      {"TESSERA_FORCE", forced},
+      {"TESSERA_BACKENDS", env_value("TESSERA_BACKENDS").value_or("")},
+      {"TESSERA_PEER_SUMS", peer_sums_setting()},
+      {"TESSERA_BYPASS",
+       fmt::format("{}{}{}", load.bypass.routed_experts, load.bypass.shared_experts, load.bypass.compressed_entries)}};
+  facts.insert(facts.end(), std::begin(settings), std::end(settings));
+  return facts;
 }
 
 }  // namespace
@@ -339,7 +316,7 @@ void Ranks::join(const char* verb, const ModelFolder& folder, const ModelFlags& 
                  [&] { return model::checkpoint_model(folder.directory, folder.config); });
     check_cut(folder.config);
   };
-  join_on(verb, model, load, sequences, choose, [&] { return digest_of(folder.directory); });
+  join_on(verb, model, load, sequences, choose, [&] { return checkpoint_facts(folder.directory); });
 }
 
 void Ranks::join_made(const char* verb, const model::StoredModel& stored, const std::string& made,
@@ -349,12 +326,12 @@ void Ranks::join_made(const char* verb, const model::StoredModel& stored, const 
     choose_split(stored.config, model, load, known, [&]() -> const model::StoredModel& { return stored; });
     check_cut(stored.config);
   };
-  join_on(verb, model, load, sequences, choose, [&] { return made; });
+  join_on(verb, model, load, sequences, choose, [&] { return std::vector<comm::Fact>{{"checkpoint", made}}; });
 }
 
-template <class Choose, class Digest>
+template <class Choose, class Weights>
 void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, Sequences sequences,
-                    const Choose& choose, const Digest& digest) {
+                    const Choose& choose, const Weights& weights) {
   choose(sequences);
   load.shard = shard();
   if (flags_.only_last_rank) {
@@ -397,7 +374,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     choose(sequences);
     load.shard = shard();
   }
-  comm::agree(*bootstrap_, facts_of(split_.name, digest(), flags_, model, load, sequences));
+  comm::agree(*bootstrap_, facts_of(split_.name, weights(), flags_, model, load, sequences));
   if (on_gpus_) {
     const device::Machine machine = device::machine_of(model.device);
     comm::differ(*bootstrap_, {"GPU", machine.gpu->uuid},

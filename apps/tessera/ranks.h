@@ -98,10 +98,10 @@ class Ranks final : public comm::LossSink {
             .keeps_all_heads = split_.keeps_all_heads,
             .shards_entries = split_.shards_entries};
   }
-  // choose(sequences) cuts the model; `digest` is called once the ranks have met.
-  template <class Choose, class Digest>
+  // choose(sequences) cuts the model; weights(), which says what these are, is called once the ranks have met.
+  template <class Choose, class Weights>
   void join_on(const char* verb, const ModelFlags& model, model::LoadOptions& load, Sequences sequences,
-               const Choose& choose, const Digest& digest);
+               const Choose& choose, const Weights& weights);
   void make_echo(const ModelFlags& model);
   std::vector<int64_t> all_of(int64_t own);  // by rank
   std::optional<comm::PeerOptions> peer_options() const;

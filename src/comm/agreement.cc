@@ -47,6 +47,13 @@ std::vector<Fact> unpacked(std::span<const uint8_t> bytes) {
   return facts;
 }
 
+// Every rank finds it by itself: so none tells the others, for whom that would be a rank that failed.
+[[noreturn]] void refuse(Bootstrap& bootstrap, const std::string& why) {
+  bootstrap.all_gather({});
+  bootstrap.leave();
+  fail(ErrorCode::kInvalidArgument, why);
+}
+
 }  // namespace
 
 void agree(Bootstrap& bootstrap, std::span<const Fact> facts) {
@@ -64,10 +71,9 @@ void agree(Bootstrap& bootstrap, std::span<const Fact> facts) {
       const auto shown = [&](const Fact& fact) {
         return printable(is_same || fact.name.empty() ? fact.value : fact.name + " " + fact.value, kMostShown);
       };
-      fail(ErrorCode::kInvalidArgument,
-           fmt::format("rank {} of {} differs from rank 0 in {}: expected \"{}\", found \"{}\"", r, all.size(),
-                       printable(first.name.empty() ? second.name : first.name, kMostShown), shown(first),
-                       shown(second)));
+      refuse(bootstrap, fmt::format("rank {} of {} differs from rank 0 in {}: expected \"{}\", found \"{}\"", r,
+                                    all.size(), printable(first.name.empty() ? second.name : first.name, kMostShown),
+                                    shown(first), shown(second)));
     }
   }
 }
@@ -79,9 +85,8 @@ void differ(Bootstrap& bootstrap, const Fact& fact, const std::string& advice) {
   for (size_t r = 0; r < all.size(); ++r) {
     const auto [holder, is_new] = holders.emplace(std::string(all[r].begin(), all[r].end()), r);
     if (is_new) continue;
-    fail(ErrorCode::kInvalidArgument,
-         fmt::format("ranks {} and {} of {} have the same {} \"{}\": {}", holder->second, r, all.size(), fact.name,
-                     printable(holder->first, kMostShown), advice));
+    refuse(bootstrap, fmt::format("ranks {} and {} of {} have the same {} \"{}\": {}", holder->second, r, all.size(),
+                                  fact.name, printable(holder->first, kMostShown), advice));
   }
 }
 

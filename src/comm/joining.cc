@@ -50,8 +50,9 @@ class Reception {
     const Clock::time_point deadline = after(options_.join_seconds);
     while (!missing().empty()) {
       if (Clock::now() > deadline) {
-        give_up(fmt::format("ranks {} of {} did not come to {} port {} within {:.3g} s", fmt::join(missing(), ", "),
-                            links_.size(), options_.place.address, port_of(listener_), options_.join_seconds));
+        give_up(fmt::format("rank{} {} of {} did not come to {} port {} within {:.3g} s",
+                            missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
+                            options_.place.address, port_of(listener_), options_.join_seconds));
       }
       if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) give_up(why);
       wait();
@@ -233,8 +234,8 @@ class Visit {
 
  private:
   [[noreturn]] void fail_root(const std::string& why) const {
-    fail(ErrorCode::kDeviceError, fmt::format("rank {}: rank 0 at {} port {}: {}", options_.place.rank,
-                                              printable(options_.place.address, 80), options_.place.port, why));
+    fail(ErrorCode::kDeviceError,
+         fmt::format("rank 0 at {} port {}: {}", printable(options_.place.address, 80), options_.place.port, why));
   }
 
   std::unique_ptr<Connection> reach_root() const {

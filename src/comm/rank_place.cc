@@ -24,7 +24,7 @@ constexpr Launcher kLaunchers[] = {
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
      true},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", false},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", false},  // a pod each
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", true},  // a pod each
 };
 
 int number_of(const Environment& environment, const char* name, int least, int most) {
@@ -49,7 +49,7 @@ bool says(const Environment& environment, const Launcher& launcher) {
   return true;
 }
 
-// Where no launcher says which rank this is. One rank needs no number, a job's tasks or pods are numbers of its own.
+// Where no launcher says which rank this is. One rank needs no number, and the tasks of a job may not be ranks.
 void refuse_world_alone(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
     const bool is_alone = launcher.numbers_every_process && environment.contains(launcher.world);

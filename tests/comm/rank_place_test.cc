@@ -102,6 +102,8 @@ TEST(RankPlace, RanksOfOneMachineHaveAGpuEach) {
 
 TEST(RankPlace, HalfOfAnAnswerIsRefused) {
   EXPECT_EQ(refusal_of({{"WORLD_SIZE", "2"}}), "WORLD_SIZE is set: expected RANK too, found nothing");
+  EXPECT_EQ(refusal_of({{"LWS_GROUP_SIZE", "2"}}),
+            "LWS_GROUP_SIZE is set: expected LWS_WORKER_INDEX too, found nothing");
   EXPECT_EQ(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}}),
             "OMPI_COMM_WORLD_SIZE is set: expected OMPI_COMM_WORLD_RANK too, found nothing");
   expect_place({{"WORLD_SIZE", "1"}}, 0, 1, 0, "127.0.0.1", 29500);
