@@ -8,27 +8,14 @@
 
 namespace tessera::backends::cuda_common {
 
-// Channels of one entry as they lie in memory: loads first, arithmetic later. kChannels 4 or 16, all of one group of
-// kKvGroup channels.
+// Channels of one entry as they lie in memory, 4 or 16, of one group of kKvGroup: loads first, arithmetic later.
+// Entries begin at multiples of 8 bytes, and so do their parts.
 template <int kChannels>
 struct KeyPiece {
   uint32_t words[kChannels / 2];  // E4M3 codes use the first half
-  uint32_t scale = 127;           // UE8M0
 
-  // Entries begin at multiples of 8 bytes, and so do their parts.
-  template <ops::EntryFormat kFormat>
-  __device__ void load(const Entries& entries, const uint8_t* entry, int channel) {
-    if constexpr (kFormat == ops::EntryFormat::kKvFp8Bf16) {
-      if (channel < entries.nope) {
-        load_words<kChannels / 4>(entry + channel);
-        scale = __ldg(entry + entries.at.scales + channel / ops::kKvGroup);
-      } else {
-        load_words<kChannels / 2>(entry + entries.at.rope + 2 * (channel - entries.nope));
-      }
-    } else {
-      load_words<kChannels / 2>(entry + 2 * channel);
-    }
-  }
+  __device__ void load_fp8(const uint8_t* at) { load_words<kChannels / 4>(at); }
+  __device__ void load_bf16(const uint8_t* at) { load_words<kChannels / 2>(at); }
 
  private:
   template <int kCount>
@@ -45,11 +32,27 @@ struct KeyPiece {
   }
 };
 
+// Scales of an entry's first `count` groups, up to 8: a UE8M0 code each.
+struct KeyScales {
+  uint2 codes;
+
+  __device__ void load(const uint8_t* at) { codes = __ldg(reinterpret_cast<const uint2*>(at)); }
+  __device__ uint32_t operator[](int group) const { return (group < 4 ? codes.x : codes.y) >> group % 4 * 8 & 0xFF; }
+  // are_usual_scales() of all of them.
+  __device__ bool are_usual(int count) const {
+    constexpr uint32_t kUsual = 0x40404040, kUpper = 0xC0C0C0C0;
+    const auto upper_of = [](int codes_there) {
+      return codes_there <= 0 ? 0 : codes_there >= 4 ? kUpper : kUpper >> 8 * (4 - codes_there);
+    };
+    return (((codes.x ^ kUsual) & upper_of(count)) | ((codes.y ^ kUsual) & upper_of(count - 4))) == 0;
+  }
+};
+
 // Twice a number that brings E4M3's small pairs to their values: 2^(e - 7) as BF16, and what that can't hold.
 struct PairScale {
   uint32_t first, second;
 };
-constexpr uint32_t kOnePair = 0x3F803F80;
+constexpr uint32_t kOnePair = 0x3F803F80, kNanPair = 0x7FC07FC0;
 __device__ inline PairScale pair_scale(uint32_t low, uint32_t high) {
   const auto first = [](uint32_t e) { return e == 255 ? 0x7FC0u : (min(e, 134u) + 120) << 7; };
   const auto second = [](uint32_t e) { return (e == 255 ? 127 : max(e, 134u) - 134 + 127) << 7; };
@@ -106,31 +109,29 @@ __device__ void usual_fp8_pairs(const uint32_t (&words)[kWords], uint32_t first,
   }
 }
 
-// pairs[i] = channels 2 i and 2 i + 1 of a key.
-__device__ inline void channel_pairs(const KeyPiece<16>& piece, bool is_fp8, uint32_t (&pairs)[8]) {
-  if (is_fp8) return fp8_pairs<4>({piece.words[0], piece.words[1], piece.words[2], piece.words[3]}, piece.scale, pairs);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) pairs[i] = piece.words[i];
-}
-
-// Channel i of two keys in FP8, without the scales and times 2^-120; a NaN's code is some number: a key with a NaN has
-// a NaN logit, so that all probabilities are.
-__device__ inline uint32_t fp8_key_pair(const KeyPiece<4>& low, const KeyPiece<4>& high, int i) {
-  return e4m3_pair_small(__byte_perm(low.words[0], high.words[0], (4 + i) << 12 | i << 4));
-}
-// The same with the scales: infinite where BF16 has no such number.
-__device__ inline uint32_t scaled_key_pair(const KeyPiece<4>& low, const KeyPiece<4>& high, int i,
-                                           const PairScale& scale) {
-  return ptx::multiply_bf16x2(ptx::multiply_bf16x2(fp8_key_pair(low, high, i), scale.first), scale.second);
+// Channel kChannel of two keys in FP8, without the scales and times 2^-120, in three instructions; a NaN's code is some
+// number: a key with a NaN has a NaN logit, so that all probabilities are.
+template <int kChannel>
+__device__ inline uint32_t fp8_key_pair(const KeyPiece<4>& low, const KeyPiece<4>& high) {
+  return (ptx::signed_halves<kChannel>(low.words[0], high.words[0]) << 4) & 0x87F087F0;
 }
 
 // pairs[i] = channel i of two keys; of FP8 fp8_key_pair(), of which the probabilities take scales and 2^-120.
-__device__ inline void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, bool is_fp8, uint32_t (&pairs)[4]) {
+template <bool kIsFp8>
+__device__ void key_pairs(const KeyPiece<4>& low, const KeyPiece<4>& high, uint32_t (&pairs)[4]) {
+  if constexpr (kIsFp8) {
+    pairs[0] = fp8_key_pair<0>(low, high), pairs[1] = fp8_key_pair<1>(low, high);
+    pairs[2] = fp8_key_pair<2>(low, high), pairs[3] = fp8_key_pair<3>(low, high);
+  } else {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    pairs[i] = is_fp8 ? fp8_key_pair(low, high, i)
-                      : __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = __byte_perm(low.words[i / 2], high.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
+    }
   }
+}
+// The same with the scales: infinite where BF16 has no such number.
+__device__ inline uint32_t scaled_key_pair(uint32_t pair, const PairScale& scale) {
+  return ptx::multiply_bf16x2(ptx::multiply_bf16x2(pair, scale.first), scale.second);
 }
 
 }  // namespace tessera::backends::cuda_common

@@ -253,7 +253,7 @@ class Producer {
         // A NaN's code was stored as a number. One NaN in a key is enough: its logits are NaN, all probabilities and
         // outputs with them. (Of the lane's keys the first is there if any is.)
         if (Step::kHasFp8 && step + 1 == Step::kCount && i == 0 && (seen & cuda_common::kSeenNan) != 0)
-          piece[0] = kNanPair;
+          piece[0] = cuda_common::kNanPair;
         put(step, whole_places_[Step::half(step)], i, piece[0], piece[1]);
         continue;
       }
@@ -301,7 +301,6 @@ class Producer {
   }
 
   static constexpr int kLine = 128;  // of the L2 cache
-  static constexpr uint32_t kNanPair = 0x7FC07FC0;
 
   const Job& job_;
   Shared& s_;

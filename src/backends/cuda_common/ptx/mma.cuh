@@ -70,6 +70,21 @@ __device__ inline uint32_t signed_halves(uint32_t word) {
 #endif
 }
 
+// The same of byte kByte of each of two words.
+template <int kByte>
+__device__ inline uint32_t signed_halves(uint32_t low, uint32_t high) {
+  static_assert(0 <= kByte && kByte < 4);
+#ifdef TESSERA_CUDA_EMULATED
+  const auto half = [](uint32_t word) { return static_cast<uint32_t>(static_cast<int8_t>(word >> 8 * kByte)); };
+  return (half(low) & 0xFFFF) | half(high) << 16;
+#else
+  constexpr int kLow = (8 + kByte) << 4 | kByte, kHigh = (12 + kByte) << 4 | (4 + kByte);
+  uint32_t halves;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(halves) : "r"(low), "r"(high), "n"(kHigh << 8 | kLow));
+  return halves;
+#endif
+}
+
 // Two values as BF16, the first in the lower half; of a NaN some NaN.
 __device__ inline uint32_t round_to_bf16x2(float first, float second) {
 #ifdef TESSERA_CUDA_EMULATED
