@@ -299,7 +299,7 @@ ops::PagedEntries<uint8_t> CachePool::near_entries(size_t layer, std::span<const
                     .room = near_.as<uint8_t>()},
                    sequences, queue);
   ops::PagedEntries<uint8_t> near(near_table_.as<uint8_t*>(), far.stride, places, 0, far.shift);
-  near.has_far = has_far;
+  near.has_far = has_far, near.is_made_by_kernel = true;
   return near;
 }
 

@@ -43,6 +43,8 @@ struct PagedEntries {
   // Some pages are in another GPU's memory, which is read over a link. To ask for what will be read soon is a loss
   // there: prefetches of it go one after another, 20 ns each over NVLink.
   bool has_far = false;
+  // A kernel makes the table of pages: nobody reads it before the kernel before has ended.
+  bool is_made_by_kernel = false;
 
   PagedEntries() = default;
   PagedEntries(T* one) : arrays(one) {}                       // NOLINT: implicit, as with SequenceBases
@@ -60,7 +62,8 @@ struct PagedEntries {
         places(other.places),
         offset(other.offset),
         shift(other.shift),
-        has_far(other.has_far) {}
+        has_far(other.has_far),
+        is_made_by_kernel(other.is_made_by_kernel) {}
   template <class U>
   requires(std::is_same_v<const U, T>) PagedEntries(const SequenceBases<U>& other) : arrays(other) {}  // NOLINT
 

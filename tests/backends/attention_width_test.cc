@@ -3,6 +3,9 @@
 // batch.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <string>
+
 #include "backends/ring_attention.h"
 #include "testing/op_harness.h"
 
@@ -29,6 +32,57 @@ TEST_F(SlowAttentionWidthsTest, FlashAndProHeads) {
       for (int64_t t = 0; t < tokens; ++t) attention.expect_rows(variant, all, t, 1, static_cast<int>(1 + 2 * t));
     });
   }
+}
+
+// A NaN among an entry's codes makes all outputs of the tokens that see it NaN, and no other token's, at every width
+// and with scales of every size beside it; what an entry is padded with means nothing.
+TEST_F(SlowAttentionWidthsTest, NanInEntries) {
+  constexpr int64_t kSlots = 140, kEntries = 5, kHeads = 16;
+  bool has_run = false;
+  for (const int64_t width : {64, 192, 320, 512}) {
+    for (const int64_t rope : {0, 64}) {
+      const ops::Attention::Desc desc{.heads = kHeads,
+                                      .head_dim = width,
+                                      .window = 128,
+                                      .scale = 0.05f,
+                                      .layout = {ops::EntryFormat::kKvFp8Bf16, width, rope}};
+      const int64_t nope = desc.layout.nope_dim(), scales = ops::kv_offsets(desc.layout).scales;
+      testing::RingAttention attention(rng_, desc, kSlots, {3, 150, 151, 900}, {3, 4, 5, 0});
+      for (int64_t i = 0; i < kEntries; ++i) {
+        for (auto& padding : attention.entry(i).subspan(static_cast<size_t>(scales + nope / ops::kKvGroup))) {
+          padding = 0xFF;
+        }
+      }
+      if (nope > 0) {
+        // The first NaN is the second token's, the other the third's; their entries have a scale of 2^8 and of 2^-120.
+        attention.entry(3)[static_cast<size_t>(nope - 1)] = 0x7F;
+        attention.entry(3)[static_cast<size_t>(scales)] = 135;
+        attention.entry(4)[0] = 0xFF;
+        attention.entry(4)[static_cast<size_t>(scales + nope / ops::kKvGroup - 1)] = 7;
+        // Those of tokens without a NaN are 2^-120 and 2^3.
+        attention.entry(1)[static_cast<size_t>(scales + nope / ops::kKvGroup - 1)] = 7;
+        attention.entry(2)[static_cast<size_t>(scales)] = 130;
+      }
+      const std::vector<float> reference = attention.reference();
+      const auto row = static_cast<size_t>(kHeads * width);
+      for (size_t t = 0; t < 4; ++t) {
+        EXPECT_EQ(std::isnan(reference[t * row]), nope > 0 && (t == 1 || t == 2)) << t;
+      }
+      testing::for_each_variant<ops::Attention>(desc, [&](const ops::Variant<ops::Attention>& variant, bool is_ref) {
+        const std::string name = variant.name;
+        if (is_ref || (name != "mma" && name != "wgmma")) return;
+        has_run = true;
+        std::vector<float> all = attention.run(variant, 0, attention.num_tokens(), 1), expected = reference;
+        for (size_t i = 0; i < all.size(); ++i) {
+          ASSERT_EQ(std::isnan(all[i]), std::isnan(reference[i])) << width << " " << rope << " " << i;
+          if (std::isnan(reference[i])) all[i] = expected[i] = 0;
+        }
+        EXPECT_TRUE(testing::is_close(all, expected, testing::kBf16Bound));
+      });
+    }
+  }
+  std::string why_not;
+  EXPECT_EQ(has_run, testing::find_test_gpu(why_not).has_value());
 }
 
 }  // namespace

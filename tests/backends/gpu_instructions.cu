@@ -35,6 +35,9 @@ __device__ uint32_t result_of(Instruction instruction, uint32_t input) {
       return ptx::multiply_bf16x2(input, swapped);
     case Instruction::kPositivePart:
       return bits_of(ptx::positive_part(value));
+    case Instruction::kSignedBytes:
+      return ptx::signed_halves<0>(input, swapped) + ptx::signed_halves<1>(input, swapped) * 3 +
+             ptx::signed_halves<2>(input, swapped) * 5 + ptx::signed_halves<3>(input, swapped) * 7;
     case Instruction::kSignedHalves:
       return ptx::signed_halves<0>(input) + ptx::signed_halves<2>(swapped) * 3;
     case Instruction::kReciprocal:

@@ -19,6 +19,7 @@ enum class Instruction {
   kLargerBf16,    // ptx::larger_bf16x2 of (lower, upper half) and (upper, lower)
   kMultiplyBf16,  // ptx::multiply_bf16x2 of the same
   kPositivePart,  // ptx::positive_part of an FP32
+  kSignedBytes,   // 1, 3, 5 and 7 times ptx::signed_halves<0 to 3> of a word and of its halves exchanged
   kSignedHalves,  // ptx::signed_halves<0>, and three times its <2> of the halves exchanged
   kReciprocal,    // ptx::reciprocal_estimate of an FP32
   kDivision,      // ptx::divide_usual of division_operands()

@@ -178,6 +178,21 @@ TEST_F(GpuInstructions, SignedHalves) {
   });
 }
 
+TEST_F(GpuInstructions, SignedBytesOfTwoWords) {
+  check("signed_bytes", Instruction::kSignedBytes, kAll, 0, [](uint32_t input, uint32_t result) {
+    const uint32_t swapped = input >> 16 | input << 16;
+    const auto half = [](uint32_t word, int byte) {
+      return uint32_t{static_cast<uint16_t>(static_cast<int8_t>(word >> 8 * byte))};
+    };
+    uint32_t expected = 0;
+    for (uint32_t i = 0; i < 4; ++i) {
+      const int byte = static_cast<int>(i);
+      expected += (half(input, byte) | half(swapped, byte) << 16) * (2 * i + 1);
+    }
+    return result == expected ? 0 : 1;
+  });
+}
+
 TEST_F(GpuInstructions, DivisionOfUsualNumbersIsIeees) {
   check("division", Instruction::kDivision, kAll, 0, [](uint32_t input, uint32_t result) {
     const testing::DivisionOperands operands = testing::division_operands(input);

@@ -32,6 +32,11 @@ class RingAttention {
     for (int64_t h = 0; h < desc.heads; ++h) sink_.push_back(rng.normal());
   }
   int64_t num_tokens() const { return std::ssize(positions_); }
+  // The bytes of entry `index`.
+  std::span<uint8_t> entry(int64_t index) {
+    const int64_t bytes = desc_.layout.entry_bytes();
+    return std::span(cache_).subspan(static_cast<size_t>((slots_ + index) * bytes), static_cast<size_t>(bytes));
+  }
 
   // [count, heads, head_dim] of the tokens from `first`.
   std::vector<float> run(const ops::Variant<ops::Attention>& variant, int64_t first, int64_t count, int threads) const {

@@ -21,7 +21,7 @@ namespace tessera::backends::cuda::attention_few {
 template <ops::EntryFormat kFormat, int kBlocks>
 __device__ void share_scales(const Job& job, Shared& shared, const KeyScales& scales) {
   const KeyLayout<kFormat, kBlocks> layout{job};
-  if (!layout.kHasFp8 || threadIdx.x >= kPart) return;
+  if (layout.fp8_groups() == 0 || threadIdx.x >= kPart) return;
   const bool is_unusual = __any_sync(~0u, !scales.are_usual(layout.fp8_groups()));
   if (threadIdx.x % 32 == 0) shared.has_unusual_scale[threadIdx.x / 32] = is_unusual;
   constexpr int kOwnGroups = kWarpChannels * Place<kBlocks>::kOwnWarps / kGroup;
@@ -45,6 +45,8 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
   const int first_part = static_cast<int>(blockIdx.z);
   const bool is_spread = keys.num_parts <= job.slots;
   const int stride = is_spread ? static_cast<int>(gridDim.z) : 1;
+  // Those of the first part stay, so that what comes next waits for what came before.
+  if (first_part > 0 && (!is_spread || first_part >= keys.num_parts)) return;
   // This thread's key, of which it tells the others, and the one of which it has channels.
   const uint8_t *key = nullptr, *own_key = nullptr;
   const auto find = [&](int part) {
@@ -54,17 +56,15 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
   const bool is_known = token.is_known(job, first_part);
   if (is_known) {
     find(first_part);
-    // Nothing is read that the kernel before may write.
-    if (first_part < keys.num_parts && threadIdx.x < kPart) {
-      for (int at = 0; at < layout.bytes(); at += 128) ptx::prefetch(key + at);
-      ptx::prefetch(key + layout.bytes() - 1);
-    }
+    // Nothing is read that the kernel before may write. A cluster's blocks ask for a quarter each, and nobody for what
+    // another GPU has.
+    const bool is_own = kBlocks == 1 || static_cast<int>(threadIdx.x) % kBlocks == ptx::cluster_rank();
+    const bool is_near = keys.is_window(first_part) || !job.entry_cache.has_far;
+    if (key != nullptr && is_own && is_near) ptx::prefetch_range(key, layout.bytes());
   }
   // Of the queries. Heads that aren't there are the last one again.
   const uint16_t* queries = job.q + (t * job.heads + first_head) * layout.width();
   const int last_head = job.heads - 1 - first_head, row_words = layout.width() / 8;
-  // Those of the first part stay, so that what comes next waits for what came before.
-  if (first_part > 0 && (!is_spread || first_part >= keys.num_parts)) return;
   if constexpr (kBlocks > 1) Place::meet();  // all are there to be written to
   wait_for_previous();
   if (keys.num_parts == 0) return;
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Place<kBlocks>::kThreads) attention_parts(Job 
     const bool has_keys = kWarpKeys * warp < count;
     if (has_keys) own_row.load(0);
     KeyScales scales;
-    if (layout.kHasFp8 && threadIdx.x < kPart) scales.load(layout.scales(key));
+    if (layout.fp8_groups() > 0 && threadIdx.x < kPart) scales.load(layout.scales(key));
     if (threadIdx.x < kPart) shared.keys[threadIdx.x / 2].at[threadIdx.x % 2] = key;
     ptx::wait_for_copies<0>();
     __syncthreads();

@@ -47,8 +47,8 @@ struct Place {
 // sm90), so that instructions hold them.
 template <ops::EntryFormat kFormat, int kBlocks>
 struct KeyLayout {
-  static constexpr bool kHasFp8 = kFormat == ops::EntryFormat::kKvFp8Bf16, kIsKnown = kBlocks > 1;
-  static constexpr ops::KvOffsets kAt = ops::kv_offsets({kFormat, kMaxWidth, kGroup});
+  using Known = EntryBytes<kFormat, kMaxWidth>;
+  static constexpr bool kHasFp8 = Known::kHasFp8, kIsKnown = kBlocks > 1;
   const Job& job;
 
   __device__ int width() const { return kIsKnown ? kMaxWidth : job.width; }
@@ -57,12 +57,9 @@ struct KeyLayout {
     if constexpr (!kHasFp8) return 0;
     return kIsKnown ? kMaxWidth / kGroup - 1 : static_cast<int>(job.entries.nope) / kGroup;
   }
-  __device__ int bytes() const {
-    if constexpr (!kIsKnown) return static_cast<int>(job.entries.bytes);
-    return static_cast<int>(kHasFp8 ? kAt.end : 2 * kMaxWidth);
-  }
+  __device__ int bytes() const { return static_cast<int>(kIsKnown ? Known::kCount : job.entries.bytes); }
   __device__ const uint8_t* scales(const uint8_t* key) const {
-    return key + (kIsKnown ? kAt.scales : job.entries.at.scales);
+    return key + (kIsKnown ? Known::kAt.scales : job.entries.at.scales);
   }
   // From that channel of a group on.
   template <bool kIsFp8, int kChannels>
@@ -70,7 +67,7 @@ struct KeyLayout {
     if constexpr (kIsFp8) {
       piece.load_fp8(key + group * kGroup + channel);
     } else {
-      const int64_t begin = !kHasFp8 ? 0 : kIsKnown ? kAt.rope : job.entries.at.rope;
+      const int64_t begin = !kHasFp8 ? 0 : kIsKnown ? Known::kAt.rope : job.entries.at.rope;
       piece.load_bf16(key + begin + 2 * ((group - fp8_groups()) * kGroup + channel));
     }
   }
@@ -112,7 +109,7 @@ struct TokenKeys {
   }
   // Whether it is known where keys of a part lie before the kernel before has ended.
   __device__ bool is_known(const Job& job, int part) const {
-    return keys.is_window(part) || (job.selected == nullptr && !job.entry_cache.has_far);
+    return keys.is_window(part) || (job.selected == nullptr && !job.entry_cache.is_made_by_kernel);
   }
   // Key n of a part, or its last.
   __device__ const uint8_t* find(const Job& job, int64_t t, int part, int n, int bytes) const {
@@ -136,7 +133,7 @@ struct KeyRow {
 
   __device__ KeyRow(const Job& job, const uint8_t* its_key) : layout{job}, key(its_key) {}
   __device__ void load(int first_group) {
-    if (layout.kHasFp8 && first_group == 0) scales.load(layout.scales(key));
+    if (first_group == 0 && layout.fp8_groups() > 0) scales.load(layout.scales(key));
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int group = first_group + n;

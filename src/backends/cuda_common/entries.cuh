@@ -38,6 +38,17 @@ struct Entries {
   }
 };
 
+// Bytes of DeepSeek-V4's keys, of which one group is rotary, and where their parts are, as constants: in instructions
+// they are free.
+template <ops::EntryFormat kFormat, int kWidth>
+struct EntryBytes {
+  static constexpr int kGroup = static_cast<int>(ops::kKvGroup);
+  static constexpr bool kHasFp8 = kFormat == ops::EntryFormat::kKvFp8Bf16;
+  static constexpr ops::KvOffsets kAt = ops::kv_offsets({kFormat, kWidth, kGroup});
+  static constexpr int64_t kCount = kHasFp8 ? kAt.end : 2 * kWidth;
+  static_assert(!kHasFp8 || (kAt.rope == kWidth - kGroup && kAt.scales % 8 == 0 && kCount % 8 == 0));
+};
+
 // Calls function(constant) with the format as a constant expression: constant.value.
 template <ops::EntryFormat kFormat>
 struct EntryConstant {

@@ -38,7 +38,8 @@ struct KeyScales {
 
   __device__ void load(const uint8_t* at) { codes = __ldg(reinterpret_cast<const uint2*>(at)); }
   __device__ uint32_t operator[](int group) const { return (group < 4 ? codes.x : codes.y) >> group % 4 * 8 & 0xFF; }
-  // are_usual_scales() of all of them.
+  // Whether all of them are from 2^-63 to 1: then the upper two bits of their codes are 01, values are BF16 numbers,
+  // and so are probabilities times pair_scale's first, which is all of the scale.
   __device__ bool are_usual(int count) const {
     constexpr uint32_t kUsual = 0x40404040, kUpper = 0xC0C0C0C0;
     const auto upper_of = [](int codes_there) {
@@ -58,13 +59,7 @@ __device__ inline PairScale pair_scale(uint32_t low, uint32_t high) {
   const auto second = [](uint32_t e) { return (e == 255 ? 127 : max(e, 134u) - 134 + 127) << 7; };
   return {first(low) | first(high) << 16, second(low) | second(high) << 16};
 }
-// Whether two pairs of scales, each in a half of a word, are all from 2^-63 to 1: then the upper two bits of their
-// codes are 01, values are BF16 numbers, and so are probabilities times pair_scale's first, which is all of the scale.
-__device__ inline bool are_usual_scales(uint32_t near, uint32_t far) {
-  constexpr uint32_t kUsual = 0x00400040, kUpper = 0x00C000C0;
-  return (((near ^ kUsual) | (far ^ kUsual)) & kUpper) == 0;
-}
-// pair_scale's first of such a pair.
+// pair_scale's first of a pair of usual ones (KeyScales), each in a half of a word.
 __device__ inline uint32_t usual_pair_scale(uint32_t pair) {
   return (pair + 120 * 0x10001) << 7;
 }

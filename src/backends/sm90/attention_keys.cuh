@@ -194,11 +194,7 @@ class Producer {
       s_.has_great_scale[(n + 2) % Shared::kParts] = false;
     }
     s_.found[slot].arrive();
-    if (n > 0 && ahead_.is_near()) {
-#pragma unroll
-      for (int at = 0; at < Bytes::kCount; at += kLine) ptx::prefetch(key + at);
-      ptx::prefetch(key + Bytes::kCount - 1);
-    }
+    if (n > 0 && ahead_.is_near()) ptx::prefetch_range(key, Bytes::kCount);
     if constexpr (!Step::kHasFp8) return {};
     return ptx::load_here(reinterpret_cast<const uint2*>(key + Bytes::kAt.scales));
   }
@@ -299,8 +295,6 @@ class Producer {
     }
     ptx::commit_copies();
   }
-
-  static constexpr int kLine = 128;  // of the L2 cache
 
   const Job& job_;
   Shared& s_;

@@ -53,15 +53,9 @@ __device__ inline bool is_spread(const Job& job, int num_parts) {
   return num_parts <= job.slots;
 }
 
-// An entry's bytes and where its parts are, as constants: in instructions they are free. Step after step of 64 bytes
-// goes through codes and rotary part.
+// Step after step of 64 bytes goes through codes and rotary part.
 template <ops::EntryFormat kFormat>
-struct EntryBytes {
-  static constexpr bool kHasFp8 = kFormat == ops::EntryFormat::kKvFp8Bf16;
-  static constexpr ops::KvOffsets kAt = ops::kv_offsets({kFormat, kWidth, kGroup});
-  static constexpr int64_t kCount = kHasFp8 ? kAt.end : 2 * kWidth;
-  static_assert(!kHasFp8 || (kAt.rope == kWidth - kGroup && kAt.scales % 8 == 0 && kCount % 8 == 0));
-};
+using EntryBytes = cuda_common::EntryBytes<kFormat, kWidth>;
 
 // The parts of a thread block, in order. What takes a load or a division is held, the rest is worked out anew.
 template <ops::EntryFormat kFormat>
