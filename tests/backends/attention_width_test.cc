@@ -37,7 +37,7 @@ TEST_F(SlowAttentionWidthsTest, FlashAndProHeads) {
 // A NaN among an entry's codes makes all outputs of the tokens that see it NaN, and no other token's, at every width
 // and with scales of every size beside it; what an entry is padded with means nothing.
 TEST_F(SlowAttentionWidthsTest, NanInEntries) {
-  constexpr int64_t kSlots = 140, kEntries = 5, kHeads = 16;
+  constexpr int64_t kSlots = 140, kEntries = 20, kHeads = 16;
   bool has_run = false;
   for (const int64_t width : {64, 192, 320, 512}) {
     for (const int64_t rope : {0, 64}) {
@@ -47,18 +47,19 @@ TEST_F(SlowAttentionWidthsTest, NanInEntries) {
                                       .scale = 0.05f,
                                       .layout = {ops::EntryFormat::kKvFp8Bf16, width, rope}};
       const int64_t nope = desc.layout.nope_dim(), scales = ops::kv_offsets(desc.layout).scales;
-      testing::RingAttention attention(rng_, desc, kSlots, {3, 150, 151, 900}, {3, 4, 5, 0});
+      testing::RingAttention attention(rng_, desc, kSlots, {3, 150, 151, 900}, {12, 13, 20, 0});
       for (int64_t i = 0; i < kEntries; ++i) {
         for (auto& padding : attention.entry(i).subspan(static_cast<size_t>(scales + nope / ops::kKvGroup))) {
           padding = 0xFF;
         }
       }
       if (nope > 0) {
-        // The first NaN is the second token's, the other the third's; their entries have a scale of 2^8 and of 2^-120.
-        attention.entry(3)[static_cast<size_t>(nope - 1)] = 0x7F;
-        attention.entry(3)[static_cast<size_t>(scales)] = 135;
-        attention.entry(4)[0] = 0xFF;
-        attention.entry(4)[static_cast<size_t>(scales + nope / ops::kKvGroup - 1)] = 7;
+        // The second token sees the first NaN alone, which no scale of 2^8 or 2^-120 is beside among eight entries, as
+        // many as a warp has; the other has both itself.
+        attention.entry(12)[static_cast<size_t>(width == 192 ? 0 : nope - 1)] = 0x7F;
+        attention.entry(17)[0] = 0xFF;
+        attention.entry(17)[static_cast<size_t>(scales)] = 135;
+        attention.entry(17)[static_cast<size_t>(scales + nope / ops::kKvGroup - 1)] = 7;
         // Those of tokens without a NaN are 2^-120 and 2^3.
         attention.entry(1)[static_cast<size_t>(scales + nope / ops::kKvGroup - 1)] = 7;
         attention.entry(2)[static_cast<size_t>(scales)] = 130;
