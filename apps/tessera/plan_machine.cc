@@ -77,6 +77,12 @@ bool has_weights(const std::string& directory) {
                      [](const auto& file) { return file.path().extension() == ".safetensors"; });
 }
 
+// A published size's name in whichever case, where no folder is called so.
+std::string published_name(const std::string& name) {
+  const std::string lower = CLI::detail::to_lower(name);
+  return (lower == "flash" || lower == "pro") && !std::filesystem::exists(name) ? lower : name;
+}
+
 }  // namespace
 
 PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
@@ -86,7 +92,8 @@ PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
       ->type_name("Nxh100|h200|b200|b300|rtx6000|gb10");
   c.add_option("--model", model_, "flash, pro, or a model's folder [flash]")
       ->type_name("flash|pro|DIR")
-      ->check(not_empty("flash, pro or a folder"));
+      ->check(not_empty("flash, pro or a folder"))
+      ->transform(published_name);
   c.add_option("--context", context_, "Tokens of each sequence, as in 128k [8k]")->transform(size)->type_name("N");
   c.add_option("--batch", load_.sequences, "Sequences at once [1]")->transform(size)->type_name("N");
   add_dense_flag(c, dense_, "fp8; a folder's weights as they are");

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <optional>
 
@@ -236,11 +237,13 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
 
 Gpus parse_gpus(std::string_view text) {
   Gpus gpus;
-  std::string_view name = text;
-  if (const size_t x = text.find('x'); x != std::string_view::npos && x > 0 && text[0] >= '0' && text[0] <= '9') {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + x, gpus.count);
-    if (error != std::errc() || end != text.data() + x) fail_gpus(text);
-    name = text.substr(x + 1);
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  std::string_view name = lower;
+  if (const size_t x = name.find('x'); x != std::string_view::npos && x > 0 && name[0] >= '0' && name[0] <= '9') {
+    const auto [end, error] = std::from_chars(name.data(), name.data() + x, gpus.count);
+    if (error != std::errc() || end != name.data() + x) fail_gpus(text);
+    name.remove_prefix(x + 1);
   }
   const auto all = targets();
   const auto found = std::find_if(all.begin(), all.end(), [&](const Target& target) { return target.name == name; });

@@ -11,7 +11,7 @@
 
 namespace tessera::bench {
 
-// "8xh200", "h200": GPUs of one machine.
+// "8xh200", "h200", in whichever case: GPUs of one machine.
 struct Gpus {
   int64_t count = 1;
   const Target* target = nullptr;

@@ -344,6 +344,8 @@ TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
 TEST(MachinePlan, GpusAreReadOrRefused) {
   EXPECT_EQ(parse_gpus("8xh200").count, 8);
   EXPECT_EQ(parse_gpus("8xh200").target->name, "h200");
+  EXPECT_EQ(parse_gpus("2xH200").target->name, "h200");
+  EXPECT_EQ(parse_gpus("2XRTX6000").count, 2);
   EXPECT_EQ(parse_gpus("rtx6000").count, 1);
   EXPECT_EQ(parse_gpus("rtx6000").target->name, "rtx6000");
   for (const char* bad :
