@@ -26,12 +26,10 @@ using model::ParallelPlan, model::WeightRow;
 
 // Rates of an H200 that set what the model of kernels does not describe, in cycles of one of its multiprocessors so
 // that other GPUs follow: docs/performance/{cuda,hopper,prefill}.md.
-constexpr double kPortablePart =
-    23'600;  // 13 us: attention, 128 keys for 16 heads; 2 less than what was measured of it
-constexpr double kClusterPart =
-    8'100;                            // 4.4 us: the same by a cluster of four; both as of 2026-11-29-h200-few-attention
-constexpr double kWidePart = 20'100;  // 11 us: attention of sm90, 128 keys for 64 heads
-constexpr double kScoreRate = 765;    // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
+constexpr double kPortablePart = 23'600;  // 13 us: attention, 128 keys for 16 heads (2026-11-29-h200-few-attention)
+constexpr double kClusterPart = 8'100;    // 4.4 us: the same by a cluster of four
+constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys for 64 heads
+constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
 constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts = 1024;  // backends/cuda/indexer.cu
