@@ -100,8 +100,10 @@ TEST_F(StepFaults, FailWholeOrNotAtAll) {
   emulated::disarm();
   const std::vector<float> expected = run();
   const auto total = static_cast<uint64_t>(emulated::num_calls());
-  constexpr int kTrials = 10;
-  for (int i = 0; i < kTrials; ++i) {
+  // What some calls fail at does no harm and is not noticed: so many trials that enough are.
+  constexpr int kTrials = 10, kMostTrials = 100, kEnough = 3;
+  const auto num_noticed = [&] { return num_device_errors_ + num_short_; };
+  for (int i = 0; i < kTrials || (i < kMostTrials && num_noticed() < kEnough); ++i) {
     const emulated::Fault fault{.nth = 1 + static_cast<int64_t>(rng_.below(total)),
                                 .count = rng_.below(2) == 0 ? 1 : 2 + static_cast<int64_t>(rng_.below(4)),
                                 .code = i % 2 == 0 ? cudaErrorMemoryAllocation : cudaErrorLaunchFailure};
@@ -113,7 +115,7 @@ TEST_F(StepFaults, FailWholeOrNotAtAll) {
         << fault.count << " from " << fault.nth << " of " << total << " calls, " << cudaGetErrorName(fault.code)
         << ", first " << failed;
   }
-  EXPECT_GT(num_device_errors_ + num_short_, kTrials / 4);
+  EXPECT_GE(num_noticed(), kEnough);
 }
 
 }  // namespace
