@@ -193,12 +193,16 @@ TEST_F(PagedEntriesTest, IndexScores) {
   }
 }
 
-// What may be written may be read, from where it lies.
-TEST(PagedEntries, ReadOnlyOnesKnowWhereTheyLie) {
+// What may be written may be read, from where it lies, and no earlier.
+TEST(PagedEntries, ReadOnlyOnesKnowWhereTheyLieAndWhoSaysSo) {
   ops::PagedEntries<uint8_t> entries;
   EXPECT_FALSE(ops::PagedEntries<const uint8_t>(entries).has_far);
+  EXPECT_FALSE(ops::PagedEntries<const uint8_t>(entries).is_made_by_kernel);
   entries.has_far = true;
   EXPECT_TRUE(ops::PagedEntries<const uint8_t>(entries).has_far);
+  EXPECT_FALSE(ops::PagedEntries<const uint8_t>(entries).is_made_by_kernel);
+  entries.is_made_by_kernel = true;
+  EXPECT_TRUE(ops::PagedEntries<const uint8_t>(entries).is_made_by_kernel);
 }
 
 }  // namespace
