@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Kernels of the three families of targets, and what they share. Used by forms.cc alone.
+#include <optional>
 #include <span>
 
 #include "bench/plan/forms.h"
@@ -35,6 +36,9 @@ struct StreamWork {
 };
 Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target);
 StreamWork stream_of(const ops::Linear::Desc& desc, int64_t tokens);
+// Of two formats, of which each has blocks of its own in one launch; none where that is more than one round of blocks.
+std::optional<Kernel> stream_kernel(const std::string& name, const StreamWork& first, const StreamWork& second,
+                                    const Target& target);
 
 // One launch of maps of one input, of at most kMostStreamTokens tokens: Hopper's ring of units where it has one
 // (sm90/unit_ring.cuh), else the stream of `work`, which is all of theirs.

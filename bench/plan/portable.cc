@@ -51,10 +51,11 @@ StreamWork stream_of(const ops::Linear::Desc& d, int64_t tokens) {
           .tokens = static_cast<double>(tokens)};
 }
 
-Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target) {
+namespace {
+
+Kernel planned_stream(const std::string& name, const StreamWork& work, const StreamPlan& plan, const Target& target) {
   constexpr int64_t kSchedulers = 4, kChunk = PackedNvfp4::kColumns;
   const int64_t chunks = ceil_div(work.width, kChunk);
-  const StreamPlan plan = stream_plan(chunks, work.tiles, work.passes, target.multiprocessors);
   const int64_t blocks = stream_blocks(plan, work.tiles, target.multiprocessors);
   const int64_t rounds = ceil_div<int64_t>(work.tiles, blocks * plan.block_tiles);
   const int64_t turns = rounds * ceil_div<int64_t>(chunks, plan.tile_warps) * work.passes;  // of a warp
@@ -82,6 +83,28 @@ Kernel stream_kernel(const std::string& name, const StreamWork& work, const Targ
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
   k.is_bulk = false;
   return k;
+}
+
+}  // namespace
+
+Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target) {
+  const int64_t chunks = ceil_div<int64_t>(work.width, PackedNvfp4::kColumns);
+  return planned_stream(name, work, stream_plan(chunks, work.tiles, work.passes, target.multiprocessors), target);
+}
+
+std::optional<Kernel> stream_kernel(const std::string& name, const StreamWork& first, const StreamWork& second,
+                                    const Target& target) {
+  const int64_t chunks = ceil_div<int64_t>(first.width, PackedNvfp4::kColumns);
+  const StreamPlan plan = stream_plan(chunks, first.tiles + second.tiles, 1, target.multiprocessors);
+  const int64_t blocks =
+      ceil_div<int64_t>(first.tiles, plan.block_tiles) + ceil_div<int64_t>(second.tiles, plan.block_tiles);
+  if (blocks > kStreamBlocksAtOnce * target.multiprocessors) return std::nullopt;
+  Kernel both = planned_stream(name, first, plan, target);
+  const Kernel other = planned_stream(name, second, plan, target);
+  both.issue_cycles += other.issue_cycles, both.memory_bytes += other.memory_bytes;
+  both.first_bytes += other.first_bytes, both.requested_bytes += other.requested_bytes;
+  both.drain_cycles = std::max(both.drain_cycles, other.drain_cycles);
+  return both;
 }
 
 std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {

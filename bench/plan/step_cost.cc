@@ -244,7 +244,7 @@ class Layer {
   void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1) {
     std::vector<Kernel> streams, others;
     std::vector<ops::Linear::Desc> of_together;
-    std::optional<StreamWork> together;
+    std::vector<StreamWork> works;  // of the streams
     for (const char* map : names) {
       const Held& held = held_.at(map);
       PlanShape shape;
@@ -266,13 +266,17 @@ class Layer {
       const StreamWork work = stream_of(shape.map, load_.rows());
       if (!is_stream) {
         others.insert(others.end(), kernels.begin(), kernels.end());
-      } else if (together && together->format == work.format && together->width == work.width) {
-        together->tiles += work.tiles, of_together.push_back(shape.map);
-        streams.back() = few_tokens_kernel(of_together, *together, load_.rows(), t_);
+      } else if (!works.empty() && works.back().format == work.format && works.back().width == work.width) {
+        works.back().tiles += work.tiles, of_together.push_back(shape.map);
+        streams.back() = few_tokens_kernel(of_together, works.back(), load_.rows(), t_);
       } else {
-        together = work, of_together = {shape.map};
+        works.push_back(work), of_together = {shape.map};
         streams.push_back(kernels[0]);
       }
+    }
+    if (works.size() == 2 && works[0].width == works[1].width && others.empty() &&
+        (works[0].format == ops::WeightFormat::kBf16 || works[1].format == ops::WeightFormat::kBf16)) {
+      if (const auto both = stream_kernel("cuda linear_stream", works[0], works[1], t_)) streams = {*both};
     }
     streams.insert(streams.end(), others.begin(), others.end());
     add(name, streams);

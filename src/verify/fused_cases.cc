@@ -299,6 +299,18 @@ std::vector<Spec<ops::LinearGroup>> specs_of(ops::LinearGroup, bool is_quick) {
     add_small<ops::LinearGroup>(specs, group(format, 1152, {33, 64}, false));
     for (const int64_t in : {48, 1152}) add_small<ops::LinearGroup>(specs, gated(format, in, 37));
   }
+  // Of two formats, in any order, of which BF16 is one.
+  const auto with_bf16 = [&](WeightFormat format, int64_t in, std::initializer_list<int64_t> outs,
+                             std::initializer_list<int64_t> bf16_outs) {
+    ops::LinearGroup::Desc desc = group(format, in, outs, false);
+    const ops::LinearGroup::Desc bf16 = group(WeightFormat::kBf16, in, bf16_outs, true);
+    desc.maps.insert(desc.maps.end() - 1, bf16.maps.begin(), bf16.maps.end());
+    return desc;
+  };
+  for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+    add_small<ops::LinearGroup>(specs, with_bf16(format, 128, {5, 67}, {1, 33, 16, 40, 3}));
+    add_small<ops::LinearGroup>(specs, with_bf16(format, 1152, {33, 64}, {48}));
+  }
   // NVFP4 inputs, which are rounded once for all maps; behind a norm too.
   const auto of_nvfp4 = [](ops::LinearGroup::Desc desc, bool has_norm) {
     for (ops::Linear::Desc& map : desc.maps) map.input = InputMode::kA4;
@@ -317,6 +329,10 @@ std::vector<Spec<ops::LinearGroup>> specs_of(ops::LinearGroup, bool is_quick) {
     add_published<ops::LinearGroup>(specs, group(format, 4096, {1024, 512}, false), "Flash wq_a, wkv");
     add_published<ops::LinearGroup>(specs, group(format, 1024, {32768, 8192}, false), "Flash wq_b, indexer wq_b");
     add_published<ops::LinearGroup>(specs, gated(format, 4096, 2048), "Flash shared expert");
+  }
+  for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
+    add_published<ops::LinearGroup>(specs, with_bf16(format, 4096, {1024, 512}, {1024, 1024, 256, 256, 64}),
+                                    "Flash maps of the input of ratio 4");
   }
   add_published<ops::LinearGroup>(specs, group(WeightFormat::kBf16, 4096, {1024, 1024, 256, 256, 64}, true),
                                   "Flash compressors of ratio 4");

@@ -73,6 +73,11 @@ __device__ inline bool find_window(const Job& job, int ratio, int64_t entry, Win
   return false;
 }
 
+// Called, not inlined: where a thread has few exponentials most of its time would go into bringing their instructions.
+[[gnu::noinline]] __device__ inline float exp_called(float x) {
+  return exp_rounded(x);
+}
+
 // A softmax as far as its tokens have come.
 struct Softmax {
   float max = no_score(), sum = 0, weighted = 0;
@@ -174,16 +179,7 @@ class OverlapRows {
     Gated tokens[2 * kOverlapRatio];
 #pragma unroll
     for (int k = 0; k < kOverlapRatio; ++k) tokens[k] = at(n - 1, k, 0), tokens[kOverlapRatio + k] = at(n, k, 1);
-    float max = no_score(), sum = 0, weighted = 0;
-#pragma unroll
-    for (const Gated& token : tokens) max = is_larger(token.score, max) ? token.score : max;
-#pragma unroll
-    for (const Gated& token : tokens) {
-      const float weight = exp_rounded(token.score - max);
-      sum += weight;
-      weighted += weight * token.value;
-    }
-    return weighted / sum;
+    return pool_of(tokens, exp_rounded);
   }
 
   // The state after a slice of one token that completes nothing.
@@ -192,6 +188,36 @@ class OverlapRows {
     const int64_t to = window_.phase * 2 * job_.width + channel_;
     current_values_[to] = first.value, current_scores_[to] = first.score;
     current_values_[to + job_.width] = second.value, current_scores_[to + job_.width] = second.score;
+  }
+
+  // The state after a slice of one token, the last of its window, and the window's entry. All of the state but this
+  // token's is there: loads without a choice, and few instructions.
+  __device__ float complete_one() const {
+    constexpr int kLast = kOverlapRatio - 1;
+    // Rows of the state, one channel of each: values and scores of the window before, then of this one both halves.
+    const int width = static_cast<int>(job_.width), half = kOverlapRatio * width;
+    float* const state = previous_values_ + channel_;
+    const float* const ape = job_.ape + (2 * kLast * width + channel_);
+    const int64_t row = window_.slice.first_row * 2 * width + channel_;
+    const float *value = job_.values + row, *gate = job_.gates + row;
+    Gated tokens[2 * kOverlapRatio], halves[kOverlapRatio];  // of the entry; first halves of this window
+#pragma unroll
+    for (int k = 0; k < kOverlapRatio; ++k) tokens[k] = {state[k * width], state[k * width + half]};
+#pragma unroll
+    for (int k = 0; k < kLast; ++k) {
+      const float* own = state + 2 * half + 2 * k * width;
+      halves[k] = {own[0], own[2 * half]};
+      tokens[kOverlapRatio + k] = {own[width], own[2 * half + width]};
+    }
+    halves[kLast] = {value[0], gate[0] + ape[0]};
+    const Gated newest = tokens[kOverlapRatio + kLast] = {value[width], gate[width] + ape[width]};
+#pragma unroll
+    for (int k = 0; k < kOverlapRatio; ++k)
+      state[k * width] = halves[k].value, state[k * width + half] = halves[k].score;
+    float* own = state + 2 * half + 2 * kLast * width;
+    own[0] = halves[kLast].value, own[2 * half] = halves[kLast].score;
+    own[width] = newest.value, own[2 * half + width] = newest.score;
+    return pool_of(tokens, exp_called);
   }
 
   // The state after the slice: of the last completed window the first half of channels, of the last tokens all.
@@ -227,6 +253,20 @@ class OverlapRows {
   }
 
  private:
+  template <class Exp>
+  __device__ static float pool_of(const Gated (&tokens)[2 * kOverlapRatio], const Exp& exp_of) {
+    float max = no_score(), sum = 0, weighted = 0;
+#pragma unroll
+    for (const Gated& token : tokens) max = is_larger(token.score, max) ? token.score : max;
+#pragma unroll
+    for (const Gated& token : tokens) {
+      const float weight = exp_of(token.score - max);
+      sum += weight;
+      weighted += weight * token.value;
+    }
+    return weighted / sum;
+  }
+
   // Of the slice's last tokens the k-th, counted from the beginning of its first window, and whether there is one.
   __device__ int64_t token(int k) const {
     return window_.phase + window_.slice.num_rows - kOverlapRatio + k;
@@ -260,12 +300,13 @@ __device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, con
   // The state reaches into the first two entries.
   if (window.n > 1) return store(window.n, value_of(window.n));
   if (window.n == 1) return;
-  // One token that completes nothing, as three of four do when answers are made: few instructions, which take 2 us less
-  // than the many below, most of them passed over (docs/performance/hopper.md, "A step kernel by kernel").
+  // One token, as answers are made: few instructions. That of the many below most were passed over cost one that
+  // completes nothing 2 us (docs/performance/hopper.md, "A step kernel by kernel"), one that completes a window 8.
   if (window.slice.num_rows == 1 && window.completed == 0) {
     store(0, 0);
     return rows.keep_one();
   }
+  if (window.slice.num_rows == 1) return store(0, rows.complete_one());
   // Loads before all stores, which may change what they read for all the compiler knows: one wait instead of three.
   const OverlapRows::State state = rows.load_state();
   const float first = value_of(0);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_group on tensor cores: for few tokens the tiles of all maps stream through one launch (weight_stream.cuh), so
 // that narrow maps share the GPU and wait for their input once; of gate and up a tile has both, and stores their
-// activation. More tokens (cuda_common/stream_limit.h): the maps one by one. The sums are those of linear_mma.cu.
+// activation. Of two formats each has blocks of its own in that launch. More tokens (cuda_common/stream_limit.h): the
+// maps one by one. The sums are those of linear_mma.cu.
+#include <algorithm>
 #include <type_traits>
 
 #include "backends/cuda/group_tiles.cuh"
@@ -46,6 +48,70 @@ bool stream(const Job& job, int row_tiles, device::Queue& queue) {
   return start(std::integral_constant<int, kPackedStages>());
 }
 
+// Maps of one format and the blocks that they have, of a launch that others share.
+struct Part {
+  Job job;
+  int num_tiles, num_blocks;
+};
+
+template <ops::WeightFormat kFormat>
+using MapsOf = MapTiles<PackedShare<kFormat>>;
+template <ops::WeightFormat kFormat>
+using RingOf = PackedRing<kFormat, kPackedStages, MapsOf<kFormat>>;
+
+template <ops::WeightFormat kFormat>
+__device__ void stream_part(const Part& part, const StreamShape& shape, int first_block) {
+  const StreamBlocks blocks{static_cast<int>(blockIdx.x) - first_block, part.num_blocks};
+  const MapsOf<kFormat> tiles(part.job);
+  float* s_sums = dynamic_shared<float>();  // then the rings
+  RingOf<kFormat> ring(shape, part.num_tiles, tiles, reinterpret_cast<char*>(s_sums + 2 * shape.round_sums(1)), blocks);
+  wait_for_previous();
+  stream_tiles(shape, part.num_tiles, tiles, ring, s_sums, blocks);
+}
+
+// Grid: the blocks of `packed`, then those of `bf16`.
+template <ops::WeightFormat kFormat>
+__global__ void __launch_bounds__(kMaxWarps* kWarp, 2)
+    linear_group_of_two(const __grid_constant__ Part packed, const __grid_constant__ Part bf16, StreamShape shape) {
+  if (static_cast<int>(blockIdx.x) < packed.num_blocks) {
+    stream_part<kFormat>(packed, shape, 0);
+  } else {
+    stream_part<ops::WeightFormat::kBf16>(bf16, shape, packed.num_blocks);
+  }
+}
+
+// False: not on this GPU, or not in one round of blocks, where some have done with one format's tiles while others have
+// the other's before them.
+template <ops::WeightFormat kFormat>
+bool stream_two(Part packed, Part bf16, device::Queue& queue) {
+  const StreamShape shape = stream_shape(packed.job.in, packed.num_tiles + bf16.num_tiles, 1);
+  for (Part* part : {&packed, &bf16}) part->num_blocks = ceil_div(part->num_tiles, shape.block_tiles);
+  const int blocks = packed.num_blocks + bf16.num_blocks;
+  constexpr int kStageBytes = std::max(RingOf<kFormat>::kBytes, RingOf<ops::WeightFormat::kBf16>::kBytes);
+  const size_t bytes = shape.shared_bytes(kPackedStages, kStageBytes, 1);
+  if (blocks > kStreamBlocksAtOnce * multiprocessors() || bytes > most_shared_bytes()) return false;
+  launch("linear_group", queue, linear_group_of_two<kFormat>, dim3(static_cast<unsigned>(blocks)), shape.threads(),
+         bytes, packed, bf16, shape);
+  return true;
+}
+
+// False: the parts by themselves.
+bool stream_formats(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
+  Part packed{}, bf16{};
+  ops::WeightFormat format = ops::WeightFormat::kNvfp4;
+  for (const ops::LinearGroupPart& of_format : ops::parts_by_format(desc)) {
+    const Job job = job_of(of_format.desc, of_format.args_of(args));
+    const int row_tiles = row_tiles_of(of_format.desc, job);
+    const ops::WeightFormat its_format = of_format.desc.maps.front().format;
+    if (!streams_tokens(its_format, std::ssize(of_format.members), row_tiles, job.in, args.num_tokens)) return false;
+    const bool is_bf16 = its_format == ops::WeightFormat::kBf16;
+    if (!is_bf16) format = its_format;
+    (is_bf16 ? bf16 : packed) = {job, row_tiles * static_cast<int>(job.token_tiles.divisor()), 0};
+  }
+  return format == ops::WeightFormat::kNvfp4 ? stream_two<ops::WeightFormat::kNvfp4>(packed, bf16, queue)
+                                             : stream_two<ops::WeightFormat::kFp8Block>(packed, bf16, queue);
+}
+
 template <ops::WeightFormat kFormat>
 bool stream_maps(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   using Share = PackedShare<kFormat>;
@@ -65,11 +131,17 @@ bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::strin
   for (const ops::Linear::Desc& map : desc.maps) {
     if (!linear_packed_supports(map, why_not)) return false;
   }
+  const auto num_bf16 = std::ranges::count(desc.maps, ops::WeightFormat::kBf16, &ops::Linear::Desc::format);
+  if (!desc.has_one_format() && (num_bf16 == 0 || ops::parts_by_format(desc).size() != 2)) {
+    why_not = "maps of one format, or of BF16 and one other";
+    return false;
+  }
   return true;
 }
 
 bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return true;
+  if (!desc.has_one_format()) return stream_formats(desc, args, queue);
   int64_t row_tiles = 0;
   for (const ops::Linear::Desc& map : desc.maps) row_tiles += ceil_div<int64_t>(map.out, kTileRows);
   const ops::Linear::Desc& first = desc.maps.front();
@@ -88,7 +160,11 @@ bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGr
 }
 
 void linear_group_packed(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
-  if (!linear_group_stream(desc, args, queue)) ops::run_parts(desc, args, queue, linear_packed, swiglu);
+  if (linear_group_stream(desc, args, queue)) return;
+  if (desc.has_one_format()) return ops::run_parts(desc, args, queue, linear_packed, swiglu);
+  for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
+    linear_group_packed(part.desc, part.args_of(args), queue);
+  }
 }
 
 }  // namespace tessera::backends::cuda

@@ -23,8 +23,9 @@ class PackedRing {
   static_assert(Layout::kRows == kTileRows && kChunk % Layout::kColumns == 0);
 
   // Begins to copy the first stages.
-  __device__ PackedRing(const StreamShape& shape, int num_tiles, const Tiles& tiles, char* s_stages)
-      : width_(shape.width), lane_(static_cast<int>(threadIdx.x) % kWarp), next_(shape, num_tiles, tiles) {
+  __device__ PackedRing(const StreamShape& shape, int num_tiles, const Tiles& tiles, char* s_stages,
+                        StreamBlocks blocks = StreamBlocks::of_launch())
+      : width_(shape.width), lane_(static_cast<int>(threadIdx.x) % kWarp), next_(shape, num_tiles, tiles, blocks) {
     s_ring_ = s_stages + static_cast<int>(threadIdx.x) / kWarp * (kStages * kBytes) + lane_ * Layout::kPieceBytes;
     find_units();
 #pragma unroll

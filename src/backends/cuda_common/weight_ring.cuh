@@ -39,7 +39,9 @@ class WeightRing {
 
   // Begins to copy the first stages.
   __device__ WeightRing(const StreamShape& shape, int num_tiles, const Tiles& tiles, char* s_stages)
-      : shape_(shape), lane_(static_cast<int>(threadIdx.x) % kWarp), next_(shape, num_tiles, tiles) {
+      : shape_(shape),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        next_(shape, num_tiles, tiles, StreamBlocks::of_launch()) {
     s_ring_ = s_stages + static_cast<int>(threadIdx.x) / kWarp * (kStages * kBytes);
     const int first_row = lane_ / Layout::kRowPieces;
     s_piece_ = first_row * Layout::kRowBytes + Layout::slot_of(lane_ % Layout::kRowPieces, first_row) * 16;

@@ -52,6 +52,13 @@ struct StreamShape : StreamPlan {
   }
 };
 
+// The thread blocks of a launch that have its tiles, and which of them this one is: all, or a part where others have
+// tiles of another kind.
+struct StreamBlocks {
+  int index, count;
+  __device__ static StreamBlocks of_launch() { return {static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)}; }
+};
+
 // Stages of a ring where so few blocks are launched that each may have a multiprocessor's shared memory, should rings
 // have fewer elsewhere.
 constexpr int kManyStages = 4;
@@ -80,11 +87,11 @@ __device__ inline int streamed_token(int at) {
 template <int kColumns, class Tiles>
 class StreamWalk {
  public:
-  __device__ StreamWalk(const StreamShape& shape, int num_tiles, const Tiles& tiles)
-      : shape_(shape), tiles_(tiles), num_tiles_(num_tiles) {
+  __device__ StreamWalk(const StreamShape& shape, int num_tiles, const Tiles& tiles, StreamBlocks blocks)
+      : shape_(shape), tiles_(tiles), num_tiles_(num_tiles), num_blocks_(blocks.count) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     first_column_ = warp % shape.tile_warps * kChunk;
-    ahead_tile_ = static_cast<int>(blockIdx.x) * shape.block_tiles + warp / shape.tile_warps;
+    ahead_tile_ = blocks.index * shape.block_tiles + warp / shape.tile_warps;
     load_ahead();
     enter();
   }
@@ -108,7 +115,7 @@ class StreamWalk {
     column_ = first_column_;
     if (++ahead_pass_ == Tiles::kPasses) {
       ahead_pass_ = 0;
-      ahead_tile_ += static_cast<int>(gridDim.x) * shape_.block_tiles;
+      ahead_tile_ += num_blocks_ * shape_.block_tiles;
     }
     load_ahead();
   }
@@ -118,7 +125,7 @@ class StreamWalk {
 
   const StreamShape& shape_;
   const Tiles& tiles_;
-  const int num_tiles_;
+  const int num_tiles_, num_blocks_;
   int first_column_, column_, ahead_tile_, ahead_pass_ = 0;
   bool is_done_;
   TileWeights weights_, ahead_ = {};
@@ -140,17 +147,17 @@ __device__ void finish_sum(int num_chunks, const Tiles& tiles, const typename Ti
 
 // All tiles of this block. s_sums: the rounds' chunk sums.
 template <class Ring, class Tiles>
-__device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tiles& tiles, Ring& ring, float* s_sums) {
+__device__ void stream_tiles(const StreamShape& shape, int num_tiles, const Tiles& tiles, Ring& ring, float* s_sums,
+                             StreamBlocks blocks = StreamBlocks::of_launch()) {
   constexpr int kPasses = Tiles::kPasses;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const int num_sums = shape.block_tiles * kTileSums, num_threads = shape.tile_warps * shape.block_tiles * kWarp;
-  const int tile_sums = shape.num_chunks * kPasses * kTileSums,
-            stride = static_cast<int>(gridDim.x) * shape.block_tiles;
+  const int tile_sums = shape.num_chunks * kPasses * kTileSums, stride = blocks.count * shape.block_tiles;
   const int tile_in_block = warp / shape.tile_warps, own_tile = thread / kTileSums, own_at = thread % kTileSums;
   const auto inputs = [&](int tile) {
     return reinterpret_cast<const uint4*>(tiles.inputs(tiles.place(tile))) + lane % 4 * (kShareColumns / 8);
   };
-  int base = static_cast<int>(blockIdx.x) * shape.block_tiles, turn = 0;
+  int base = blocks.index * shape.block_tiles, turn = 0;
   const uint4* x = base + tile_in_block < num_tiles ? inputs(base + tile_in_block) : nullptr;
   for (; base < num_tiles; base += stride, turn ^= 1) {
     float* s_round = s_sums + turn * shape.round_sums(kPasses);

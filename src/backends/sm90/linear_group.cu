@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // linear_group with packed weights: few tokens in one launch, ring_maps.cu's or the portable backend's, which reads
 // the same layout and has the same sums; more tokens by one launch for all chunks, or the maps one by one, whose
-// input is then arranged once.
+// input is then arranged once. Of two formats those that are not few are two calls.
 #include <algorithm>
 
 #include "backends/cuda/kernels.h"
@@ -42,7 +42,10 @@ bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_
 }
 
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
-  int64_t most = linear_chunks_workspace(desc.maps, max_tokens);
+  int64_t most = 0;
+  for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
+    most = std::max(most, linear_chunks_workspace(part.desc.maps, max_tokens));
+  }
   for (const ops::Linear::Desc& map : desc.maps) most = std::max(most, linear_workspace(map, max_tokens));
   return most;
 }
@@ -50,6 +53,13 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
+  if (!desc.has_one_format()) {
+    if (streams_formats(desc, args.num_tokens, multiprocessors) && cuda::linear_group_stream(desc, args, queue)) return;
+    for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
+      linear_group(part.desc, part.args_of(args), queue);
+    }
+    return;
+  }
   const std::span<const ops::WeightView> weights(args.weights.data(), desc.maps.size());
   const auto num_folded = std::ranges::count_if(weights, &ops::WeightView::scales_fold);
   const bool all_fold = num_folded == std::ssize(weights);

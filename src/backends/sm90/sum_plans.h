@@ -92,6 +92,17 @@ inline bool uses_ring(std::span<const ops::Linear::Desc> maps, int passes, bool 
 inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num_tokens, int64_t multiprocessors) {
   return uses_ring(desc.maps, desc.swiglu ? 2 : 1, fold, num_tokens, multiprocessors);
 }
+// Maps of two formats, whether they are one launch of the portable kernels (cuda/linear_group.cu) of few tokens: where
+// no ring loses as many units as NVFP4 wants of it. FP8's maps of an input are fewer and have the ring by themselves;
+// together with BF16's they are faster without (docs/performance/hopper.md, "Maps of two formats in one launch").
+inline bool streams_formats(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
+  int64_t units = 0;
+  for (const ops::Linear::Desc& map : desc.maps) {
+    if (map.format == ops::WeightFormat::kBf16) continue;
+    units += ceil_div<int64_t>(map.out, cuda_common::PackedNvfp4::kRows) * ring_chunks(map.in);
+  }
+  return num_tokens <= FewPlan::kTokens && units < kFewestRingUnits * multiprocessors;
+}
 // Experts whose portable kernels would list the slots themselves.
 inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
   constexpr int64_t kRows = cuda_common::PackedNvfp4::kRows;

@@ -9,6 +9,7 @@ namespace tessera::model {
 
 LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& where,
                                    const std::vector<const LinearLayer*>& all, const NormLayer* norm) {
+  if (bind_all_formats(builder, where, all)) return;
   std::vector<bool> is_taken(all.size());
   for (size_t first = 0; first < all.size(); ++first) {
     if (is_taken[first]) continue;
@@ -41,6 +42,21 @@ LinearGroupLayer::LinearGroupLayer(LayerBuilder& builder, const std::string& whe
     for (const size_t i : group.members) is_taken[i] = true;
     groups_.push_back(std::move(group));
   }
+}
+
+bool LinearGroupLayer::bind_all_formats(LayerBuilder& builder, const std::string& where,
+                                        const std::vector<const LinearLayer*>& all) {
+  ops::LinearGroup::Desc desc;
+  Group group;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i]->op().chosen() != all.front()->op().chosen()) return false;
+    desc.maps.push_back(all[i]->op().desc), group.members.push_back(i);
+  }
+  if (desc.maps.size() > ops::LinearGroup::kMostMaps || desc.has_one_format()) return false;
+  group.op = builder.bind_fused<ops::LinearGroup>(where, desc, {all.front()->op().chosen()});
+  if (!group.op.is_bound()) return false;
+  groups_.push_back(std::move(group));
+  return true;
 }
 
 void LinearGroupLayer::run(const StepContext& context, const TensorView& x, std::span<const Call> calls,

@@ -35,6 +35,9 @@ class LinearGroupLayer {
     ops::Bound<ops::LinearGroup> op;
     std::vector<size_t> members;
   };
+  // All maps in one group if their weights have several formats and their backend has such a call. False: it has not.
+  bool bind_all_formats(LayerBuilder& builder, const std::string& where, const std::vector<const LinearLayer*>& all);
+
   std::vector<Group> groups_;
   std::vector<size_t> alone_;
 };

@@ -20,6 +20,10 @@ int64_t normed_bytes(const LinearGroup::Desc& desc, int64_t num_tokens) {
 
 }  // namespace
 
+bool LinearGroup::Desc::has_one_format() const {
+  return std::ranges::all_of(maps, [&](const Linear::Desc& map) { return map.format == maps.front().format; });
+}
+
 std::string LinearGroup::Desc::to_string() const {
   std::string text;
   for (const Linear::Desc& map : maps) text += (text.empty() ? "" : "; ") + map.to_string();
@@ -40,12 +44,15 @@ bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string&
   }
   const Linear::Desc& first = desc.maps.front();
   for (const Linear::Desc& map : desc.maps) {
-    if (map.in != first.in || map.format != first.format || map.input != first.input ||
-        map.activation != first.activation || map.groups != 1) {
-      why_not = "maps of one group, of one input and one format of weights";
+    if (map.in != first.in || map.input != first.input || map.activation != first.activation || map.groups != 1) {
+      why_not = "maps of one group and one input";
       return false;
     }
     if (!linear_reference_supports(map, why_not)) return false;
+  }
+  if ((desc.swiglu || desc.norm) && !desc.has_one_format()) {
+    why_not = "a norm before them, and swiglu, are of maps of one format";
+    return false;
   }
   if (desc.swiglu && (desc.maps.size() != 2 || first.out != desc.maps[1].out || first.out != desc.swiglu->inner ||
                       first.output != first.activation || desc.maps[1].output != first.activation)) {
@@ -83,6 +90,27 @@ Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i) {
 
 SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args) {
   return {.gate = args.y[0], .up = args.y[1], .out = args.y[0], .num_tokens = args.num_tokens};
+}
+
+LinearGroup::Args LinearGroupPart::args_of(const LinearGroup::Args& group) const {
+  LinearGroup::Args args = group;
+  for (size_t i = 0; i < members.size(); ++i) {
+    args.weights[i] = group.weights[members[i]], args.y[i] = group.y[members[i]];
+  }
+  return args;
+}
+
+std::vector<LinearGroupPart> parts_by_format(const LinearGroup::Desc& desc) {
+  std::vector<LinearGroupPart> parts;
+  for (size_t i = 0; i < desc.maps.size(); ++i) {
+    const auto is_alike = [&](const LinearGroupPart& part) {
+      return part.desc.maps.front().format == desc.maps[i].format;
+    };
+    auto part = std::ranges::find_if(parts, is_alike);
+    if (part == parts.end()) part = parts.insert(part, LinearGroupPart{});
+    part->desc.maps.push_back(desc.maps[i]), part->members.push_back(i);
+  }
+  return parts;
 }
 
 void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Linear maps of one input: y[i] = linear(x, weights[i]). With `norm` their input is rms_norm(x). With `swiglu` there
-// are two maps, gate and up, whose activation becomes y[0]. Fused (decision 0023): every result has the bits that
-// rms_norm, linear and swiglu give one after the other, with their rounding points.
-// Source: those ops' contracts.
+// are two maps, gate and up, whose activation becomes y[0]. With neither, weights may be of several formats. Fused
+// (decision 0023): every result has the bits that rms_norm, linear and swiglu give one after the other, with their
+// rounding points. Source: those ops' contracts.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -19,11 +19,12 @@ namespace tessera::ops {
 struct LinearGroup {
   static constexpr const char* kName = "linear_group";
   static constexpr bool kIsFused = true;
-  static constexpr size_t kMostMaps = 5;
+  static constexpr size_t kMostMaps = 7;
   struct Desc {
-    std::vector<Linear::Desc> maps;  // of one group; alike but for `out` and `output`
+    std::vector<Linear::Desc> maps;  // of one group; alike but for `out`, `output` and `format`
     std::optional<SwiGlu::Desc> swiglu = {};
     std::optional<RmsNorm::Desc> norm = {};
+    bool has_one_format() const;
     std::string to_string() const;
   };
   // As many maps as the description has.
@@ -47,6 +48,16 @@ RmsNorm::Args norm_of_group(const LinearGroup::Desc& desc, const LinearGroup::Ar
 LinearGroup::Args behind_norm(const LinearGroup::Desc& desc, const LinearGroup::Args& args);
 Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i);
 SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args);
+
+// The maps of one format, as a call of their own, whose map i is the group's map members[i].
+struct LinearGroupPart {
+  LinearGroup::Desc desc;
+  std::vector<size_t> members;
+  LinearGroup::Args args_of(const LinearGroup::Args& group) const;
+};
+// In the order of their first maps. Of a group without norm and swiglu.
+std::vector<LinearGroupPart> parts_by_format(const LinearGroup::Desc& desc);
+
 // The maps one by one, and then its swiglu, by those functions. For groups without a norm.
 void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,
                void (*linear)(const Linear::Desc&, const Linear::Args&, device::Queue&),
