@@ -129,9 +129,11 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
   flags.command = &command;
   command.add_option("--gpus", flags.gpus, "Share the model over N GPUs, cuda:0 on, a process each")
       ->type_name("N")
+      ->check(not_empty("a whole number"))
       ->group("Ranks");
   command.add_option("--ranks", flags.ranks, "Share the model over N processes of --device cpu: to try it, not fast")
       ->type_name("N")
+      ->check(not_empty("a whole number"))
       ->group("Ranks");
   command
       .add_option("--rank-split", flags.split,
@@ -169,10 +171,12 @@ void add_rank_flags(CLI::App& command, RankFlags& flags) {
       ->group("Ranks");
   command.add_option("--rank-wait", flags.wait_seconds, "Seconds in which all ranks have to come")
       ->type_name("S")
+      ->check(not_empty("a number"))
       ->capture_default_str()
       ->group("Ranks");
   command.add_option("--rank-timeout", flags.timeout_seconds, "Seconds of silence after which a rank is lost")
       ->type_name("S")
+      ->check(not_empty("a number"))
       ->capture_default_str()
       ->group("Ranks");
 }
@@ -212,6 +216,10 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   };
   check("--rank-wait", flags.wait_seconds, 0.1);
   check("--rank-timeout", flags.timeout_seconds, 0.5);
+  if (!flags.listen.empty() && flags.listen != "*" && !comm::may_name_host(flags.listen)) {
+    fail_usage(fmt::format("--rank-listen: expected a host's name or IP address, without a port, or *, found \"{}\"",
+                           printable(flags.listen, 80)));
+  }
   // The environment's TESSERA_DEVICE counts as given too, but nobody asked for it here.
   const bool is_from_environment = env_value("TESSERA_DEVICE").value_or("") == model.device;
   if (on_gpus_ && is_given("--device") && !is_from_environment) {
@@ -357,7 +365,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     options.watch = &others_;
   }
   options.place = place_;
-  options.listen_address = flags_.listen;
+  options.listen_address = flags_.listen, options.listen_source = "--rank-listen";
   options.join_seconds = flags_.wait_seconds;
   options.lost_seconds = flags_.timeout_seconds;
   options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience

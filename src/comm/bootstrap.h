@@ -41,6 +41,7 @@ struct BootstrapOptions {
   // Where rank 0 listens; "*": every network. Empty: at place.address, but for a name that leads to the loopback of
   // this machine only, where nobody else would find it: then every network.
   std::string listen_address;
+  std::string listen_source;  // who said so, for errors
   JoinWatch* watch = nullptr;
   double join_seconds = 300;
   double heartbeat_seconds = 1;

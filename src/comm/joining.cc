@@ -26,15 +26,23 @@ Clock::time_point after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
+// An error says whose value it is, where somebody said it.
+Socket listen_named(const std::string& address, int port, const std::string& source) try {
+  return listen_at(address, port);
+} catch (const Error& error) {
+  const std::string name = error.code() == ErrorCode::kInvalidArgument ? source : "MASTER_PORT";
+  fail(error.code(), name.empty() ? error.what() : fmt::format("{}: {}", name, error.what()));
+}
+
 Socket listen_for_ranks(const BootstrapOptions& options, LogSink* log) {
   const RankPlace& place = options.place;
-  if (!options.listen_address.empty()) return listen_at(options.listen_address, place.port);
-  if (!leads_to_loopback(place.address)) return listen_at(place.address, place.port);
+  if (!options.listen_address.empty()) return listen_named(options.listen_address, place.port, options.listen_source);
+  if (!leads_to_loopback(place.address)) return listen_named(place.address, place.port, place.address_source);
   if (log != nullptr) {
     log->write(LogLevel::kInfo, fmt::format("{} leads to this machine's loopback: listening on every network",
                                             printable(place.address, 80)));
   }
-  return listen_at("*", place.port);
+  return listen_named("*", place.port, place.address_source);
 }
 
 // Rank 0's side.
@@ -249,7 +257,8 @@ class Visit {
       }
       std::this_thread::sleep_for(kRetryTime);
     }
-    fail_root(fmt::format("{}, for {:.3g} s", why, options_.join_seconds));
+    fail_root(fmt::format("{}, for {:.3g} s{}", why, options_.join_seconds,
+                          place.address_source.empty() ? "" : fmt::format(" ({} says where)", place.address_source)));
   }
 
   // Rank 0 may have no place for a moment, or something else may have had its port: one more try.

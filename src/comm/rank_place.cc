@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/strings.h"
 #include "comm/communicator.h"
+#include "comm/tcp.h"
 
 namespace tessera::comm {
 
@@ -16,15 +17,18 @@ namespace {
 struct Launcher {
   const char *rank, *world, *local;
   const char *local_world, *machines;  // how many ranks this machine has, or how many machines there are; "": not said
+  const char* address;                 // who is asked for rank 0's
   bool numbers_every_process;          // whoever has its number of ranks is one
 };
 
+constexpr const char *kMasterAddress = "MASTER_ADDR", *kLeaderAddress = "LWS_LEADER_ADDRESS";
+
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", true},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kMasterAddress, true},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-     true},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", false},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", true},  // a pod each
+     kMasterAddress, true},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", kMasterAddress, false},
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", kLeaderAddress, true},  // a pod each
 };
 
 int number_of(const Environment& environment, const char* name, int least, int most) {
@@ -96,31 +100,38 @@ const char* of_several_machines(const Environment& environment, const Launcher& 
 RankPlace place_from(const Environment& environment) {
   RankPlace place;
   if (environment.contains("MASTER_PORT")) place.port = number_of(environment, "MASTER_PORT", 1, 65535);
-  bool has_address = false;
-  for (const char* name : {"LWS_LEADER_ADDRESS", "MASTER_ADDR"}) {
+  for (const char* name : {kLeaderAddress, kMasterAddress}) {
     if (const auto found = environment.find(name); found != environment.end()) {
-      place.address = found->second, has_address = true;
+      place.address = found->second, place.address_source = name;
     }
   }
-  bool has_launcher = false;
-  const char* elsewhere = nullptr;
+  const bool has_address = !place.address_source.empty();
+  const Launcher* chosen = nullptr;
   for (const Launcher& launcher : kLaunchers) {
     if (!says(environment, launcher)) continue;
-    has_launcher = true;
+    chosen = &launcher;
     place.world = number_of(environment, launcher.world, 1, kMaxWorld);
     place.rank = number_of(environment, launcher.rank, 0, place.world - 1);
     place.local_rank = local_rank_of(environment, launcher, place, has_address);
     place.source = launcher.rank;
     place.gpu = sees_own_gpu(environment, launcher) ? 0 : place.local_rank;
-    elsewhere = of_several_machines(environment, launcher, place.world);
     break;
   }
-  if (!has_launcher) refuse_world_alone(environment);
+  if (chosen == nullptr) {
+    refuse_world_alone(environment);
+    return place;
+  }
+  if (has_address && place.world > 1 && !may_name_host(place.address)) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("{}: expected a host's name or IP address, without a port, found \"{}\"", place.address_source,
+                     printable(place.address, 80)));
+  }
+  const char* elsewhere = of_several_machines(environment, *chosen, place.world);
   if (elsewhere != nullptr && !has_address) {
     fail(ErrorCode::kInvalidArgument,
-         fmt::format("MASTER_ADDR: expected the address of rank 0's machine, since {} is {} and there are {} ranks, "
-                     "found nothing",
-                     elsewhere, printable(environment.at(elsewhere), 40), place.world));
+         fmt::format(
+             "{}: expected the address of rank 0's machine, since {} is {} and there are {} ranks, found nothing",
+             chosen->address, elsewhere, printable(environment.at(elsewhere), 40), place.world));
   }
   return place;
 }

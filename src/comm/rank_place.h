@@ -11,6 +11,7 @@ struct RankPlace {
   int local_rank = 0;                 // of those on its machine
   int gpu = 0;                        // which of the GPUs that it sees
   std::string address = "127.0.0.1";  // of rank 0
+  std::string address_source = {};    // who said so: "MASTER_ADDR", "LWS_LEADER_ADDRESS"; empty: nobody
   int port = 29500;
   std::string source = "alone";  // who said so: "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LWS_WORKER_INDEX"
 };

@@ -79,6 +79,14 @@ void Socket::close() noexcept {
   descriptor_ = -1;
 }
 
+bool may_name_host(const std::string& address) {
+  // What no name has, but an IPv6 address, which may name a network behind it.
+  if (address.find_first_of(" \t\r\n/[]@*") != std::string::npos) return false;
+  in6_addr number{};
+  return address.find(':') == std::string::npos ||
+         inet_pton(AF_INET6, address.substr(0, address.find('%')).c_str(), &number) == 1;
+}
+
 bool leads_to_loopback(const std::string& address) {
   in6_addr number{};
   if (address == "localhost" || inet_pton(AF_INET, address.c_str(), &number) == 1 ||
@@ -96,7 +104,11 @@ bool leads_to_loopback(const std::string& address) {
 Socket listen_at(const std::string& address, int port) {
   std::string why;
   const Addresses found = resolve(address == "*" ? "" : address, port, true, why);
-  if (found == nullptr) fail(ErrorCode::kInvalidArgument, fmt::format("address {}: {}", printable(address, 80), why));
+  const auto fail_address = [&](const std::string& reason) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("expected an address of this machine, found \"{}\": {}", printable(address, 80), reason));
+  };
+  if (found == nullptr) fail_address(why);
   // Of every network, IPv6's socket takes both kinds.
   std::vector<const addrinfo*> all;
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) all.push_back(one);
@@ -118,7 +130,8 @@ Socket listen_at(const std::string& address, int port) {
     }
     code = errno;
   }
-  fail(code == EADDRNOTAVAIL ? ErrorCode::kInvalidArgument : ErrorCode::kDeviceError,
+  if (code == EADDRNOTAVAIL) fail_address(words(code));
+  fail(ErrorCode::kDeviceError,
        fmt::format("can't listen at {} port {}: {}", printable(address, 80), port, words(code)));
 }
 

@@ -26,6 +26,8 @@ class Socket {
   int descriptor_ = -1;
 };
 
+// Whether `address` is an IP address or could be the name of a host: not one with a port, and no URL.
+bool may_name_host(const std::string& address);
 // Listens at `address` (a name or a number; "*": every network) and `port`; 0: any. Throws kInvalidArgument for an
 // address that is none of this machine's, kDeviceError where the port is taken.
 Socket listen_at(const std::string& address, int port);

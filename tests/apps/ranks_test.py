@@ -303,7 +303,7 @@ class Ranks(ProgramTest):
             port = probe.getsockname()[1]
         ranks = []
         for rank, flags in enumerate(flags_of_ranks):
-            env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), **changes[rank])
+            env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_PORT=str(port), **{'MASTER_ADDR': '127.0.0.1'} | changes[rank])
             if not has_verbs:
                 flags = ('generate', QUESTION, '--json', '--max-tokens', '4', *flags)
             ranks.append(subprocess.Popen([PROGRAM, *flags, '--model', str(model[rank] if isinstance(model, tuple) else model), '--ranks', str(world), '--rank-secret-file', str(secret)],
@@ -408,6 +408,12 @@ class Ranks(ProgramTest):
             self.assertEqual(codes, [2, 2], said)
             self.assertRegex(said[0][-1], f'--rank-secret-file .*: expected at least 16 characters, found {found}$')
 
+    def test_an_address_that_is_not_this_machines_names_its_flag(self):
+        for listen, name in ((('--rank-listen', '192.0.2.1'), '--rank-listen'), ((), 'MASTER_ADDR')):
+            codes, said, _ = self.launched((*listen, '--rank-wait', '2'), changes=({'MASTER_ADDR': '192.0.2.1'},))
+            self.assertEqual(codes, [2], said)
+            self.assertIn(f'tessera: {name}: expected an address of this machine, found "192.0.2.1": ', said[0][-1])
+
     def test_a_missing_rank_is_named_by_those_who_wait(self):
         codes, said, _ = self.launched(('--rank-wait', '20'), (), world=4)
         self.assertEqual(codes, [5, 5])
@@ -438,7 +444,11 @@ class Ranks(ProgramTest):
         self.check_error(run('bench', 'model', *flags, '--contexts', '24', RANK='0', WORLD_SIZE='2'), 2, '--only-last-rank: expected no launcher')
 
     def test_wrong_flags_are_refused(self):
-        for flags, part in ((('--ranks', 'many'), '--ranks: expected a whole number, found "many"'),
+        for flags, part in ((('--ranks', ''), '--ranks: expected a whole number, found ""'),
+                            (('--gpus', ''), '--gpus: expected a whole number, found ""'),
+                            (('--ranks', '2', '--rank-wait', ''), '--rank-wait: expected a number, found ""'),
+                            (('--ranks', '2', '--rank-timeout', ''), '--rank-timeout: expected a number, found ""'),
+                            (('--ranks', 'many'), '--ranks: expected a whole number, found "many"'),
                             (('--ranks', '2', '--rank-timeout', 'x'), '--rank-timeout: expected a number, found "x"'),
                             (('--ranks', '-1'), '--ranks: expected 1 to 1024, found -1'),
                             (('--ranks', '0'), '--ranks: expected 1 to 1024, found 0'),
@@ -455,7 +465,9 @@ class Ranks(ProgramTest):
                             (('--ranks', '2', '--rank-split', 'layers'), '--rank-split: expected auto, experts, heads, width or experts-width'),
                             (('--ranks', '2', '--device', 'cuda:1'), '--ranks takes processors: expected --device cpu, found cuda:1'),
                             (('--gpus', '2', '--device', 'cpu'), '--gpus takes cuda:0 on: expected no --device, found cpu'),
-                            (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0')):
+                            (('--ranks', '2', '--rank-timeout', '0'), '--rank-timeout: expected 0.5 to 1000000, found 0'),
+                            (('--ranks', '2', '--rank-listen', 'node0:29500'),
+                             '--rank-listen: expected a host\'s name or IP address, without a port, or *, found "node0:29500"')):
             with self.subTest(flags=flags):
                 self.check_error(generate(*flags), 2, part)
         self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__), 2, '--rank-secret-file: expected a launcher')

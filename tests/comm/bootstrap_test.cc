@@ -119,13 +119,25 @@ TEST(Bootstrap, WhatIsWrongIsNamed) {
   BootstrapOptions lonely = options_for(1, 2, 0);
   const Socket nobody = closed_door(lonely.place.port);
   lonely.join_seconds = 3;
-  EXPECT_THAT(refusal_of(lonely), AllOf(HasSubstr("rank 0 at 127.0.0.1 port"), HasSubstr("refused")));
+  lonely.place.address_source = "MASTER_ADDR";
+  EXPECT_THAT(refusal_of(lonely),
+              AllOf(HasSubstr("rank 0 at 127.0.0.1 port"), HasSubstr("refused, for 3 s (MASTER_ADDR "
+                                                                     "says where)")));
   BootstrapOptions open = options_for(0, 2, lonely.place.port);
   open.secret = "short";
   EXPECT_THAT(refusal_of(open), HasSubstr("expected at least 16 characters, found 5"));
   BootstrapOptions elsewhere = options_for(0, 2, lonely.place.port);
   elsewhere.place.address = "192.0.2.1";  // of nobody
-  EXPECT_THAT(refusal_of(elsewhere), HasSubstr("can't listen at 192.0.2.1"));
+  elsewhere.place.address_source = "MASTER_ADDR";
+  const std::string of_nobody = "expected an address of this machine, found \"192.0.2.1\": ";
+  EXPECT_THAT(refusal_of(elsewhere), HasSubstr("MASTER_ADDR: " + of_nobody));
+  elsewhere.listen_address = "192.0.2.1", elsewhere.listen_source = "--rank-listen";
+  EXPECT_THAT(refusal_of(elsewhere), HasSubstr("--rank-listen: " + of_nobody));
+  elsewhere.listen_address = "no-such-name.invalid";
+  EXPECT_THAT(refusal_of(elsewhere),
+              HasSubstr("--rank-listen: expected an address of this machine, found \"no-such-name.invalid\": "));
+  Door taken;
+  EXPECT_THAT(refusal_of(options_for(0, 2, taken.port)), HasSubstr("MASTER_PORT: can't listen at 127.0.0.1 port"));
 }
 
 // Noise, half a message, a wrong secret, a rank that is there twice, another world size: a line each, and the group

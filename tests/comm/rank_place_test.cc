@@ -82,8 +82,9 @@ TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   slurm["SLURM_STEP_NUM_NODES"] = "2";
   slurm["SLURM_NTASKS"] = "1";  // nobody to look for
   expect_place(slurm, 0, 1, 0, "127.0.0.1", 29500);
-  EXPECT_THAT(refusal_of({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}}),
-              testing::HasSubstr("LWS_GROUP_SIZE is 2"));
+  EXPECT_EQ(refusal_of({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}}),
+            "LWS_LEADER_ADDRESS: expected the address of rank 0's machine, since LWS_GROUP_SIZE is 2 and there are 2 "
+            "ranks, found nothing");
 }
 
 // Who starts processes by hand gives each its rank alone.
@@ -123,6 +124,27 @@ TEST(RankPlace, BadValuesAreNamed) {
   EXPECT_EQ(refusal_of({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), "RANK: expected 0 to 1, found \"1x\"");
   EXPECT_EQ(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), "WORLD_SIZE: expected 1 to 1024, found \"0\"");
   EXPECT_EQ(refusal_of({{"MASTER_PORT", "70000"}}), "MASTER_PORT: expected 1 to 65535, found \"70000\"");
+}
+
+TEST(RankPlace, AnAddressThatIsNoneNamesItsVariable) {
+  const Environment two = {{"RANK", "1"}, {"WORLD_SIZE", "2"}};
+  for (const char* name : {"MASTER_ADDR", "LWS_LEADER_ADDRESS"}) {
+    for (const std::string wrong : {"node0:29500", "http://node0", "[::1]", "a b", "*", "::1::"}) {
+      Environment environment = two;
+      environment[name] = wrong;
+      EXPECT_EQ(refusal_of(environment),
+                name + (": expected a host's name or IP address, without a port, found \"" + wrong + "\""));
+    }
+    for (const char* right : {"node0", "node-0.svc_1.cluster.local", "10.0.0.7", "fe80::1%eth0", "::1"}) {
+      Environment environment = two;
+      environment[name] = right;
+      EXPECT_EQ(refusal_of(environment), "") << right;
+      EXPECT_EQ(place_from(environment).address_source, name);
+    }
+  }
+  // Nobody looks for rank 0.
+  EXPECT_EQ(refusal_of({{"MASTER_ADDR", "a b"}}), "");
+  EXPECT_EQ(refusal_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "a b"}}), "");
 }
 
 // The program reads no variable that it does not explain.
