@@ -44,6 +44,7 @@ constexpr std::array kVariables = {
     EnvVariable{"LWS_GROUP_SIZE", "LeaderWorkerSet's WORLD_SIZE"},
     EnvVariable{"LWS_LEADER_ADDRESS", "LeaderWorkerSet's MASTER_ADDR"},
     EnvVariable{"CUDA_VISIBLE_DEVICES", "CUDA's own: a task of Open MPI or SLURM that sees one GPU takes that one"},
+    EnvVariable{"TORCHELASTIC_RUN_ID", "torchrun's own: its RANK is taken where the task around it has another number"},
     EnvVariable{"NCCL_NVLS_ENABLE", "NCCL's own: 1 lets it use NVLink multicast [0]"},
     EnvVariable{"HWLOC_SYNTHETIC",
                 "an imagined machine (hwloc(7)) whose placement `tessera devices` shows; nobody is pinned"},

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <optional>
 
 #include "base/error.h"
 #include "base/strings.h"
@@ -31,15 +32,24 @@ constexpr Launcher kLaunchers[] = {
     {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", kLeaderAddress, true},  // a pod each
 };
 
-int number_of(const Environment& environment, const char* name, int least, int most) {
-  const std::string& text = environment.at(name);
+// Nothing where the variable is not set, or is no number.
+std::optional<int> number_in(const Environment& environment, const char* name) {
+  const auto found = environment.find(name);
+  if (found == environment.end()) return std::nullopt;
+  const std::string& text = found->second;
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
-    fail(ErrorCode::kInvalidArgument,
-         fmt::format("{}: expected {} to {}, found \"{}\"", name, least, most, printable(text, 40)));
-  }
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return value;
+}
+
+int number_of(const Environment& environment, const char* name, int least, int most) {
+  const std::optional<int> value = number_in(environment, name);
+  if (!value || *value < least || *value > most) {
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("{}: expected {} to {}, found \"{}\"", name, least, most, printable(environment.at(name), 40)));
+  }
+  return *value;
 }
 
 // Half of an answer is a mistake, not silence.
@@ -60,6 +70,23 @@ void refuse_world_alone(const Environment& environment) {
     if (is_alone && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
       refuse_half(launcher.world, launcher.rank);
     }
+  }
+}
+
+// A RANK that every task was handed, where another launcher numbers them: the same for all, they would wait for ranks
+// that nobody is. One launcher inside another is no contradiction: mpirun under SLURM or in a pod (which is why RANK
+// alone is looked at), torchrun under any, a group of another size than the outer one's, or one that was started by
+// hand in the first of its tasks, such as the script of a SLURM job.
+void refuse_contradiction(const Environment& environment, const RankPlace& place) {
+  const Launcher& used = kLaunchers[0];
+  if (place.source != used.rank || environment.contains("TORCHELASTIC_RUN_ID")) return;
+  for (const Launcher& other : kLaunchers) {
+    const int rank = number_in(environment, other.rank).value_or(0);
+    if (rank == 0 || rank == place.rank || number_in(environment, other.world) != place.world) continue;
+    fail(ErrorCode::kInvalidArgument,
+         fmt::format("{}: expected {}, which {} says of {} ranks as {} does, found \"{}\"; unset {} and {}, or {}",
+                     used.rank, rank, other.rank, place.world, used.world, place.rank, used.rank, used.world,
+                     other.rank));
   }
 }
 
@@ -121,6 +148,7 @@ RankPlace place_from(const Environment& environment) {
     refuse_world_alone(environment);
     return place;
   }
+  refuse_contradiction(environment, place);
   if (has_address && place.world > 1 && !may_name_host(place.address)) {
     fail(ErrorCode::kInvalidArgument,
          fmt::format("{}: expected a host's name or IP address, without a port, found \"{}\"", place.address_source,

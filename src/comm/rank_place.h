@@ -22,7 +22,7 @@ constexpr const char* kLauncherVariables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES",
-    "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "CUDA_VISIBLE_DEVICES"};
+    "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID"};
 // clang-format on
 // Those of them that are set, by name.
 using Environment = std::map<std::string, std::string>;
@@ -31,8 +31,9 @@ using Environment = std::map<std::string, std::string>;
 // SLURM's, LeaderWorkerSet's. MASTER_ADDR and MASTER_PORT hold for all; without the first LWS_LEADER_ADDRESS, then this
 // machine, which a launcher that speaks of several does not get. A task of Open MPI or SLURM that sees one GPU
 // (CUDA_VISIBLE_DEVICES) has that one, all else the one of its local rank: its rank where nothing says one and rank 0
-// is on this machine, the first where rank 0 is at an address. Without any launcher one rank. Throws kInvalidArgument
-// naming the variable.
+// is on this machine, the first where rank 0 is at an address. Without any launcher one rank. RANK that another
+// launcher contradicts is refused, but torchrun's (TORCHELASTIC_RUN_ID), whose agents may themselves be tasks. Throws
+// kInvalidArgument naming the variable.
 RankPlace place_from(const Environment& environment);
 
 }  // namespace tessera::comm

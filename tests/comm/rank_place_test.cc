@@ -65,6 +65,43 @@ TEST(RankPlace, TheFirstLauncherDecides) {
   EXPECT_EQ(place_from(both).source, "RANK");
 }
 
+// As where a job's script exports RANK before srun: all tasks would be rank 0.
+TEST(RankPlace, LaunchersThatContradictEachOtherAreRefused) {
+  const Environment zero = {{"RANK", "0"}, {"WORLD_SIZE", "2"}};
+  const auto with = [&](Environment more) {
+    more.insert(zero.begin(), zero.end());
+    return more;
+  };
+  const Environment slurm = with({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}});
+  EXPECT_EQ(refusal_of(slurm),
+            "RANK: expected 1, which SLURM_PROCID says of 2 ranks as WORLD_SIZE does, found \"0\"; unset RANK and "
+            "WORLD_SIZE, or SLURM_PROCID");
+  EXPECT_THAT(refusal_of(with({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}})),
+              testing::HasSubstr("RANK: expected 1, which OMPI_COMM_WORLD_RANK says"));
+  EXPECT_THAT(refusal_of(with({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_LEADER_ADDRESS", "a"}})),
+              testing::HasSubstr("RANK: expected 1, which LWS_WORKER_INDEX says"));
+  // torchrun numbers its workers as they come to it, whichever tasks its agents are.
+  Environment torchrun = slurm;
+  torchrun["TORCHELASTIC_RUN_ID"] = "none";
+  expect_place(torchrun, 0, 2, 0, "127.0.0.1", 29500);
+  // Eight workers of each of two tasks; both launchers agree; a variable that nobody asks is wrong.
+  expect_place({{"RANK", "3"}, {"WORLD_SIZE", "16"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, 3, 16, 3,
+               "127.0.0.1", 29500);
+  expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, 1, 2, 1, "127.0.0.1",
+               29500);
+  expect_place(with({{"SLURM_PROCID", "x"}, {"SLURM_NTASKS", "2"}}), 0, 2, 0, "127.0.0.1", 29500);
+  // By hand in the script of a job of two tasks.
+  expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}, 1, 2, 1, "127.0.0.1",
+               29500);
+  // mpirun starts its daemons as tasks, one a machine, and numbers its ranks by itself.
+  expect_place({{"OMPI_COMM_WORLD_RANK", "0"},
+                {"OMPI_COMM_WORLD_SIZE", "2"},
+                {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+                {"SLURM_PROCID", "1"},
+                {"SLURM_NTASKS", "2"}},
+               0, 2, 0, "127.0.0.1", 29500);
+}
+
 TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   Environment mpi = {{"OMPI_COMM_WORLD_RANK", "5"}, {"OMPI_COMM_WORLD_SIZE", "8"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
   EXPECT_EQ(refusal_of(mpi),
