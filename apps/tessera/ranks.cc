@@ -127,7 +127,9 @@ std::vector<comm::Fact> facts_of(std::string_view split, std::vector<comm::Fact>
 
 void add_rank_flags(CLI::App& command, RankFlags& flags) {
   flags.command = &command;
-  command.add_option("--gpus", flags.gpus, "Share the model over N GPUs, cuda:0 on, a process each")
+  command
+      .add_option("--gpus", flags.gpus,
+                  "Share the model over N GPUs, cuda:0 on, a process each; of 1 the other flags of ranks are idle")
       ->type_name("N")
       ->check(not_empty("a whole number"))
       ->group("Ranks");
@@ -235,7 +237,8 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
   if (flags.only_last_rank && place_.world != 1) {
     fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
-  std::string launcher = "none";
+  constexpr std::string_view kNoLauncher = "none";
+  std::string launcher(kNoLauncher);
   if (place_.world == 1) {
     // One task or pod for the whole program, which starts its ranks by itself.
     if (place_.source != comm::RankPlace{}.source)
@@ -251,13 +254,14 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     // NCCL's multicast takes memory, and not every host's works. Set while there is one thread.
     if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
   }
-  if (is_alone()) return;
+  // One of a single process may be given what those of many are.
+  const bool lacks_launcher = starts_others_ || flags.only_last_rank || (is_alone() && launcher == kNoLauncher);
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
-    if ((!starts_others_ && !flags.only_last_rank) || !is_given(name)) continue;
+    if (!lacks_launcher || !is_given(name)) continue;
     fail_usage(
         fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found {}", name, launcher));
   }
-  if (flags.only_last_rank) return;
+  if (is_alone() || flags.only_last_rank) return;
   if (!starts_others_ && flags.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }

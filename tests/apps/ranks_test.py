@@ -147,6 +147,15 @@ class Ranks(ProgramTest):
                 shared = generate('--ranks', '2', **variables)
                 self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
 
+    def test_one_rank_takes_what_many_are_given(self):
+        flags = ('--ranks', '1', '--rank-split', 'width', '--rank-heads', 'all', '--rank-caches', 'sharded', '--rank-wait', '9', '--rank-timeout', '5')
+        self.assertEqual(generate(*flags).stdout, generate().stdout)
+        for only_launchers in (('--rank-secret-file', __file__), ('--rank-listen', '127.0.0.1')):
+            with self.subTest(flags=only_launchers):
+                self.assertEqual(generate(*flags, *only_launchers, OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1').returncode, 0)
+                self.check_error(generate(*flags, *only_launchers), 2,
+                                 f'{only_launchers[0]}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found none')
+
     def test_seeded_draws_of_experts_by_id_are_one_ranks(self):
         flags = ('--temperature', '0.9', '--seed', '7')
         shared = generate('--ranks', '2', *flags)
