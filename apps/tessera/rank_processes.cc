@@ -132,13 +132,20 @@ bool RankProcesses::has_ended(Process& process) noexcept {
 }
 
 std::string RankProcesses::fault() {
+  std::string why = first_end();
+  if (!why.empty()) abandon();
+  return why;
+}
+
+// Why it ended; empty: none has.
+std::string RankProcesses::first_end() {
   const std::lock_guard lock(lock_);
   for (Process& process : processes_) {
     if (!has_ended(process)) continue;
     const int status = process.status;
-    return fmt::format("rank {} of {} ended before it had come: {} {}", process.rank, world_,
-                       WIFEXITED(status) ? "exit code" : "signal",
-                       WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
+    return fmt::format(
+        "{}ended before it had come: {} {}", comm::failed_rank(process.rank, static_cast<size_t>(world_)),
+        WIFEXITED(status) ? "exit code" : "signal", WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
   }
   return "";
 }

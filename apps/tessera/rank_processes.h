@@ -27,6 +27,7 @@ class RankProcesses final : public comm::JoinWatch {
   // kResourceExhausted. From the main thread, before this process has others: they end with it until they call
   // outlive_rank_0().
   void start(const std::string& verb, int world, int port, const std::string& secret);
+  // Where one has ended the others are killed: they hold nothing yet, and would say that rank 0 has closed its door.
   std::string fault() override;
   // Waits until all have ended, at most so long; then kills those that are left, and waits a second for them: one whose
   // GPU is lost may be inside the driver, where no signal reaches it. From any thread, once they were started.
@@ -43,6 +44,7 @@ class RankProcesses final : public comm::JoinWatch {
     int status = 0;
   };
   bool has_ended(Process& process) noexcept;  // lock_ held
+  std::string first_end();
   // Whether all had ended in time.
   bool wait(double seconds) noexcept;
   std::mutex lock_;  // a number belongs to another process as soon as its end has been asked for

@@ -231,6 +231,7 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
   }
   place_ = comm::place_from(launcher_variables());
+  inherited_ = inheritance(flags_.secret_file);
   if (flags.only_last_rank && asked < 2) {
     fail_usage(fmt::format("--only-last-rank: expected {} of 2 or more, found {}", flag, asked));
   }
@@ -352,11 +353,9 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     return;
   }
   comm::BootstrapOptions options;
-  std::optional<Inheritance> inherited = inheritance(flags_.secret_file);
-  options.secret = starts_others_ ? new_secret() : inherited ? inherited->secret : read_secret(flags_.secret_file);
-  if (inherited) words_ = std::move(inherited->words);
+  options.secret = starts_others_ ? new_secret() : inherited_ ? inherited_->secret : read_secret(flags_.secret_file);
   // Once on a machine, not for each of its ranks.
-  if (!starts_others_ && !inherited && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
+  if (!starts_others_ && !inherited_ && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
     log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
                                                "600)",
                                                printable(flags_.secret_file)));
@@ -374,7 +373,7 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   options.lost_seconds = flags_.timeout_seconds;
   options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
-  if (inherited) outlive_rank_0();
+  if (inherited_) outlive_rank_0();
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
@@ -509,7 +508,8 @@ int Ranks::fail(const Fault& fault) {
 
 // What ends this rank, and for rank 0 what ended those it has started. Returns the exit code.
 int Ranks::say(const Fault& fault) {
-  if (words_.is_open() && hand_over(words_.descriptor(), {place_.rank, fault})) return fault.code;
+  const bool has_reader = inherited_ && inherited_->words.is_open();
+  if (has_reader && hand_over(inherited_->words.descriptor(), {place_.rank, fault})) return fault.code;
   if (!starts_others_) {
     print_error(is_follower() ? named(place_.rank, place_.world, fault.message) : fault.message);
     return fault.code;
@@ -529,7 +529,7 @@ void Ranks::lost(int rank, const std::string& message) {
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
   // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
-  if (rank == 0 && message.starts_with(comm::kLostRank)) words_.close();
+  if (rank == 0 && inherited_ && message.starts_with(comm::kLostRank)) inherited_->words.close();
   _exit(say({kExitDevice, message}));
 }
 

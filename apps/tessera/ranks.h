@@ -116,7 +116,7 @@ class Ranks final : public comm::LossSink {
   bool on_gpus_ = false, starts_others_ = false;
   ConsoleLog log_{true};
   RankProcesses others_;
-  comm::Socket words_;  // where rank 0 has started this one: what it hands its last words over to
+  std::optional<Inheritance> inherited_;  // where rank 0 has started this one
   std::unique_ptr<comm::Bootstrap> bootstrap_;
   std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
   std::unique_ptr<comm::Communicator> comm_;
