@@ -37,6 +37,7 @@ namespace {
 
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
+constexpr double kTellSeconds = 5;       // for rank 0 to listen, by one that fails before it has come
 constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
 
 comm::Environment launcher_variables() {
@@ -352,26 +353,21 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     load.comm = comm_.get();
     return;
   }
-  comm::BootstrapOptions options;
-  options.secret = starts_others_ ? new_secret() : inherited_ ? inherited_->secret : read_secret(flags_.secret_file);
   // Once on a machine, not for each of its ranks.
   if (!starts_others_ && !inherited_ && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
     log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
                                                "600)",
                                                printable(flags_.secret_file)));
   }
+  comm::BootstrapOptions options = bootstrap_options();
   comm::Socket listener;
   if (starts_others_) {
     listener = comm::listen_at("127.0.0.1", 0);
-    place_.port = comm::port_of(listener);
+    options.place.port = place_.port = comm::port_of(listener);
     others_.start(verb, place_.world, place_.port, options.secret);
     options.watch = &others_;
   }
-  options.place = place_;
-  options.listen_address = flags_.listen, options.listen_source = "--rank-listen";
-  options.join_seconds = flags_.wait_seconds;
-  options.lost_seconds = flags_.timeout_seconds;
-  options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience
+  has_come_ = true;
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
   if (inherited_) outlive_rank_0();
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
@@ -425,6 +421,17 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     comm_ = comm::make_tcp(*bootstrap_, step_seconds());
   }
   load.comm = comm_.get();
+}
+
+comm::BootstrapOptions Ranks::bootstrap_options() const {
+  comm::BootstrapOptions options;
+  options.place = place_;
+  options.secret = starts_others_ ? new_secret() : inherited_ ? inherited_->secret : read_secret(flags_.secret_file);
+  options.listen_address = flags_.listen, options.listen_source = "--rank-listen";
+  options.join_seconds = flags_.wait_seconds;
+  options.lost_seconds = flags_.timeout_seconds;
+  options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience
+  return options;
 }
 
 // None: all sums go through NCCL.
@@ -503,7 +510,21 @@ void Ranks::follow(model::Runner& own) {
 
 int Ranks::fail(const Fault& fault) {
   if (bootstrap_ != nullptr) bootstrap_->fail(fault.message);
-  return say(fault);
+  const int code = say(fault);
+  // Who started this one sees how it ends.
+  if (is_follower() && !has_come_ && !inherited_) tell_of_failure(fault.message);
+  return code;
+}
+
+// The others would wait --rank-wait for this one.
+void Ranks::tell_of_failure(const std::string& why) const {
+  try {
+    comm::BootstrapOptions options = bootstrap_options();
+    options.join_seconds = std::min(options.join_seconds, kTellSeconds);
+    comm::tell_rank_0(options, why);
+  } catch (const Error&) {
+    // Without a secret nobody listens.
+  }
 }
 
 // What ends this rank, and for rank 0 what ended those it has started. Returns the exit code.

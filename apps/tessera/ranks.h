@@ -104,6 +104,8 @@ class Ranks final : public comm::LossSink {
                const Choose& choose, const Weights& weights);
   void make_echo(const ModelFlags& model);
   std::vector<int64_t> all_of(int64_t own);  // by rank
+  comm::BootstrapOptions bootstrap_options() const;
+  void tell_of_failure(const std::string& why) const;
   std::optional<comm::PeerOptions> peer_options() const;
   double step_seconds() const;
   void end();
@@ -114,6 +116,7 @@ class Ranks final : public comm::LossSink {
   RankSplit split_;
   const char* flag_name() const { return on_gpus_ ? "--gpus" : "--ranks"; }
   bool on_gpus_ = false, starts_others_ = false;
+  bool has_come_ = false;  // to the others, or tried to
   ConsoleLog log_{true};
   RankProcesses others_;
   std::optional<Inheritance> inherited_;  // where rank 0 has started this one

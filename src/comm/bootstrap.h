@@ -50,6 +50,10 @@ struct BootstrapOptions {
 
 constexpr size_t kLeastSecretBytes = 16;
 
+// For a rank other than 0 that fails before it has a Bootstrap: rank 0, and whoever is there or comes, learns why, and
+// ends, instead of waiting for it. Returns when that is sent, or rank 0 is not found within join_seconds.
+void tell_rank_0(const BootstrapOptions& options, const std::string& why) noexcept;
+
 class Bootstrap {
  public:
   // Returns when all ranks are there. `log` may be null; `sink` too: then calls throw. Both outlive this. Rank 0 may

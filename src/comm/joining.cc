@@ -58,11 +58,13 @@ class Reception {
     const Clock::time_point deadline = after(options_.join_seconds);
     while (!missing().empty()) {
       if (Clock::now() > deadline) {
-        give_up(fmt::format("rank{} {} of {} did not come to {} port {} within {:.3g} s",
-                            missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
-                            options_.place.address, port_of(listener_), options_.join_seconds));
+        give_up(first_missing(), fmt::format("rank{} {} of {} did not come to {} port {} within {:.3g} s",
+                                             missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
+                                             options_.place.address, port_of(listener_), options_.join_seconds));
       }
-      if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) give_up(why);
+      if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) {
+        give_up(first_missing(), why);
+      }
       wait();
       for (size_t n = 0; n < kMostStrangers && greet(); ++n) {
       }
@@ -91,10 +93,12 @@ class Reception {
     return ranks;
   }
 
+  int first_missing() const { return static_cast<int>(missing().front()); }
+
   // Those who are there learn why, too.
-  [[noreturn]] void give_up(const std::string& why) {
+  [[noreturn]] void give_up(int rank, const std::string& why) {
     for (auto& link : links_) {
-      if (link != nullptr) link->send(MessageKind::kLost, lost_payload(static_cast<int>(missing().front()), why));
+      if (link != nullptr) link->send(MessageKind::kLost, lost_payload(rank, why));
     }
     fail(ErrorCode::kDeviceError, why);
   }
@@ -117,10 +121,33 @@ class Reception {
     ::poll(waits.data(), waits.size(), 50);
   }
 
+  // Before all are there a rank says nothing, but why it can't go on; empty: nothing. Throws for what no rank has sent.
+  static std::string failure_of(Connection& link) {
+    Message message;
+    int rank = 0;
+    const bool has_failed = link.next(message) && message.kind == MessageKind::kLost;
+    return has_failed ? lost_message(message.payload, rank) : "";
+  }
+
+  // False: it has gone.
+  bool hear_admitted(size_t rank) {
+    std::string why;
+    bool is_open = false;
+    try {
+      is_open = links_[rank]->fill();
+      why = failure_of(*links_[rank]);
+    } catch (const Error&) {
+      return false;
+    }
+    if (why.empty()) return is_open;
+    links_[rank].reset();
+    give_up(static_cast<int>(rank), why);
+  }
+
   // Of ranks that have gone again: who is started anew finds its place free.
   void free_places() {
     for (size_t r = 1; r < links_.size(); ++r) {
-      if (links_[r] == nullptr || links_[r]->fill()) continue;
+      if (links_[r] == nullptr || hear_admitted(r)) continue;
       if (log_ != nullptr) {
         log_->write(LogLevel::kWarning,
                     fmt::format("rank {} ({}) has gone before all were there", r, links_[r]->peer()));
@@ -222,6 +249,25 @@ class Visit {
   explicit Visit(const BootstrapOptions& options) : options_(options), deadline_(after(options.join_seconds)) {}
 
   Links run() {
+    std::unique_ptr<Connection> link = come_in();
+    receive(*link, MessageKind::kReady, "word that all ranks are there");
+    Links links(static_cast<size_t>(options_.place.world));
+    links[0] = std::move(link);
+    return links;
+  }
+
+  void fail_with(const std::string& message) {
+    const std::unique_ptr<Connection> link = come_in();
+    link->send(MessageKind::kLost, lost_payload(options_.place.rank, message));
+    while (link->wants_to_write() && Clock::now() < deadline_ && link->flush()) wait_for(*link, POLLOUT);
+    link->end_sending();
+    // Closing with bytes unread would throw away what is under way.
+    for (; link->fill() && Clock::now() < deadline_; link->forget_heard()) wait_for(*link, POLLIN);
+  }
+
+ private:
+  // As far as rank 0's welcome.
+  std::unique_ptr<Connection> come_in() {
     const RankPlace& place = options_.place;
     Message challenge;
     std::unique_ptr<Connection> link = reach_challenge(challenge);
@@ -234,13 +280,9 @@ class Visit {
     link->send(MessageKind::kHello, hello);
     link->set_key(session_key(options_.secret, challenge.payload, nonce));
     receive(*link, MessageKind::kWelcome, "its welcome (do both know the same secret?)");
-    receive(*link, MessageKind::kReady, "word that all ranks are there");
-    Links links(static_cast<size_t>(place.world));
-    links[0] = std::move(link);
-    return links;
+    return link;
   }
 
- private:
   [[noreturn]] void fail_root(const std::string& why) const {
     fail(ErrorCode::kDeviceError,
          fmt::format("rank 0 at {} port {}: {}", printable(options_.place.address, 80), options_.place.port, why));
@@ -275,6 +317,11 @@ class Visit {
     }
   }
 
+  static void wait_for(const Connection& link, short events) {
+    pollfd wait{link.descriptor(), events, 0};
+    ::poll(&wait, 1, 50);
+  }
+
   Message receive(Connection& link, MessageKind kind, const char* what) {
     Message message;
     while (true) {
@@ -298,8 +345,7 @@ class Visit {
             missing_.empty() ? "" : fmt::format("; of {} ranks it misses {}", options_.place.world, missing_);
         fail_root(fmt::format("did not send {} in time{}", what, who));
       }
-      pollfd wait{link.descriptor(), POLLIN, 0};
-      ::poll(&wait, 1, 50);
+      wait_for(link, POLLIN);
     }
     int rank = 0;
     const bool is_genuine = kind != MessageKind::kChallenge;  // sealed by the secret
@@ -314,16 +360,25 @@ class Visit {
   bool is_closed_ = false;
 };
 
-}  // namespace
-
-Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener) {
-  const RankPlace& place = options.place;
+void check_secret(const BootstrapOptions& options) {
   if (options.secret.size() < kLeastSecretBytes) {
     fail(ErrorCode::kInvalidArgument, fmt::format("the ranks' secret: expected at least {} characters, found {}",
                                                   kLeastSecretBytes, options.secret.size()));
   }
+}
+
+}  // namespace
+
+Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener) {
+  const RankPlace& place = options.place;
+  check_secret(options);
   if (place.world == 1) return Links(1);
   return place.rank == 0 ? Reception(options, log, std::move(listener)).run() : Visit(options).run();
+}
+
+void tell_of_failure(const BootstrapOptions& options, const std::string& message) {
+  check_secret(options);
+  Visit(options).fail_with(message);
 }
 
 std::vector<uint8_t> lost_payload(int rank, std::string_view message) {

@@ -13,6 +13,8 @@ namespace tessera::comm {
 // Throws as Bootstrap's constructor.
 using Links = std::vector<std::unique_ptr<Connection>>;
 Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener);
+// In place of it: rank 0 learns that this rank does not come. Throws where it does not.
+void tell_of_failure(const BootstrapOptions& options, const std::string& message);
 
 // The payload of kLost, and of it.
 std::vector<uint8_t> lost_payload(int rank, std::string_view message);

@@ -340,6 +340,17 @@ class Ranks(ProgramTest):
         self.assertEqual(out[1], '')
         self.assertNotIn("the ranks' secret", ' '.join(said[0] + said[1]))
 
+    def test_a_launchers_rank_that_fails_before_it_has_come_ends_all(self):
+        begin = time.monotonic()
+        flags = ('--rank-wait', '100')
+        codes, said, _ = self.launched(flags, flags, flags, flags, world=4, changes=({},) * 4,
+                                       model=(MODEL, MODEL, MODEL, self.folder / 'nothing'))
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(codes, [5, 5, 5, 3], said)
+        self.assertRegex(said[3][-1], '^tessera: rank 3 of 4: .*/nothing/config.json: ')
+        for rank in range(3):
+            self.assertRegex(said[rank][-1], '^tessera: .*rank 3 of 4 failed: .*/nothing/config.json: ')
+
     def test_a_secret_that_others_can_read_is_remarked(self):
         codes, said, _ = self.launched((), (), mode=0o644)
         self.assertEqual(codes, [0, 0], said)

@@ -206,6 +206,46 @@ TEST(Bootstrap, APlaceIsFreedByWhoGoes) {
   root.join(), first.join(), last.join();
 }
 
+// Nobody waits for a rank that says that it can't come, whoever is there by then.
+TEST(Bootstrap, ARankThatDoesNotComeSaysWhy) {
+  for (const bool are_others_there : {false, true}) {
+    Door door;
+    const int port = door.port;
+    std::string said[2];
+    // It may come as the last one: then all are there before it has spoken.
+    const auto wait = [&](int rank, Socket listener) {
+      try {
+        Bootstrap(options_for(rank, 3, port), nullptr, nullptr, std::move(listener)).all_gather({});
+      } catch (const Error& error) {
+        said[rank] = error.what();
+      }
+    };
+    std::vector<std::thread> waiting;
+    waiting.emplace_back([&] { wait(0, std::move(door.listener)); });
+    if (are_others_there) {
+      waiting.emplace_back([&] { wait(1, {}); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+    tell_rank_0(options_for(2, 3, port), "no such file");
+    for (std::thread& thread : waiting) thread.join();
+    EXPECT_EQ(said[0], "rank 2 of 3 failed: no such file");
+    if (are_others_there) EXPECT_THAT(said[1], HasSubstr("rank 2 of 3 failed: no such file"));
+  }
+}
+
+TEST(Bootstrap, WhoDoesNotKnowTheSecretEndsNobody) {
+  Door door;
+  const int port = door.port;
+  Lines log;
+  std::thread root([&] { Bootstrap(options_for(0, 2, port), &log, nullptr, std::move(door.listener)).all_gather({}); });
+  BootstrapOptions wrong = options_for(1, 2, port);
+  wrong.secret = "another secret of 22 b";
+  tell_rank_0(wrong, "no such file");
+  Bootstrap(options_for(1, 2, port), nullptr, nullptr).all_gather({});
+  root.join();
+  EXPECT_THAT(log.lines(), ::testing::Contains(HasSubstr("dropped a connection from")));
+}
+
 TEST(Bootstrap, AFarewellIsNoLoss) {
   Door door;
   std::thread other([&] { Bootstrap(options_for(1, 2, door.port), nullptr, nullptr).leave(); });
