@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ctrl-C, and requests to end (SIGTERM, SIGHUP), as a flag that long work looks at between steps.
+// Ctrl-C, and requests to end (SIGTERM, SIGHUP), as a flag that long work looks at between steps, or as the end of what
+// does not look.
+#include <array>
 #include <atomic>
+#include <csignal>
+#include <functional>
+#include <thread>
 
 namespace tessera::app {
 
@@ -15,5 +20,20 @@ void watch_interrupt(InterruptEnd end);
 
 // True once Ctrl-C was pressed. Whoever has dealt with it may set it to false.
 std::atomic<bool>& interrupted();
+
+// For work that looks at no flag: on Ctrl-C calls `end`, which ends the program, from a thread of its own; a second one
+// ends it as usual. When this goes the handlers are what they were.
+class InterruptWatch {
+ public:
+  explicit InterruptWatch(std::function<void()> end);
+  ~InterruptWatch();
+  InterruptWatch(const InterruptWatch&) = delete;
+  InterruptWatch& operator=(const InterruptWatch&) = delete;
+
+ private:
+  std::function<void()> end_;
+  std::array<struct sigaction, 3> before_{};
+  std::jthread thread_;
+};
 
 }  // namespace tessera::app

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loading_server.h"
 
-#include <cstdlib>
-
 #include "verb.h"
 
 namespace tessera::app {
@@ -13,8 +11,7 @@ LoadingServer::LoadingServer(server::http::HttpServer& http, Ranks& ranks) : htt
     if (!is_loading_) return;
     // Whoever loads may be in the middle of a read of gigabytes or of a copy to a device, and holds nothing that
     // outlives the process.
-    ranks.abandon();
-    std::_Exit(kExitOk);
+    ranks.stop(kExitOk);
   });
 }
 

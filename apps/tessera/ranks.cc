@@ -38,7 +38,13 @@ namespace {
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
 constexpr double kTellSeconds = 5;       // for rank 0 to listen, by one that fails before it has come
+constexpr double kStopSeconds = 1;       // for others to hear that they are stopped
 constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
+
+// What rank 0 says where it was told to end: no fault of anybody's.
+std::string stopped_with(int code) {
+  return fmt::format("stopped, with exit code {}", code);
+}
 
 comm::Environment launcher_variables() {
   comm::Environment found;
@@ -373,6 +379,8 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
   if (is_follower()) {
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  } else {
+    interrupts_.emplace([this] { stop(kExitCancelled); });
   }
   comm::agree(*bootstrap_, facts_of_program(verb));
   // A prompt is known to rank 0 alone.
@@ -508,7 +516,15 @@ void Ranks::follow(model::Runner& own) {
   model::follow(own, *bootstrap_);
 }
 
+void Ranks::stop(int code) noexcept {
+  is_stopping_ = true;
+  if (bootstrap_ != nullptr) bootstrap_->fail(stopped_with(code));
+  others_.end(kStopSeconds);
+  _exit(code);
+}
+
 int Ranks::fail(const Fault& fault) {
+  while (is_stopping_) pause();  // what broke is what was stopped
   if (bootstrap_ != nullptr) bootstrap_->fail(fault.message);
   const int code = say(fault);
   // Who started this one sees how it ends.
@@ -529,6 +545,10 @@ void Ranks::tell_of_failure(const std::string& why) const {
 
 // What ends this rank, and for rank 0 what ended those it has started. Returns the exit code.
 int Ranks::say(const Fault& fault) {
+  for (const int code : {kExitOk, kExitCancelled}) {
+    const bool is_stop = fault.message == comm::failed_rank(0, static_cast<size_t>(place_.world)) + stopped_with(code);
+    if (is_stop) return code;
+  }
   const bool has_reader = inherited_ && inherited_->words.is_open();
   if (has_reader && hand_over(inherited_->words.descriptor(), {place_.rank, fault})) return fault.code;
   if (!starts_others_) {

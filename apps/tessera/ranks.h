@@ -2,6 +2,7 @@
 #pragma once
 // A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include "comm/peer.h"
 #include "console.h"
 #include "device/executor.h"
+#include "interrupt.h"
 #include "model/mirrored_runner.h"
 #include "model_flags.h"
 #include "rank_processes.h"
@@ -79,8 +81,11 @@ class Ranks final : public comm::LossSink {
     }
   }
 
-  // Ends the ranks that this one started, for a program that ends without waiting for them. From any thread.
-  void abandon() noexcept { others_.abandon(); }
+  // Ends the program with `code`, and the others without a word, whatever they do: for one that was told to end. From
+  // any thread, once joined.
+  [[noreturn]] void stop(int code) noexcept;
+  // Rank 0: from join() on Ctrl-C stops all; from here on the verb deals with it.
+  void leave_interrupts_to_verb() { interrupts_.reset(); }
 
   void lost(int rank, const std::string& message) override;
 
@@ -124,6 +129,8 @@ class Ranks final : public comm::LossSink {
   std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
   std::unique_ptr<comm::Communicator> comm_;
   std::unique_ptr<model::MirroredRunner> mirrored_;
+  std::atomic<bool> is_stopping_{false};
+  std::optional<InterruptWatch> interrupts_;  // goes first
 };
 
 }  // namespace tessera::app

@@ -463,6 +463,7 @@ int Serve::answer(Ranks& ranks) {
   ServeLog log(flags_.logs_requests);
   ServeEvents events(flags_.is_quiet);
   flags_.http.handles_signals = true;
+  ranks.leave_interrupts_to_verb();
   server::http::HttpServer http(flags_.http, figures, &events, &log);
   LoadingServer server(http, ranks);
   CacheMemory memory;

@@ -225,6 +225,26 @@ class Ranks(ProgramTest):
             os.kill(pid, signal.SIGKILL)
         self.assertEqual(left, [])
 
+    def test_a_benchmark_that_is_stopped_ends_quietly(self):
+        flags = ('bench', 'model', '--synthetic', 'small', '--ranks', '2', '--threads', '1', '--contexts', '24', '--batches', '1', '--decode', '2', '--repeats', '1000')
+        secret = self.folder / 'secret'
+        secret.write_text('a secret of these ranks')
+        secret.chmod(0o600)
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+        by_launcher = [({'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_PORT': str(port)}, ('--rank-secret-file', str(secret))) for rank in (0, 1)]
+        for ranks in ([({}, ())], by_launcher):
+            for by in (signal.SIGINT, signal.SIGTERM):
+                with self.subTest(by=by, processes=len(ranks)):
+                    processes = [subprocess.Popen([PROGRAM, *flags, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                                  env=environment(**variables)) for variables, more in ranks]
+                    self.assertIn('random weights', processes[0].stdout.readline())
+                    processes[0].send_signal(by)
+                    said = [process.communicate(timeout=60)[1] for process in processes]
+                    self.assertEqual([process.returncode for process in processes], [130] * len(ranks), said)
+                    self.assertEqual(said, [''] * len(ranks))
+
     def test_ranks_inherit_no_open_files(self):
         with Server('--ranks', '2') as server:
             links = []
