@@ -38,7 +38,7 @@ namespace {
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
 constexpr double kTellSeconds = 5;       // for rank 0 to listen, by one that fails before it has come
-constexpr double kStopSeconds = 1;       // for others to hear that they are stopped
+constexpr double kStopSeconds = 1;       // for others to hear that they are stopped, or for either after Ctrl-C
 constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
 
 // What rank 0 says where it was told to end: no fault of anybody's.
@@ -437,7 +437,7 @@ comm::BootstrapOptions Ranks::bootstrap_options() const {
   options.secret = starts_others_ ? new_secret() : inherited_ ? inherited_->secret : read_secret(flags_.secret_file);
   options.listen_address = flags_.listen, options.listen_source = "--rank-listen";
   options.join_seconds = flags_.wait_seconds;
-  options.lost_seconds = flags_.timeout_seconds;
+  options.lost_seconds = flags_.timeout_seconds, options.is_ending = &interrupted();
   options.heartbeat_seconds = std::min(1.0, flags_.timeout_seconds / 15);  // whatever the others' patience
   return options;
 }
@@ -555,7 +555,7 @@ int Ranks::say(const Fault& fault) {
     print_error(is_follower() ? named(place_.rank, place_.world, fault.message) : fault.message);
     return fault.code;
   }
-  others_.end(kLastWordsSeconds);
+  others_.end(interrupted() ? kStopSeconds : kLastWordsSeconds);
   std::vector<RankEnd> ends = others_.ends();
   ends.push_back({0, fault});
   const GroupEnd end = end_together(std::move(ends), place_.world);

@@ -18,6 +18,7 @@
 #include "device/device_choice.h"
 #include "engine/engine.h"
 #include "engine/prefix_cache.h"
+#include "interrupt.h"
 #include "loading_server.h"
 #include "model/memory_fit.h"
 #include "model/model.h"
@@ -88,6 +89,7 @@ class ServeEvents final : public server::http::ServerEvents {
  public:
   explicit ServeEvents(bool is_quiet) : is_quiet_(is_quiet) {}
   void draining(double seconds) override {
+    interrupted() = true;  // ranks are waited for no longer than by other verbs
     notify_service_manager("STOPPING=1");
     if (is_quiet_ || seconds == 0) return;  // nothing is waited for
     print_note(fmt::format("ending: no new requests; those that run have {:.0f} s (once more ends them now)", seconds));

@@ -24,6 +24,7 @@ std::string failed_rank(int rank, size_t world) {
 
 namespace {
 
+constexpr double kEndingSeconds = 5;                    // of silence
 constexpr auto kLeavingTime = std::chrono::seconds(2);  // for the others to read last words
 
 std::span<const uint8_t> no_bytes() {
@@ -289,8 +290,12 @@ class Bootstrap::Member {
       return is_leaving_ ? part(rank) : lose(rank, error.what());
     }
     const std::chrono::duration<double> silence = Clock::now() - link.last_heard();
-    if (!is_leaving_ && silence.count() > options_.lost_seconds)
-      lose(rank, fmt::format("silent for {:.3g} s", silence.count()));
+    if (!is_leaving_ && silence.count() > patience()) lose(rank, fmt::format("silent for {:.3g} s", silence.count()));
+  }
+
+  double patience() const {
+    const bool is_ending = options_.is_ending != nullptr && *options_.is_ending;
+    return is_ending ? std::min(kEndingSeconds, options_.lost_seconds) : options_.lost_seconds;
   }
 
   // False: the link is gone.

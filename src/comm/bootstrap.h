@@ -2,6 +2,7 @@
 #pragma once
 // How ranks find each other, and learn that one is lost or has failed. Rank 0 listens; the others come to it and prove
 // that they know the secret. A thread keeps the connections and sends heartbeats until leave().
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -46,6 +47,8 @@ struct BootstrapOptions {
   double join_seconds = 300;
   double heartbeat_seconds = 1;
   double lost_seconds = 15;  // silence that makes a rank a lost one
+  // May be null. Once it is true, since somebody waits for the end, silence of 5 s is enough.
+  const std::atomic<bool>* is_ending = nullptr;
 };
 
 constexpr size_t kLeastSecretBytes = 16;

@@ -81,10 +81,10 @@ def end_of(process, wedged, seconds):
 
 
 class Server:
-    def __init__(self, *flags):
+    def __init__(self, *flags, silence='10'):
         self.process = subprocess.Popen(
             [PROGRAM, 'serve', '--model', str(MODEL), '--port', '0', '--quiet', '--cache-memory', '0.1', '--prefix-cache-memory', '0.1',
-             '--max-model-len', '512', '--rank-timeout', '10', *flags],
+             '--max-model-len', '512', '--rank-timeout', silence, *flags],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
         self.url = self.process.stdout.readline().strip()
         self.followers = children_of(self.process.pid)
@@ -279,6 +279,27 @@ class Ranks(ProgramTest):
             self.assertEqual(end_of(server.process, server.followers[0], 90), 5)
             self.assertIn('rank 1 of 2 stalls: nothing came from it within 20 s', server.process.stderr.read())
             self.assertFalse(is_running(server.followers[0]))
+
+    def test_a_stopped_rank_does_not_hold_up_the_end(self):
+        for by in (signal.SIGTERM, signal.SIGINT):
+            with self.subTest(by=by), Server('--ranks', '2', silence='60') as server:
+                os.kill(server.followers[0], signal.SIGSTOP)
+                server.process.send_signal(by)
+                begin = time.monotonic()
+                self.assertEqual(server.process.wait(60), 5)
+                self.assertLess(time.monotonic() - begin, 12)
+                self.assertRegex(server.process.stderr.read(), r'^tessera: lost rank 1 of 2 \(.*\): silent for [5-9].* s\n$')
+                self.assertFalse(is_running(server.followers[0]))
+        process = subprocess.Popen([PROGRAM, 'generate', '--raw', 'One, two', '--max-tokens', '100000', '--model', str(MODEL), '--ranks', '2', '--rank-timeout', '60',
+                                    '--quiet'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True)
+        process.stdout.read(1)  # it answers
+        os.kill(children_of(process.pid)[0], signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        said = process.communicate(timeout=60)[1]
+        self.assertLess(time.monotonic() - begin, 12)
+        self.assertEqual(process.returncode, 5)
+        self.assertRegex(said, r'tessera: .*lost rank 1 of 2 \(.*\): silent for [5-9].* s\n$')
 
     def test_caches_that_do_not_fit_are_refused(self):
         for flags in (('--cache-memory', '900000'), ('--cache-memory', '0.1', '--prefix-cache-memory', '900000')):

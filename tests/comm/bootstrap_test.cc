@@ -229,7 +229,7 @@ TEST(Bootstrap, ARankThatDoesNotComeSaysWhy) {
     tell_rank_0(options_for(2, 3, port), "no such file");
     for (std::thread& thread : waiting) thread.join();
     EXPECT_EQ(said[0], "rank 2 of 3 failed: no such file");
-    if (are_others_there) EXPECT_THAT(said[1], HasSubstr("rank 2 of 3 failed: no such file"));
+    EXPECT_THAT(said[1], HasSubstr(are_others_there ? "rank 2 of 3 failed: no such file" : ""));
   }
 }
 
@@ -345,6 +345,32 @@ TEST(Bootstrap, TheLateRankIsNamed) {
   EXPECT_EQ(errors[0], late);
   EXPECT_EQ(errors[1], "rank 0 of 4 failed: " + late);
   EXPECT_EQ(errors[3], errors[1]);
+}
+
+// Who waits for the end waits for a silent rank no longer than 5 s.
+TEST(Bootstrap, ASilentRankDoesNotHoldUpTheEnd) {
+  Door door;
+  std::atomic<bool> is_ending{false}, is_over{false};
+  BootstrapOptions root = options_for(0, 2, door.port), silent = options_for(1, 2, door.port);
+  root.lost_seconds = silent.heartbeat_seconds = silent.lost_seconds = 1000;
+  root.is_ending = &is_ending;
+  std::thread other([&] {
+    const Bootstrap bootstrap(silent, nullptr, nullptr);
+    while (!is_over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  Bootstrap bootstrap(root, nullptr, nullptr, std::move(door.listener));
+  const auto begin = std::chrono::steady_clock::now();
+  is_ending = true;
+  std::string said;
+  try {
+    bootstrap.all_gather({}, 100);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  is_over = true;
+  other.join();
+  EXPECT_THAT(said, AllOf(HasSubstr("lost rank 1 of 2"), HasSubstr("silent for")));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(50));
 }
 
 class NobodyComes final : public JoinWatch {
