@@ -19,6 +19,7 @@ namespace {
 constexpr size_t kHandshakeBytes = 256;  // of a payload; only kLost's words come near
 constexpr size_t kMostStrangers = 64;    // who have not said yet who they are
 constexpr int kMostLines = 100;          // of the log about them
+constexpr double kTellingSeconds = 5;    // for others to come, who learn that one has failed
 constexpr auto kStrangerTime = std::chrono::seconds(5);
 constexpr auto kRetryTime = std::chrono::milliseconds(100);
 
@@ -55,9 +56,9 @@ class Reception {
         links_(static_cast<size_t>(options.place.world)) {}
 
   Links run() {
-    const Clock::time_point deadline = after(options_.join_seconds);
     while (!missing().empty()) {
-      if (Clock::now() > deadline) {
+      if (Clock::now() > deadline_) {
+        if (!failure_.empty()) break;
         give_up(first_missing(), fmt::format("rank{} {} of {} did not come to {} port {} within {:.3g} s",
                                              missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
                                              options_.place.address, port_of(listener_), options_.join_seconds));
@@ -72,6 +73,7 @@ class Reception {
       std::erase_if(strangers_, [](const Stranger& stranger) { return stranger.connection == nullptr; });
       free_places();
     }
+    if (!failure_.empty()) give_up(static_cast<int>(failed_), failure_);
     for (auto& link : links_) {
       if (link != nullptr) link->send(MessageKind::kReady, {});
     }
@@ -88,7 +90,7 @@ class Reception {
   std::vector<size_t> missing() const {
     std::vector<size_t> ranks;
     for (size_t r = 1; r < links_.size(); ++r) {
-      if (links_[r] == nullptr) ranks.push_back(r);
+      if (links_[r] == nullptr && r != failed_) ranks.push_back(r);
     }
     return ranks;
   }
@@ -141,7 +143,9 @@ class Reception {
     }
     if (why.empty()) return is_open;
     links_[rank].reset();
-    give_up(static_cast<int>(rank), why);
+    // Who comes later would find nobody, and wait.
+    if (failure_.empty()) failed_ = rank, failure_ = why, deadline_ = std::min(deadline_, after(kTellingSeconds));
+    return true;
   }
 
   // Of ranks that have gone again: who is started anew finds its place free.
@@ -240,6 +244,9 @@ class Reception {
   Socket listener_;
   Links links_;
   std::vector<Stranger> strangers_;
+  Clock::time_point deadline_ = after(options_.join_seconds);
+  size_t failed_ = 0;  // the rank that says that it can't go on, and why
+  std::string failure_;
   int num_lines_ = 0;
 };
 

@@ -206,9 +206,11 @@ TEST(Bootstrap, APlaceIsFreedByWhoGoes) {
   root.join(), first.join(), last.join();
 }
 
-// Nobody waits for a rank that says that it can't come, whoever is there by then.
+enum class Arrival { kNever, kBefore, kAfter };
+
+// Nobody waits for a rank that says that it can't come, whenever it comes itself.
 TEST(Bootstrap, ARankThatDoesNotComeSaysWhy) {
-  for (const bool are_others_there : {false, true}) {
+  for (const Arrival others : {Arrival::kNever, Arrival::kBefore, Arrival::kAfter}) {
     Door door;
     const int port = door.port;
     std::string said[2];
@@ -222,14 +224,16 @@ TEST(Bootstrap, ARankThatDoesNotComeSaysWhy) {
     };
     std::vector<std::thread> waiting;
     waiting.emplace_back([&] { wait(0, std::move(door.listener)); });
-    if (are_others_there) {
+    const auto let_come = [&] {
       waiting.emplace_back([&] { wait(1, {}); });
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
+    };
+    if (others == Arrival::kBefore) let_come();
     tell_rank_0(options_for(2, 3, port), "no such file");
+    if (others == Arrival::kAfter) let_come();
     for (std::thread& thread : waiting) thread.join();
     EXPECT_EQ(said[0], "rank 2 of 3 failed: no such file");
-    EXPECT_THAT(said[1], HasSubstr(are_others_there ? "rank 2 of 3 failed: no such file" : ""));
+    EXPECT_THAT(said[1], HasSubstr(others != Arrival::kNever ? "rank 2 of 3 failed: no such file" : ""));
   }
 }
 
