@@ -545,9 +545,9 @@ void Ranks::tell_of_failure(const std::string& why) const {
 
 // What ends this rank, and for rank 0 what ended those it has started. Returns the exit code.
 int Ranks::say(const Fault& fault) {
-  for (const int code : {kExitOk, kExitCancelled}) {
-    const bool is_stop = fault.message == comm::failed_rank(0, static_cast<size_t>(place_.world)) + stopped_with(code);
-    if (is_stop) return code;
+  for (const int code : {kExitOk, kExitCancelled}) {  // behind what this rank was about to do, perhaps
+    const std::string words = comm::failed_rank(0, static_cast<size_t>(place_.world)) + stopped_with(code);
+    if (is_follower() && fault.message.find(words) != std::string::npos) return code;
   }
   const bool has_reader = inherited_ && inherited_->words.is_open();
   if (has_reader && hand_over(inherited_->words.descriptor(), {place_.rank, fault})) return fault.code;
