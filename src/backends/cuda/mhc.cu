@@ -11,6 +11,7 @@
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
+#include "backends/cuda_common/begin_next.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/peer_packs.cuh"
 #include "backends/cuda_common/ptx/conversions.cuh"
@@ -262,14 +263,16 @@ __device__ void mix_and_norm_token(const MhcJob& job, int64_t num_tokens) {
 #pragma unroll
     for (int n = 0; n < Mixing::kAhead; ++n) weights[n] = weights_at(Mixing::first(n));
   }
-  wait_for_previous();
+  wait_alone();
   if (t >= num_tokens) {
+    let_next_begin();
     store_coefficients_of((t - num_tokens) * kNormWarps, num_tokens, job, s_sums, bases);
     return;
   }
   const Mixing mixer(job, t);
   add_slices(job, kCoefficients + 1, t, static_cast<int>(threadIdx.x), kNormBlock, s_m);
   __syncthreads();
+  let_next_begin();
   if (threadIdx.x < kS) {
     const float rr = stream_factor<kCoefficients>(job, s_m);
     s_pre[threadIdx.x] = pre_coefficient(job, s_m[threadIdx.x], rr, bases.scales[0], bases.pre);
