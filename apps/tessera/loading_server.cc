@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "loading_server.h"
 
+#include "interrupt.h"
 #include "verb.h"
 
 namespace tessera::app {
@@ -22,9 +23,11 @@ LoadingServer::~LoadingServer() {
 void LoadingServer::end() noexcept {
   if (!thread_.joinable()) return;
   is_loading_ = false;
+  const bool was_interrupted = interrupted();
   http_.drain();
   http_.drain();
   thread_.join();
+  interrupted() = was_interrupted;  // nobody asked for this end
 }
 
 bool LoadingServer::serve(server::Service& service, const std::function<void()>& ready) {

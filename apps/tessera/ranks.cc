@@ -374,13 +374,18 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     options.watch = &others_;
   }
   has_come_ = true;
+  // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
+  const auto leave_signals_to_rank_0 = [] {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  };
+  if (inherited_) leave_signals_to_rank_0();  // it watches this one already
   bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
   if (inherited_) outlive_rank_0();
-  // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
   if (is_follower()) {
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+    leave_signals_to_rank_0();
   } else {
     interrupts_.emplace([this] { stop(kExitCancelled); });
+    stops_on_interrupt_ = true;
   }
   comm::agree(*bootstrap_, facts_of_program(verb));
   // A prompt is known to rank 0 alone.
@@ -569,6 +574,10 @@ void Ranks::lost(int rank, const std::string& message) {
   // Whoever reads the messages may have stopped reading: then this ends without the last of them.
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
+  if (stops_on_interrupt_ && interrupted()) {  // a launcher's rank that heard of it first
+    others_.end(kStopSeconds);
+    _exit(kExitCancelled);
+  }
   // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
   if (rank == 0 && inherited_ && message.starts_with(comm::kLostRank)) inherited_->words.close();
   _exit(say({kExitDevice, message}));

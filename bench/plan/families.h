@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Kernels of the three families of targets, and what they share. Used by forms.cc alone.
-#include <optional>
 #include <span>
 
 #include "bench/plan/forms.h"
@@ -36,9 +35,10 @@ struct StreamWork {
 };
 Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target);
 StreamWork stream_of(const ops::Linear::Desc& desc, int64_t tokens);
-// Of two formats, of which each has blocks of its own in one launch; none where that is more than one round of blocks.
-std::optional<Kernel> stream_kernel(const std::string& name, const StreamWork& first, const StreamWork& second,
-                                    const Target& target);
+// Maps of one input in two formats, of which BF16 is one, whose kernels become one launch where theirs is
+// (cuda/linear_group.cu).
+void join_formats(std::span<const StreamWork> works, int64_t tokens, const Target& target,
+                  std::vector<Kernel>& kernels);
 
 // One launch of maps of one input, of at most kMostStreamTokens tokens: Hopper's ring of units where it has one
 // (sm90/unit_ring.cuh), else the stream of `work`, which is all of theirs.

@@ -7,6 +7,7 @@
 #include "backends/cuda/expert_plan.h"
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_plan.h"
+#include "backends/sm90/sum_plans.h"
 #include "base/integer_math.h"
 #include "bench/plan/families.h"
 
@@ -92,19 +93,28 @@ Kernel stream_kernel(const std::string& name, const StreamWork& work, const Targ
   return planned_stream(name, work, stream_plan(chunks, work.tiles, work.passes, target.multiprocessors), target);
 }
 
-std::optional<Kernel> stream_kernel(const std::string& name, const StreamWork& first, const StreamWork& second,
-                                    const Target& target) {
-  const int64_t chunks = ceil_div<int64_t>(first.width, PackedNvfp4::kColumns);
-  const StreamPlan plan = stream_plan(chunks, first.tiles + second.tiles, 1, target.multiprocessors);
-  const int64_t blocks =
-      ceil_div<int64_t>(first.tiles, plan.block_tiles) + ceil_div<int64_t>(second.tiles, plan.block_tiles);
-  if (blocks > kStreamBlocksAtOnce * target.multiprocessors) return std::nullopt;
-  Kernel both = planned_stream(name, first, plan, target);
-  const Kernel other = planned_stream(name, second, plan, target);
+void join_formats(std::span<const StreamWork> works, int64_t tokens, const Target& target,
+                  std::vector<Kernel>& kernels) {
+  if (works.size() != 2 || works[0].width != works[1].width) return;
+  const auto num_bf16 = std::ranges::count(works, ops::WeightFormat::kBf16, &StreamWork::format);
+  std::array<ops::Linear::Desc, 2> maps;
+  for (size_t i = 0; i < maps.size(); ++i) {
+    maps[i] = {.in = works[i].width, .out = works[i].tiles * PackedNvfp4::kRows, .format = works[i].format};
+  }
+  if (num_bf16 != 1 || tokens > kMostStreamTokens) return;
+  if (target.family == Family::kHopper && !backends::sm90::streams_formats(maps, tokens, target.multiprocessors))
+    return;
+  const int64_t chunks = ceil_div<int64_t>(works[0].width, PackedNvfp4::kColumns);
+  const StreamPlan plan = stream_plan(chunks, works[0].tiles + works[1].tiles, 1, target.multiprocessors);
+  int64_t blocks = 0;
+  for (const StreamWork& work : works) blocks += ceil_div<int64_t>(work.tiles, plan.block_tiles);
+  if (blocks > kStreamBlocksAtOnce * target.multiprocessors) return;
+  Kernel both = planned_stream("cuda linear_stream", works[0], plan, target);
+  const Kernel other = planned_stream("cuda linear_stream", works[1], plan, target);
   both.issue_cycles += other.issue_cycles, both.memory_bytes += other.memory_bytes;
   both.first_bytes += other.first_bytes, both.requested_bytes += other.requested_bytes;
   both.drain_cycles = std::max(both.drain_cycles, other.drain_cycles);
-  return both;
+  kernels = {both};
 }
 
 std::vector<Kernel> portable_kernels(const PlanShape& shape, int64_t tokens, const Target& target) {

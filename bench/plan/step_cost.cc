@@ -274,12 +274,8 @@ class Layer {
         streams.push_back(kernels[0]);
       }
     }
-    if (works.size() == 2 && works[0].width == works[1].width && others.empty() &&
-        (works[0].format == ops::WeightFormat::kBf16 || works[1].format == ops::WeightFormat::kBf16)) {
-      if (const auto both = stream_kernel("cuda linear_stream", works[0], works[1], t_)) streams = {*both};
-    }
-    streams.insert(streams.end(), others.begin(), others.end());
-    add(name, streams);
+    if (others.empty()) join_formats(works, load_.rows(), t_, streams);
+    add(name, streams), add(name, others);
   }
 
   // Hyper-connections of one of a layer's two halves.

@@ -299,17 +299,18 @@ std::vector<Spec<ops::LinearGroup>> specs_of(ops::LinearGroup, bool is_quick) {
     add_small<ops::LinearGroup>(specs, group(format, 1152, {33, 64}, false));
     for (const int64_t in : {48, 1152}) add_small<ops::LinearGroup>(specs, gated(format, in, 37));
   }
-  // Of two formats, in any order, of which BF16 is one.
+  // Of two formats, of which BF16 is one and comes first or not.
   const auto with_bf16 = [&](WeightFormat format, int64_t in, std::initializer_list<int64_t> outs,
-                             std::initializer_list<int64_t> bf16_outs) {
+                             std::initializer_list<int64_t> bf16_outs, bool is_first = false) {
     ops::LinearGroup::Desc desc = group(format, in, outs, false);
     const ops::LinearGroup::Desc bf16 = group(WeightFormat::kBf16, in, bf16_outs, true);
-    desc.maps.insert(desc.maps.end() - 1, bf16.maps.begin(), bf16.maps.end());
-    return desc;
+    desc.maps.insert(is_first ? desc.maps.begin() : desc.maps.end() - 1, bf16.maps.begin(), bf16.maps.end());
+    return ops::by_format(std::move(desc));
   };
   for (const WeightFormat format : {WeightFormat::kFp8Block, WeightFormat::kNvfp4}) {
     add_small<ops::LinearGroup>(specs, with_bf16(format, 128, {5, 67}, {1, 33, 16, 40, 3}));
-    add_small<ops::LinearGroup>(specs, with_bf16(format, 1152, {33, 64}, {48}));
+    add_small<ops::LinearGroup>(specs, with_bf16(format, 1152, {33, 64}, {48}, true));
+    add_small<ops::LinearGroup>(specs, with_bf16(format, 1024, {384, 16}, {48}));  // a ring, on a GPU that is small
   }
   // NVFP4 inputs, which are rounded once for all maps; behind a norm too.
   const auto of_nvfp4 = [](ops::LinearGroup::Desc desc, bool has_norm) {

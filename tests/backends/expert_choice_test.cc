@@ -3,6 +3,8 @@
 // by width a part of every expert.
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "backends/sm100/sums_plan.h"
 #include "backends/sm120/sum_plans.h"
 #include "backends/sm90/sum_plans.h"
@@ -97,6 +99,27 @@ TEST(MapChoice, HopperTakesTilesOfManyForOutputGroupsInFp8) {
   for (const int64_t tokens : {20, 32}) {
     EXPECT_EQ(chosen(ops::WeightFormat::kFp8Block, tokens), backends::sm90::LinearKernels::kWide) << tokens;
   }
+}
+
+// Those of a layer's input do, of Flash and of Pro; wq_b keeps its ring where an indexer's is BF16.
+TEST(MapChoice, HopperStreamsTwoFormatsWhereNoRingLosesMuch) {
+  const auto streams = [](ops::WeightFormat format, int64_t in, int64_t out, int64_t tokens) {
+    const std::array<ops::Linear::Desc, 2> maps{
+        {{.in = in, .out = out, .format = format}, {.in = in, .out = 65536, .format = ops::WeightFormat::kBf16}}};
+    return backends::sm90::streams_formats(maps, tokens, kMultiprocessors);
+  };
+  constexpr auto kFp8 = ops::WeightFormat::kFp8Block, kNvfp4 = ops::WeightFormat::kNvfp4;
+  for (const auto format : {kFp8, kNvfp4}) {
+    for (const int64_t tokens : {1, 8}) {
+      EXPECT_TRUE(streams(format, 4096, 1024 + 512, tokens)) << tokens;
+      EXPECT_TRUE(streams(format, 7168, 1536 + 512, tokens)) << tokens;
+    }
+    EXPECT_FALSE(streams(format, 4096, 1024 + 512, 9));
+    EXPECT_FALSE(streams(format, 1024, 16384, 1));
+    EXPECT_FALSE(streams(format, 16384, 1536 + 512, 1));  // 31 units to a multiprocessor
+  }
+  EXPECT_FALSE(streams(kFp8, 1024, 16384, 8));
+  EXPECT_TRUE(streams(kNvfp4, 1024, 16384, 8));  // of more tokens than one it has none
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ const PackedLayout* packed_layout(const Desc& desc) {
   return cuda_common::packed_units(desc.format);
 }
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
-  return desc.has_one_format() ? packed_layout(desc.maps.front()) : cuda_common::packed_units_of_each();
+  return desc.parts.empty() ? packed_layout(desc.maps.front()) : cuda_common::packed_units_of_each();
 }
 constexpr Variant<Linear> kPackedLinear = {"packed", cuda::linear_packed_supports, packed_layout<Linear::Desc>, nullptr,
                                            cuda::linear_packed};

@@ -301,7 +301,8 @@ __device__ void pool_overlap(const Job& job, int64_t entry, int64_t channel, con
   if (window.n > 1) return store(window.n, value_of(window.n));
   if (window.n == 1) return;
   // One token, as answers are made: few instructions. That of the many below most were passed over cost one that
-  // completes nothing 2 us (docs/performance/hopper.md, "A step kernel by kernel"), one that completes a window 8.
+  // completes nothing 2 us, one that completes a window 7 (docs/performance/hopper.md, "A step kernel by kernel", "Maps
+  // of two formats in one launch").
   if (window.slice.num_rows == 1 && window.completed == 0) {
     store(0, 0);
     return rows.keep_one();

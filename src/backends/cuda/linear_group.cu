@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 2)
   }
 }
 
-// False: not on this GPU, or not in one round of blocks, where some have done with one format's tiles while others have
-// the other's before them.
+// False: not on this GPU, or more blocks than one round of two to a multiprocessor, where some would have done with one
+// format's tiles while others have the other's before them. (A GPU with 100 KB of shared memory has one at a time.)
 template <ops::WeightFormat kFormat>
 bool stream_two(Part packed, Part bf16, device::Queue& queue) {
   const StreamShape shape = stream_shape(packed.job.in, packed.num_tiles + bf16.num_tiles, 1);
@@ -99,7 +99,7 @@ bool stream_two(Part packed, Part bf16, device::Queue& queue) {
 bool stream_formats(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   Part packed{}, bf16{};
   ops::WeightFormat format = ops::WeightFormat::kNvfp4;
-  for (const ops::LinearGroupPart& of_format : ops::parts_by_format(desc)) {
+  for (const ops::LinearGroup::Part& of_format : desc.parts) {
     const Job job = job_of(of_format.desc, of_format.args_of(args));
     const int row_tiles = row_tiles_of(of_format.desc, job);
     const ops::WeightFormat its_format = of_format.desc.maps.front().format;
@@ -132,7 +132,7 @@ bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::strin
     if (!linear_packed_supports(map, why_not)) return false;
   }
   const auto num_bf16 = std::ranges::count(desc.maps, ops::WeightFormat::kBf16, &ops::Linear::Desc::format);
-  if (!desc.has_one_format() && (num_bf16 == 0 || ops::parts_by_format(desc).size() != 2)) {
+  if (!desc.parts.empty() && (num_bf16 == 0 || desc.parts.size() != 2)) {
     why_not = "maps of one format, or of BF16 and one other";
     return false;
   }
@@ -141,7 +141,7 @@ bool linear_group_packed_supports(const ops::LinearGroup::Desc& desc, std::strin
 
 bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return true;
-  if (!desc.has_one_format()) return stream_formats(desc, args, queue);
+  if (!desc.parts.empty()) return stream_formats(desc, args, queue);
   int64_t row_tiles = 0;
   for (const ops::Linear::Desc& map : desc.maps) row_tiles += ceil_div<int64_t>(map.out, kTileRows);
   const ops::Linear::Desc& first = desc.maps.front();
@@ -161,10 +161,8 @@ bool linear_group_stream(const ops::LinearGroup::Desc& desc, const ops::LinearGr
 
 void linear_group_packed(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (linear_group_stream(desc, args, queue)) return;
-  if (desc.has_one_format()) return ops::run_parts(desc, args, queue, linear_packed, swiglu);
-  for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
-    linear_group_packed(part.desc, part.args_of(args), queue);
-  }
+  if (desc.parts.empty()) return ops::run_parts(desc, args, queue, linear_packed, swiglu);
+  for (const ops::LinearGroup::Part& part : desc.parts) linear_group_packed(part.desc, part.args_of(args), queue);
 }
 
 }  // namespace tessera::backends::cuda

@@ -11,7 +11,6 @@
 #include "backends/cuda/kernels.h"
 #include "backends/cuda/mhc_products.cuh"
 #include "backends/cuda/stream_write.cuh"
-#include "backends/cuda_common/begin_next.cuh"
 #include "backends/cuda_common/launch.cuh"
 #include "backends/cuda_common/peer_packs.cuh"
 #include "backends/cuda_common/ptx/conversions.cuh"

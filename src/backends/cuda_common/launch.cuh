@@ -9,6 +9,19 @@
 
 namespace tessera::backends::cuda_common {
 
+// wait_for_previous() in two steps, for a kernel whose first loads would be behind what the next one copies before its
+// own wait.
+__device__ inline void wait_alone() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+__device__ inline void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
 // What every kernel does before it reads or writes anything but weights and what the host copied for the step
 // (positions, slots, places, counts, slices; a table of pages may be a kernel's). Its blocks may be in place before the
 // kernel before it in the queue has ended (launch() asks for that, which hides a launch's latency); here they wait
@@ -17,10 +30,8 @@ namespace tessera::backends::cuda_common {
 // while one works. Nor does what the kernel before the last one made have to be waited for, since the last one's blocks
 // have: who counts on that says what comes between (experts' ids; x of ops/all_experts).
 __device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
+  wait_alone();
+  let_next_begin();
 }
 
 // Dynamic shared memory that a launch need not ask for: with what kernels declare themselves it is less than 48 KiB.

@@ -28,7 +28,7 @@ const PackedLayout* packed_layout(const Desc& desc) {
   return cuda_common::packed_units(desc.format);
 }
 const PackedLayout* packed_layout_of_group(const LinearGroup::Desc& desc) {
-  return desc.has_one_format() ? packed_layout(desc.maps.front()) : cuda_common::packed_units_of_each();
+  return desc.parts.empty() ? packed_layout(desc.maps.front()) : cuda_common::packed_units_of_each();
 }
 const PackedLayout* packed_layout_of_experts(const RankExperts::Desc& desc) {
   return packed_layout(desc.routed);

@@ -42,8 +42,8 @@ bool linear_group_supports(const ops::LinearGroup::Desc& desc, std::string& why_
 }
 
 int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_tokens) {
-  int64_t most = 0;
-  for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
+  int64_t most = desc.parts.empty() ? linear_chunks_workspace(desc.maps, max_tokens) : 0;
+  for (const ops::LinearGroup::Part& part : desc.parts) {
     most = std::max(most, linear_chunks_workspace(part.desc.maps, max_tokens));
   }
   for (const ops::Linear::Desc& map : desc.maps) most = std::max(most, linear_workspace(map, max_tokens));
@@ -53,11 +53,10 @@ int64_t linear_group_workspace(const ops::LinearGroup::Desc& desc, int64_t max_t
 void linear_group(const ops::LinearGroup::Desc& desc, const ops::LinearGroup::Args& args, device::Queue& queue) {
   if (args.num_tokens == 0) return;
   const int64_t multiprocessors = cuda_common::multiprocessors();
-  if (!desc.has_one_format()) {
-    if (streams_formats(desc, args.num_tokens, multiprocessors) && cuda::linear_group_stream(desc, args, queue)) return;
-    for (const ops::LinearGroupPart& part : ops::parts_by_format(desc)) {
-      linear_group(part.desc, part.args_of(args), queue);
-    }
+  if (!desc.parts.empty()) {
+    if (streams_formats(desc.maps, args.num_tokens, multiprocessors) && cuda::linear_group_stream(desc, args, queue))
+      return;
+    for (const ops::LinearGroup::Part& part : desc.parts) linear_group(part.desc, part.args_of(args), queue);
     return;
   }
   const std::span<const ops::WeightView> weights(args.weights.data(), desc.maps.size());

@@ -12,6 +12,7 @@
 #include "backends/cuda_common/input_rows.h"
 #include "backends/cuda_common/packed_units.h"
 #include "backends/cuda_common/stream_limit.h"
+#include "backends/cuda_common/stream_plan.h"
 #include "ops/all_experts/all_experts.h"
 #include "ops/grouped_linear/grouped_linear.h"
 #include "ops/linear/linear.h"
@@ -93,15 +94,19 @@ inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num
   return uses_ring(desc.maps, desc.swiglu ? 2 : 1, fold, num_tokens, multiprocessors);
 }
 // Maps of two formats, whether they are one launch of the portable kernels (cuda/linear_group.cu) of few tokens: where
-// no ring loses as many units as NVFP4 wants of it. FP8's maps of an input are fewer and have the ring by themselves;
-// together with BF16's they are faster without (docs/performance/hopper.md, "Maps of two formats in one launch").
-inline bool streams_formats(const ops::LinearGroup::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {
-  int64_t units = 0;
-  for (const ops::Linear::Desc& map : desc.maps) {
-    if (map.format == ops::WeightFormat::kBf16) continue;
-    units += ceil_div<int64_t>(map.out, cuda_common::PackedNvfp4::kRows) * ring_chunks(map.in);
+// no ring loses as many units as NVFP4 wants of it, nor more tiles than the launch has blocks. FP8's maps of a layer's
+// input are fewer and have the ring by themselves; together with BF16's they are faster without
+// (docs/performance/hopper.md, "Maps of two formats in one launch").
+inline bool streams_formats(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
+  int64_t tiles = 0, units = 0;
+  for (const ops::Linear::Desc& map : maps) {
+    const bool is_nvfp4 = map.format == ops::WeightFormat::kNvfp4;
+    if (map.format == ops::WeightFormat::kBf16 || (is_nvfp4 && num_tokens > 1)) continue;  // they have no ring
+    const int64_t of_map = ceil_div<int64_t>(map.out, cuda_common::PackedNvfp4::kRows);
+    tiles += of_map, units += of_map * ring_chunks(map.in);
   }
-  return num_tokens <= FewPlan::kTokens && units < kFewestRingUnits * multiprocessors;
+  return num_tokens <= FewPlan::kTokens && units < kFewestRingUnits * multiprocessors &&
+         tiles <= cuda_common::kStreamBlocksAtOnce * multiprocessors;
 }
 // Experts whose portable kernels would list the slots themselves.
 inline bool uses_ring(const ops::MoeExperts::Desc& desc, int64_t num_tokens, int64_t multiprocessors) {

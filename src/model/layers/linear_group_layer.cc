@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace tessera::model {
@@ -52,7 +54,8 @@ bool LinearGroupLayer::bind_all_formats(LayerBuilder& builder, const std::string
     if (all[i]->op().chosen() != all.front()->op().chosen()) return false;
     desc.maps.push_back(all[i]->op().desc), group.members.push_back(i);
   }
-  if (desc.maps.size() > ops::LinearGroup::kMostMaps || desc.has_one_format()) return false;
+  desc = ops::by_format(std::move(desc));
+  if (desc.parts.empty()) return false;
   group.op = builder.bind_fused<ops::LinearGroup>(where, desc, {all.front()->op().chosen()});
   if (!group.op.is_bound()) return false;
   groups_.push_back(std::move(group));

@@ -11,6 +11,10 @@ namespace tessera::ops {
 
 namespace {
 
+bool have_one_format(const std::vector<Linear::Desc>& maps) {
+  return std::ranges::all_of(maps, [&](const Linear::Desc& map) { return map.format == maps.front().format; });
+}
+
 // Of a norm's result.
 int64_t normed_bytes(const LinearGroup::Desc& desc, int64_t num_tokens) {
   if (!desc.norm) return 0;
@@ -19,10 +23,6 @@ int64_t normed_bytes(const LinearGroup::Desc& desc, int64_t num_tokens) {
 }
 
 }  // namespace
-
-bool LinearGroup::Desc::has_one_format() const {
-  return std::ranges::all_of(maps, [&](const Linear::Desc& map) { return map.format == maps.front().format; });
-}
 
 std::string LinearGroup::Desc::to_string() const {
   std::string text;
@@ -50,8 +50,8 @@ bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string&
     }
     if (!linear_reference_supports(map, why_not)) return false;
   }
-  if ((desc.swiglu || desc.norm) && !desc.has_one_format()) {
-    why_not = "a norm before them, and swiglu, are of maps of one format";
+  if (!have_one_format(desc.maps) && (desc.swiglu || desc.norm || desc.parts.empty())) {
+    why_not = "several formats are of maps alone, and in parts";
     return false;
   }
   if (desc.swiglu && (desc.maps.size() != 2 || first.out != desc.maps[1].out || first.out != desc.swiglu->inner ||
@@ -92,25 +92,25 @@ SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args) {
   return {.gate = args.y[0], .up = args.y[1], .out = args.y[0], .num_tokens = args.num_tokens};
 }
 
-LinearGroup::Args LinearGroupPart::args_of(const LinearGroup::Args& group) const {
-  LinearGroup::Args args = group;
+LinearGroup::Args LinearGroup::Part::args_of(const Args& group) const {
+  Args args = group;
   for (size_t i = 0; i < members.size(); ++i) {
     args.weights[i] = group.weights[members[i]], args.y[i] = group.y[members[i]];
   }
   return args;
 }
 
-std::vector<LinearGroupPart> parts_by_format(const LinearGroup::Desc& desc) {
-  std::vector<LinearGroupPart> parts;
+LinearGroup::Desc by_format(LinearGroup::Desc desc) {
+  desc.parts.clear();
+  if (have_one_format(desc.maps)) return desc;
   for (size_t i = 0; i < desc.maps.size(); ++i) {
-    const auto is_alike = [&](const LinearGroupPart& part) {
-      return part.desc.maps.front().format == desc.maps[i].format;
-    };
-    auto part = std::ranges::find_if(parts, is_alike);
-    if (part == parts.end()) part = parts.insert(part, LinearGroupPart{});
+    auto part = std::ranges::find_if(desc.parts, [&](const LinearGroup::Part& other) {
+      return other.desc.maps.front().format == desc.maps[i].format;
+    });
+    if (part == desc.parts.end()) part = desc.parts.insert(part, LinearGroup::Part{});
     part->desc.maps.push_back(desc.maps[i]), part->members.push_back(i);
   }
-  return parts;
+  return desc;
 }
 
 void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,

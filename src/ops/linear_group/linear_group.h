@@ -20,11 +20,12 @@ struct LinearGroup {
   static constexpr const char* kName = "linear_group";
   static constexpr bool kIsFused = true;
   static constexpr size_t kMostMaps = 7;
+  struct Part;
   struct Desc {
     std::vector<Linear::Desc> maps;  // of one group; alike but for `out`, `output` and `format`
     std::optional<SwiGlu::Desc> swiglu = {};
     std::optional<RmsNorm::Desc> norm = {};
-    bool has_one_format() const;
+    std::vector<Part> parts = {};  // of several formats: by_format()
     std::string to_string() const;
   };
   // As many maps as the description has.
@@ -35,6 +36,12 @@ struct LinearGroup {
     std::array<TensorView, kMostMaps> y = {};   // [tokens, out]; with swiglu y[1] is scratch
     int64_t num_tokens = 0;
     void* workspace = nullptr;
+  };
+  // The maps of one format, as a call of their own, whose map i is the group's map members[i].
+  struct Part {
+    Desc desc;
+    std::vector<size_t> members;
+    Args args_of(const Args& group) const;
   };
 };
 
@@ -49,14 +56,8 @@ LinearGroup::Args behind_norm(const LinearGroup::Desc& desc, const LinearGroup::
 Linear::Args linear_of_group(const LinearGroup::Args& args, size_t i);
 SwiGlu::Args swiglu_of_group(const LinearGroup::Args& args);
 
-// The maps of one format, as a call of their own, whose map i is the group's map members[i].
-struct LinearGroupPart {
-  LinearGroup::Desc desc;
-  std::vector<size_t> members;
-  LinearGroup::Args args_of(const LinearGroup::Args& group) const;
-};
-// In the order of their first maps. Of a group without norm and swiglu.
-std::vector<LinearGroupPart> parts_by_format(const LinearGroup::Desc& desc);
+// The same with its maps of each format as parts, in the order of their first ones; none where all have one format.
+LinearGroup::Desc by_format(LinearGroup::Desc desc);
 
 // The maps one by one, and then its swiglu, by those functions. For groups without a norm.
 void run_parts(const LinearGroup::Desc& desc, const LinearGroup::Args& args, device::Queue& queue,
