@@ -522,14 +522,14 @@ void Ranks::follow(model::Runner& own) {
 }
 
 void Ranks::stop(int code) noexcept {
-  is_stopping_ = true;
+  stop_code_ = code;
   if (bootstrap_ != nullptr) bootstrap_->fail(stopped_with(code));
   others_.end(kStopSeconds);
   _exit(code);
 }
 
 int Ranks::fail(const Fault& fault) {
-  while (is_stopping_) pause();  // what broke is what was stopped
+  while (stop_code_ >= 0) pause();  // what broke is what was stopped
   if (bootstrap_ != nullptr) bootstrap_->fail(fault.message);
   const int code = say(fault);
   // Who started this one sees how it ends.
@@ -574,9 +574,11 @@ void Ranks::lost(int rank, const std::string& message) {
   // Whoever reads the messages may have stopped reading: then this ends without the last of them.
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
-  if (stops_on_interrupt_ && interrupted()) {  // a launcher's rank that heard of it first
+  // A launcher's rank may have ended by the signal that this one stops by.
+  const bool is_interrupted = stops_on_interrupt_ && interrupted() && message.starts_with(comm::kLostRank);
+  if (const int code = is_interrupted ? kExitCancelled : stop_code_.load(); code >= 0) {
     others_.end(kStopSeconds);
-    _exit(kExitCancelled);
+    _exit(code);
   }
   // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
   if (rank == 0 && inherited_ && message.starts_with(comm::kLostRank)) inherited_->words.close();

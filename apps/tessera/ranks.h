@@ -86,8 +86,8 @@ class Ranks final : public comm::LossSink {
   [[noreturn]] void stop(int code) noexcept;
   // Rank 0: from join() on Ctrl-C stops all; from here on the verb deals with it.
   void leave_interrupts_to_verb() {
-    stops_on_interrupt_ = false;
     interrupts_.reset();
+    stops_on_interrupt_ = false;
   }
 
   void lost(int rank, const std::string& message) override;
@@ -132,7 +132,8 @@ class Ranks final : public comm::LossSink {
   std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
   std::unique_ptr<comm::Communicator> comm_;
   std::unique_ptr<model::MirroredRunner> mirrored_;
-  std::atomic<bool> is_stopping_{false}, stops_on_interrupt_{false};
+  std::atomic<int> stop_code_{-1};  // that it stops with; negative: it does not
+  std::atomic<bool> stops_on_interrupt_{false};
   std::optional<InterruptWatch> interrupts_;  // goes first
 };
 

@@ -96,12 +96,15 @@ Kernel stream_kernel(const std::string& name, const StreamWork& work, const Targ
 void join_formats(std::span<const StreamWork> works, int64_t tokens, const Target& target,
                   std::vector<Kernel>& kernels) {
   if (works.size() != 2 || works[0].width != works[1].width) return;
-  const auto num_bf16 = std::ranges::count(works, ops::WeightFormat::kBf16, &StreamWork::format);
+  const auto count_of = [&](ops::WeightFormat format) {
+    return std::ranges::count(works, format, &StreamWork::format);
+  };
   std::array<ops::Linear::Desc, 2> maps;
   for (size_t i = 0; i < maps.size(); ++i) {
     maps[i] = {.in = works[i].width, .out = works[i].tiles * PackedNvfp4::kRows, .format = works[i].format};
   }
-  if (num_bf16 != 1 || tokens > kMostStreamTokens) return;
+  const bool has_kernel = count_of(ops::WeightFormat::kBf16) == 1 && count_of(ops::WeightFormat::kF32) == 0;
+  if (!has_kernel || tokens > kMostStreamTokens) return;
   if (target.family == Family::kHopper && !backends::sm90::streams_formats(maps, tokens, target.multiprocessors))
     return;
   const int64_t chunks = ceil_div<int64_t>(works[0].width, PackedNvfp4::kColumns);

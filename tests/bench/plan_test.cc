@@ -306,5 +306,34 @@ TEST(KernelPlan, UnknownTargetIsNamed) {
   }
 }
 
+// Maps of one input in two formats are one launch where the kernels make one of them.
+TEST(KernelPlan, TwoFormatsAreOneLaunchOfFewTokens) {
+  using enum ops::WeightFormat;
+  const auto launches = [](const Target& target, ops::WeightFormat first, ops::WeightFormat second, int64_t tiles,
+                           int64_t tokens) {
+    const std::vector<StreamWork> works = {{.format = first, .tiles = tiles, .width = 4096},
+                                           {.format = second, .tiles = 164, .width = 4096}};
+    std::vector<Kernel> kernels;
+    double bytes = 0;
+    for (const StreamWork& work : works) {
+      kernels.push_back(stream_kernel("stream", work, target));
+      bytes += kernels.back().memory_bytes;
+    }
+    join_formats(works, tokens, target, kernels);
+    double after = 0;
+    for (const Kernel& kernel : kernels) after += kernel.memory_bytes;
+    EXPECT_NEAR(after, bytes, 1e-9 * bytes);
+    return kernels.size();
+  };
+  for (const char* name : {"h200", "rtx6000"}) {
+    const Target& target = target_of(name);
+    EXPECT_EQ(launches(target, kNvfp4, kBf16, 96, 1), 1) << name;
+    EXPECT_EQ(launches(target, kFp8Block, kBf16, 96, 8), 1) << name;
+    EXPECT_EQ(launches(target, kNvfp4, kBf16, 96, 9), 2) << name;
+    EXPECT_EQ(launches(target, kNvfp4, kFp8Block, 96, 1), 2) << name;
+    EXPECT_EQ(launches(target, kFp8Block, kBf16, 4096, 1), 2) << name;
+  }
+}
+
 }  // namespace
 }  // namespace tessera::bench

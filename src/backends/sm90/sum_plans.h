@@ -95,7 +95,7 @@ inline bool uses_ring(const ops::LinearGroup::Desc& desc, bool fold, int64_t num
 }
 // Maps of two formats, whether they are one launch of the portable kernels (cuda/linear_group.cu) of few tokens: where
 // no ring loses as many units as NVFP4 wants of it, nor more tiles than the launch has blocks. FP8's maps of a layer's
-// input are fewer and have the ring by themselves; together with BF16's they are faster without
+// input are fewer and have the ring by themselves; together with BF16's they are faster without. Others were not timed
 // (docs/performance/hopper.md, "Maps of two formats in one launch").
 inline bool streams_formats(std::span<const ops::Linear::Desc> maps, int64_t num_tokens, int64_t multiprocessors) {
   int64_t tiles = 0, units = 0;

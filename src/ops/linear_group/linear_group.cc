@@ -50,8 +50,11 @@ bool linear_group_reference_supports(const LinearGroup::Desc& desc, std::string&
     }
     if (!linear_reference_supports(map, why_not)) return false;
   }
-  if (!have_one_format(desc.maps) && (desc.swiglu || desc.norm || desc.parts.empty())) {
-    why_not = "several formats are of maps alone, and in parts";
+  size_t in_parts = 0;
+  for (const LinearGroup::Part& part : desc.parts) in_parts += part.members.size();
+  const bool has_one_format = have_one_format(desc.maps);
+  if (in_parts != (has_one_format ? 0 : desc.maps.size()) || (!has_one_format && (desc.swiglu || desc.norm))) {
+    why_not = "several formats are of maps alone, and all in parts";
     return false;
   }
   if (desc.swiglu && (desc.maps.size() != 2 || first.out != desc.maps[1].out || first.out != desc.swiglu->inner ||
