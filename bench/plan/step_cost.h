@@ -2,7 +2,7 @@
 #pragma once
 // Predicted time of a step of a whole model on one of the ranks that share it: kernels as they are written
 // (bench/plan/forms.h), one after the other, and sums over ranks. What is not a map or an expert has the rate that it
-// was measured with on an H200 (step_cost.cc); docs/performance/several_gpus.md says how far off the whole is.
+// was measured with on an H200 (step_layer.h); docs/performance/several_gpus.md says how far off the whole is.
 #include <cstdint>
 #include <string>
 #include <vector>
