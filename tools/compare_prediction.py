@@ -31,7 +31,7 @@ def sets_a_constant(shape, tokens):
         return False
     if "experts" in shape:
         return tokens in (1, 4, 16)
-    return "wo_b" in shape and tokens > 1 or "wq_b" in shape and tokens > MOST_MAP_TOKENS
+    return "wo_b" in shape or "wq_b" in shape and (tokens == 1 or tokens > MOST_MAP_TOKENS)
 
 
 def read(record):

@@ -40,10 +40,20 @@ constexpr double kWeightCopies = 1.35;
 // 1,030: 250 of logic, shifts and permutes and 74 IMAD at two cycles each, 144 HMUL2 at one, 32 products at 6.2
 // (measured: 650 of 989 TFLOP/s), 25 loads at two. And for a tile: what stands behind its last chunk.
 constexpr double kFewCycles = 940, kFewGatedEnd = 600, kFewDownEnd = 360;
+// Chunks' time, 2 us, from an expert's last tile of gate and up to its first of down. Set by half and quarter experts
+// of 3 to 10 tokens (2026-11-26-h200-few-tiles.json).
+constexpr int64_t kFewWait = 1;
 // Cycles of a scheduler for a unit in unit_ring.cuh, whose warps copy nothing: of tiles of one token, whose sums of a
-// chunk are 16, and of up to eight; and for each token, as in a stream. Set by Flash's experts at one and two tokens
-// (bench/results/2026-11-24-h200-one-token.json).
-constexpr double kRingCycles = 930, kRingCyclesOfEight = 1'110, kRingCyclesOfToken = 64;
+// chunk are 16, and of up to eight; and for each token, as in a stream. Set by Flash's experts at one token
+// (bench/results/2026-11-24-h200-one-token.json), and by whole ones at two tokens, halves at two and quarters at four
+// (2026-11-26-h200-few-tiles.json: 62.7, 38.8 and 40.6 us).
+constexpr double kRingCycles = 930, kRingCyclesOfEight = 1'250, kRingCyclesOfToken = 64;
+// The same of FP8, whose codes decode in few instructions; and of maps what experts' units have in them: barriers, sums
+// of rounds, the wait for inputs. Set by maps of one token (bench/results/2026-11-29-h200-targets.json, in a chain:
+// shared w1, wq_b and wo_b) and by what ring_maps adds to a step (2026-11-29-h200-two-formats.json).
+constexpr double kRingFp8Cycles = 300, kRingMapEnd = 1'280;
+// Weights of `down` that gate and up bring into the L2 cache (prefetch_down in sm90/ring_experts.cu).
+constexpr double kMostPrefetched = 24 << 20;
 // Of a tile: its first stages' way and its end, and for each token of its products stores of 128 rows. Set by Flash's
 // wq_b and wo_b.
 constexpr double kTileCycles = 2'450, kEndCyclesOfToken = 7.3;
@@ -85,7 +95,7 @@ Kernel wide_kernel(ops::WeightFormat format, const std::string& name, int64_t ti
 
 // Tiles of both maps, up to 8 slots by 64 rows, a team each; copies of the inputs of slots that are there. Teams take
 // tiles as they come, so what counts are chunks of 512 columns, whichever tile's.
-Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
+Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load, const Target& target) {
   constexpr double kInputBytes = PackedNvfp4::kColumns * 2.0;
   const int64_t entries = load.entries();
   const int64_t gated = entries * ceil_div<int64_t>(e.inner, FewPlan::kTileRows / 2);
@@ -96,11 +106,23 @@ Kernel few_kernel(const ops::MoeExperts::Desc& e, const ExpertLoad& load) {
   // (docs/performance/several_gpus.md, "A row's last unit").
   k.tiles = (gated * e.hidden + down * padded_inner(e)) / PackedNvfp4::kColumns;
   k.tiles_at_once = FewPlan::kTeams;
+  // Down of the last experts waits for the last round of gate and up, however few tiles that has, and then for h. How
+  // many experts there are is chance: the mean of one less, of those expected and of one more.
+  const int64_t teams = FewPlan::kTeams * target.multiprocessors;
+  double rounds = 0;
+  for (const int64_t more : {-1, 0, 1}) {
+    rounds += static_cast<double>(ceil_div((entries + more) * gated / entries, teams)) / 3;
+  }
+  const double least = rounds * static_cast<double>(ring_chunks(e.hidden)) +
+                       static_cast<double>(ring_chunks(padded_inner(e)) + kFewWait);
   const double ends = static_cast<double>(gated) * kFewGatedEnd + static_cast<double>(down) * kFewDownEnd;
   k.issue_cycles = kFewCycles + ends / static_cast<double>(std::max<int64_t>(k.tiles, 1));
   k.copied_bytes = FewPlan::kSlots * PackedNvfp4::kBytes + load.slots_of_tile * kInputBytes;
   k.operand_bytes = FewPlan::kSlots * (PackedNvfp4::kBytes + FewPlan::kTokens * kInputBytes);
-  k.requested_bytes = k.copied_bytes;
+  // As many chunks as would take as long, with the bytes of those that there are.
+  const auto chunks = static_cast<double>(k.tiles);
+  k.tiles = std::max({k.tiles, static_cast<int64_t>(least) * teams, int64_t{1}});
+  k.requested_bytes = k.copied_bytes * chunks / static_cast<double>(k.tiles);
   k.ring_stages = FewPlan::kStages;
   k.drain_cycles = FewPlan::kTeams * kFewCycles;
   k.latencies = kExpertLoads;
@@ -121,7 +143,9 @@ Kernel ring_kernel(ops::WeightFormat format, const std::string& name, int64_t ro
   for (int64_t warp = 0; warp < kWarps; warp += kSchedulers) {
     units += ceil_div(std::max<int64_t>(block_units - warp, 0), kWarps);
   }
-  const double cycles = (tokens > 1 ? kRingCyclesOfEight : kRingCycles) + kRingCyclesOfToken * std::ceil(tokens);
+  const double of_eight = tokens > 1 ? kRingCyclesOfEight - kRingCycles : 0;
+  const double cycles = (format == ops::WeightFormat::kFp8Block ? kRingFp8Cycles : kRingCycles) + of_eight +
+                        kRingCyclesOfToken * std::ceil(tokens);
   Kernel k;
   k.name = name;
   k.tiles = target.multiprocessors;
@@ -158,6 +182,9 @@ std::vector<Kernel> ring_expert_kernels(const PlanShape& shape, int64_t tokens, 
   const double flops =
       shape_flops(shape, tokens) + (shape.shared ? 6.0 * static_cast<double>(tokens * e.hidden * e.inner) : 0);
   kernels[0].flops = flops * 2 / 3, kernels[1].flops = flops / 3;
+  // Down lists its experts before it waits, and finds their weights in L2: it adds 7.1 to 7.7 us to a step of a rank,
+  // where two latencies more would make it 8.6 to 9.6 (2026-11-29-h200-two-formats.json).
+  if (load.touched * nvfp4_bytes(static_cast<double>(e.hidden * e.inner)) <= kMostPrefetched) kernels[1].latencies = 0;
   return kernels;
 }
 
@@ -201,7 +228,7 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
       return portable_kernels(shape, tokens, target);
     case ExpertKernels::kFew: {
       const ExpertLoad load = expert_load(shape, tokens, FewPlan::kTokens);
-      kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target), few_kernel(e, load)};
+      kernels = {pass_kernel("group_few_slots", slot_bytes, slot_bytes, target), few_kernel(e, load, target)};
       kernels[0].latencies = kGroupLoads;
       kernels[1].memory_bytes = nvfp4_bytes(gate_up * touched) + down_bytes;
       kernels[1].flops = shape_flops(shape, tokens);
@@ -235,8 +262,10 @@ std::vector<Kernel> expert_kernel_list(const PlanShape& shape, int64_t tokens, c
 Kernel few_tokens_kernel(std::span<const ops::Linear::Desc> maps, const StreamWork& work, int64_t tokens,
                          const Target& target) {
   if (target.family == Family::kHopper && uses_ring(maps, 1, kScalesFold, tokens, target.multiprocessors)) {
-    return ring_kernel(work.format, "linear_ring", work.tiles, 0, work.width, 1, static_cast<double>(tokens), 0,
-                       target);
+    Kernel k =
+        ring_kernel(work.format, "linear_ring", work.tiles, 0, work.width, 1, static_cast<double>(tokens), 0, target);
+    k.end_cycles = kRingMapEnd;
+    return k;
   }
   return stream_kernel("cuda linear_stream", work, target);
 }

@@ -206,7 +206,7 @@ TEST(KernelPlan, ReproducesAnH200) {
   for (auto& [model, errors] : off) {
     EXPECT_EQ(errors.size(), model == "flash" ? 51u : 18u);  // of Pro fewer are of today's kernels
     std::sort(errors.begin(), errors.end());
-    EXPECT_LT(errors[errors.size() / 2], 0.045) << model;
+    EXPECT_LT(errors[errors.size() / 2], model == "flash" ? 0.03 : 0.045) << model;
     EXPECT_LT(errors[errors.size() * 4 / 5 - 1], 0.1) << model;
   }
 }
