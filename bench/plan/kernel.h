@@ -37,8 +37,11 @@ struct Kernel {
   double memory_bytes = 0;  // read from memory, once
   double first_bytes = 0;   // of them, those that come before the first stage of all can be multiplied
   double drain_cycles = 0;  // what is still to be multiplied when the last of them have come
-  int64_t latencies = 1;    // that pass before the first copy has come; 0: it is made before the kernel waits
-  double flops = 0;         // those that are asked for; power follows those of whole tiles
+  // Of memory's, those that are copied before it waits for the kernel before; and what is loaded from L2 behind that,
+  // before the first stage of all can be multiplied. For who knows what is before: predict() takes neither.
+  double early_bytes = 0, input_bytes = 0;
+  int64_t latencies = 1;  // that pass before the first copy has come; 0: it is made before the kernel waits
+  double flops = 0;       // those that are asked for; power follows those of whole tiles
   double tile_flops = 0;
   bool is_bulk = true;  // bulk copies: the target's lower figure of memory
 };

@@ -28,6 +28,11 @@ double stream_cycles(ops::WeightFormat format, double tokens) {
   return weights + kOfToken * std::ceil(tokens);
 }
 
+// Stages of a warp's ring (cuda_common/packed_ring.cuh), units of some 4 KiB, and of one whose block has a
+// multiprocessor for itself.
+constexpr int64_t kStages = 2, kManyStages = 4;
+constexpr double kUnitBytes = 4096;
+
 // FLOP a cycle of a multiprocessor of maps of many tokens in any format: 75 TFLOP/s on an H200 (cuda.md, 64 tokens).
 constexpr double kTileRate = 310;
 constexpr int64_t kTileTokens = 8;  // what products are rounded up to
@@ -54,7 +59,8 @@ StreamWork stream_of(const ops::Linear::Desc& d, int64_t tokens) {
 
 namespace {
 
-Kernel planned_stream(const std::string& name, const StreamWork& work, const StreamPlan& plan, const Target& target) {
+Kernel planned_stream(const std::string& name, const StreamWork& work, const StreamPlan& plan, int64_t stages,
+                      const Target& target) {
   constexpr int64_t kSchedulers = 4, kChunk = PackedNvfp4::kColumns;
   const int64_t chunks = ceil_div(work.width, kChunk);
   const int64_t blocks = stream_blocks(plan, work.tiles, target.multiprocessors);
@@ -80,6 +86,10 @@ Kernel planned_stream(const std::string& name, const StreamWork& work, const Str
       weight_bytes(work.format, static_cast<double>(work.tiles * work.passes * PackedNvfp4::kRows * work.width));
   k.first_bytes = k.memory_bytes / static_cast<double>(turns);
   k.drain_cycles = warps * cycles;
+  k.early_bytes =
+      std::min(k.memory_bytes, kUnitBytes * static_cast<double>(stages * blocks * plan.block_tiles * plan.tile_warps));
+  k.input_bytes =
+      2 * static_cast<double>(work.tiles * work.width) * std::ceil(work.tokens) / static_cast<double>(turns);
   k.latencies = 0;
   k.requested_bytes = k.memory_bytes / target.multiprocessors;
   k.is_bulk = false;
@@ -90,7 +100,9 @@ Kernel planned_stream(const std::string& name, const StreamWork& work, const Str
 
 Kernel stream_kernel(const std::string& name, const StreamWork& work, const Target& target) {
   const int64_t chunks = ceil_div<int64_t>(work.width, PackedNvfp4::kColumns);
-  return planned_stream(name, work, stream_plan(chunks, work.tiles, work.passes, target.multiprocessors), target);
+  const StreamPlan plan = stream_plan(chunks, work.tiles, work.passes, target.multiprocessors);
+  const bool has_many = stream_blocks(plan, work.tiles, target.multiprocessors) <= target.multiprocessors;
+  return planned_stream(name, work, plan, has_many ? kManyStages : kStages, target);
 }
 
 void join_formats(std::span<const StreamWork> works, int64_t tokens, const Target& target,
@@ -112,10 +124,11 @@ void join_formats(std::span<const StreamWork> works, int64_t tokens, const Targe
   int64_t blocks = 0;
   for (const StreamWork& work : works) blocks += ceil_div<int64_t>(work.tiles, plan.block_tiles);
   if (blocks > kStreamBlocksAtOnce * target.multiprocessors) return;
-  Kernel both = planned_stream("cuda linear_stream", works[0], plan, target);
-  const Kernel other = planned_stream("cuda linear_stream", works[1], plan, target);
+  Kernel both = planned_stream("cuda linear_stream", works[0], plan, kStages, target);
+  const Kernel other = planned_stream("cuda linear_stream", works[1], plan, kStages, target);
   both.issue_cycles += other.issue_cycles, both.memory_bytes += other.memory_bytes;
   both.first_bytes += other.first_bytes, both.requested_bytes += other.requested_bytes;
+  both.early_bytes += other.early_bytes, both.input_bytes += other.input_bytes;
   both.drain_cycles = std::max(both.drain_cycles, other.drain_cycles);
   kernels = {both};
 }

@@ -13,8 +13,10 @@ namespace tessera::bench {
 namespace {
 
 constexpr double kPortablePart = 27'450;  // 15 us: attention, 128 keys for 16 heads (13 to 17 in what was measured)
-constexpr double kClusterPart = 8'100;    // 4.4 us: the same by a cluster of four (8.9 before it added 4.5 us less)
+constexpr double kClusterPart = 6'700;    // 3.7 us: the same by a cluster of four (5.6 to 5.7 of Flash on two, of Pro
+                                          // on eight, less launch and first bytes; 2026-11-29-h200-two-formats.json)
 constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys for 64 heads
+constexpr double kPoolEnd = 1'300;        // 0.7 of 2.7 us that pools and the query's norm add (the same record)
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
 constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
@@ -39,7 +41,8 @@ void StepLayer::attention(int64_t ratio) {
   of_queries([&] { maps("maps of the input", of_x, plan_.cuts_projections ? plan_.world : 1); });
   of_queries([&] { maps("maps of queries", of_qr); });
   const double q = head_rows() * static_cast<double>(held_.at("attn.wq_b").rows);
-  add("norms, rotations, caches", {pass(2 * q, 2 * q)});
+  add("norms, rotations, caches", {pass(2 * q, 2 * q, kSmallEnd)});
+  if (ratio == 0) add("norms, rotations, caches", {pass(0, 0, kSmallEnd)});  // others' is in the launch of their pools
   if (ratio != 0) compress(ratio);
   attend(ratio);
   of_queries([&] { maps("output maps", {"attn.wo_a", "attn.wo_b"}); });
@@ -53,15 +56,16 @@ void StepLayer::attention(int64_t ratio) {
 
 void StepLayer::compress(int64_t ratio) {
   const double width = static_cast<double>(ratio == 4 ? 2 * c_.head_dim : c_.head_dim);
-  add("compressed entries", {pass(8 * rows() * width, 0)});
+  const double index_width = ratio == 4 ? static_cast<double>(2 * c_.index_head_dim) : 0;
+  add("compressed entries", {pass(8 * rows() * (width + index_width), 0, kPoolEnd)});
   if (ratio != 4) return;
-  add("compressed entries", {pass(16 * rows() * static_cast<double>(c_.index_head_dim), 0)});
   // Scores of all entries of each sequence, read once, and the choice among them.
   const double entries = index_entries(), tokens = is_choice_cut() ? own_rows() : head_rows();
   const double flops = 2 * tokens * entries * static_cast<double>(c_.index_num_heads * c_.index_head_dim);
   const double bytes = static_cast<double>(load_.sequences) * entries *
                        static_cast<double>(ops::index_entry_layout({}, c_.index_head_dim).entry_bytes());
-  add("index scores, choice", {work(flops / (t_.family == Family::kHopper ? kWideScoreRate : kScoreRate), bytes)});
+  add("index scores, choice",
+      {work(flops / (t_.family == Family::kHopper ? kWideScoreRate : kScoreRate), bytes, kSmallEnd)});
   choose(tokens, entries);
   need("index scores, choice", bytes, flops, true);
 }
@@ -121,8 +125,9 @@ void StepLayer::attend(int64_t ratio) {
   kernel.memory_bytes = bytes;
   add("attention", {kernel});
   if (plan_.shards_entries && ratio != 0) read_from_others(keys, ratio);
-  if (is_spread) add("attention", {pass(0, 0)});
-  add("attention", {pass(0, 4 * head_rows() * heads * static_cast<double>(c_.rope_dim))});  // rotation of its output
+  // Its output is rotated where parts are merged, or by a kernel of its own.
+  const double rotated = 4 * head_rows() * heads * static_cast<double>(c_.rope_dim);
+  add("attention", {is_spread ? pass(0, 0) : pass(0, rotated)});
   need("attention", bytes, 4 * head_rows() * heads * static_cast<double>(c_.head_dim) * keys, false);
 }
 

@@ -16,12 +16,19 @@ namespace {
 
 using model::ParallelPlan, model::WeightRow;
 
-// A value of the streams: products, mixing and writing, 590 us of 67 million of kernels that the records of whole
-// steps, which other costs are fitted to with this one, were made with. Since products are on tensor cores it is 195 to
-// 250: to be fitted anew with records of that.
-constexpr double kStreamCycles = 2.12;
-constexpr double kStreamEnd = 2'900;  // 1.6 us of 3.4 to 4.4 that each of its kernels takes for one token
-constexpr double kRouterEnd = 3'660;  // 2 of 4 us
+// A value of the streams: products, mixing and writing, 475 us of 67 million. Set by layers and prompts of 4,096 tokens
+// (2026-11-29-h200-targets.json, 2026-11-29-h200-x2-shorter-steps.json), so it has passes of a prompt in it that have
+// no cost of their own: the kernels of streams take 195 to 250 since their products are on tensor cores.
+constexpr double kStreamCycles = 1.7;
+// Weights that a stream copies before it waits come while the kernel before runs, if that reads little: of the small
+// ones 2.7 to 4.8 us. So wq_b, wo_a and wo_b of a rank of two, whose rings hold all of them, add 4.3 us where bytes and
+// products one after the other would take 5.9 (2026-11-29-h200-two-formats.json). Inputs are loaded behind the wait: a
+// round of L2. A ring of a whole multiprocessor (sm90/unit_ring.cuh) gains nothing: 6.7 to 7.3 us are those of a chain,
+// probably since its blocks have no room beside others.
+constexpr double kEarlyUs = 3, kInputsUs = 0.6;
+constexpr double kSmallChannels = 4096;  // that kSmallEnd is of; Pro's 7,168 add 4.6 to 5.7 us where no rank waits
+constexpr double kCheckEnd = 9'000;      // 4.9 of 6.9 us that it takes to see that logits are finite
+constexpr double kRouterEnd = 3'660;     // 2 of 4 us
 
 // The expected largest of n values of a normal distribution, in deviations.
 double largest_of(int64_t n) {
@@ -68,13 +75,14 @@ void StepLayer::ends() {
   const double streams = 2.0 * static_cast<double>(ops::kHcStreams * c_.hidden_size);
   if (plan_.shards_entries) sum(4, DType::kF32);  // all are done with the step before
   add("embedding", {pass(rows() * streams / static_cast<double>(ops::kHcStreams), rows() * streams)});
-  add("hyper-connections", {pass(rows() * streams, 0, kStreamEnd), pass(0, 0, kStreamEnd)});
+  add("hyper-connections", {pass(rows() * streams, 0, stream_end()), pass(0, 0, stream_end())});
   if (are_tokens_cut()) gather(rows() * streams / static_cast<double>(plan_.world));
-  load_.tokens = 1;  // each sequence's last token alone has logits
+  load_.tokens = 1;                      // each sequence's last token alone has logits
+  add("head", {pass(0, 0, kSmallEnd)});  // the norm before it
   maps("head", {"head"});
   if (const int64_t own = held_.at("head").rows; own < c_.vocab_size) gather_logits(own);
   const double logits = 4.0 * rows() * static_cast<double>(c_.vocab_size);
-  add("drawing", {pass(logits, 0), pass(logits, 0), pass(0, 0)});
+  add("drawing", {pass(logits, 0, kCheckEnd), pass(logits, 0), pass(logits, 0), pass(0, 0)});
 }
 
 Kernel StepLayer::pass(double read_bytes, double written_bytes, double end_cycles) const {
@@ -89,6 +97,19 @@ Kernel StepLayer::work(double cycles, double memory_bytes, double end_cycles) co
   kernel.memory_bytes = memory_bytes;
   kernel.is_bulk = false;
   kernel.end_cycles = end_cycles;
+  return kernel;
+}
+
+Kernel StepLayer::behind_small(const Kernel& stream) const {
+  if (stream.early_bytes == 0) return stream;
+  Kernel kernel = stream;
+  const double rate = (kernel.is_bulk ? t_.memory.low : t_.memory.high) * 1e6;  // bytes/us
+  const double early = std::min(kernel.early_bytes, kEarlyUs * rate);
+  const double waited_us =
+      std::max({kInputsUs, kernel.input_bytes / (t_.l2.low * 1e6), (kernel.first_bytes - early) / rate});
+  kernel.issue_cycles += waited_us * t_.clock.low * 1e3;
+  kernel.first_bytes = 0;
+  kernel.memory_bytes -= early;
   return kernel;
 }
 
@@ -154,7 +175,17 @@ void StepLayer::maps(const std::string& name, const std::vector<const char*>& na
     }
   }
   if (others.empty()) join_formats(works, load_.rows(), t_, streams);
+  // The shared expert's are behind the routed ones', which leave memory no time.
+  if (name != "shared expert") {
+    for (std::vector<Kernel>* kernels : {&streams, &others}) {
+      for (Kernel& kernel : *kernels) kernel = behind_small(kernel);
+    }
+  }
   add(name, streams), add(name, others);
+}
+
+double StepLayer::stream_end() const {
+  return kSmallEnd * static_cast<double>(c_.hidden_size) / kSmallChannels;
 }
 
 void StepLayer::streams() {
@@ -164,7 +195,8 @@ void StepLayer::streams() {
   const double bytes = values * 2 * 4.5;
   const bool is_cached = bytes < 32e6;
   for (int kernel = 0; kernel < 2; ++kernel) {
-    add("hyper-connections", {work(kStreamCycles * values / 2, weights / 2 + (is_cached ? 0 : bytes / 2), kStreamEnd)});
+    add("hyper-connections",
+        {work(kStreamCycles * values / 2, weights / 2 + (is_cached ? 0 : bytes / 2), stream_end())});
   }
   need("hyper-connections", weights, 2 * 24 * values, true);
 }

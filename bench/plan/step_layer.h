@@ -18,6 +18,10 @@ namespace tessera::bench {
 // What the model of kernels does not describe has the rate that an H200 was measured with, in cycles of one of its
 // multiprocessors so that other GPUs follow (docs/performance/{cuda,hopper,prefill}.md): beside what they are used for.
 constexpr int64_t kFewRows = 8;  // tokens of kernels of few
+// What small kernels of a step add beyond a launch and first bytes, loads and sums that depend on each other: 1.6 us,
+// of the streams of 4,096 channels (3.4 to 4.8 us in all), norm_rope (3.3 to 3.9), scores of 2,048 entries (3.8), a
+// norm by itself (4.0; all 2026-11-29-h200-two-formats.json).
+constexpr double kSmallEnd = 2'900;
 
 // A tensor of a layer as a rank holds it.
 struct Held {
@@ -62,6 +66,8 @@ class StepLayer {
   Kernel pass(double read_bytes, double written_bytes, double end_cycles = 0) const;
   // `cycles` of the whole GPU's multiprocessors together, spread over all of them.
   Kernel work(double cycles, double memory_bytes = 0, double end_cycles = 0) const;
+  // A stream of weights as it is in a step, behind a kernel that leaves memory time.
+  Kernel behind_small(const Kernel& stream) const;
   double us(const Kernel& kernel) const { return predict(kernel, t_, true).us(); }
   CostPart& part(const std::string& name);
   void add(const std::string& name, const std::vector<Kernel>& kernels, double factor = 1);
@@ -71,6 +77,7 @@ class StepLayer {
   void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1);
   // Hyper-connections of one of a layer's two halves.
   void streams();
+  double stream_end() const;  // of one of its kernels
   void compress(int64_t ratio);
   // Among the scores of so many entries of each token (backends/cuda/indexer.cu, which rounds parts to whole chunks):
   // few tokens' in parts, of which each lists its largest, and then among those.

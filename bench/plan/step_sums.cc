@@ -17,6 +17,9 @@ namespace {
 // A sum over ranks in the first of them: 0.4 us on the GPU (2026-11-29-h200-row-types), 1 over the link, a guess from
 // steps of two ranks and of one on other cards; of so many tokens at most (have_room_to_wait, on 132 multiprocessors).
 constexpr double kSumOfFew = 1.4, kMostSumOfFew = 32;
+// For each rank beyond two: 5.9 and 7.0 us add the two of Pro on eight, 3.5 and 4.2 of Flash on two, 4.6 and 3.6 the
+// same products without ranks (2026-11-29-h200-two-formats.json).
+constexpr double kSumOfRank = 0.2;
 constexpr double kReadFromPeer = 3;  // us that attention waits longer for entries on other GPUs
 
 }  // namespace
@@ -80,7 +83,8 @@ void StepLayer::sum(double count, DType in, int saved) {
     // To each of the others side by side.
     const double rate = std::min(others(t_.peer_rate.low), t_.link.low);
     const bool is_of_few = saved > 0 && plan.num_shots() == 1 && rows() <= kMostSumOfFew;
-    const double shot_us = is_of_few ? std::min(kSumOfFew, t_.peer_sum.low) : t_.peer_sum.low;
+    const double few_us = kSumOfFew + kSumOfRank * static_cast<double>(plan_.world - 2);
+    const double shot_us = is_of_few ? std::min(few_us, t_.peer_sum.low) : t_.peer_sum.low;
     return exchange(static_cast<double>(plan.sent_bytes(world)), plan.num_shots() * shot_us, rate);
   }
   const double in_bytes = count * static_cast<double>(dtype_bits(in)) / 8, out_bytes = 2 * count;

@@ -2,13 +2,12 @@
 // Predicted steps beside what an H200 took (bench/results), and how they follow from plans.
 #include "bench/plan/step_cost.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -37,10 +36,10 @@ double part_of(const StepCost& step, const std::string& name, double CostPart::*
   return 0;
 }
 
-// Layers of `tessera bench targets`, which set no figure of the model. docs/performance/several_gpus.md has them. Those
-// of one token are not compared: kernels of few tokens are shorter since.
-TEST(StepCost, LayersOfFlashAreWithinASeventhOfTheRecord) {
-  const nlohmann::json rows = record("2026-11-26-h200-targets.json")["rows"];
+// Layers of `tessera bench targets`. docs/performance/several_gpus.md has them. Prompts set kStreamCycles, maps by
+// themselves in the same record kRingFp8Cycles and kRingMapEnd, decode steps nothing.
+TEST(StepCost, LayersOfFlashAreWithinATenthOfTheRecord) {
+  const nlohmann::json rows = record("2026-11-29-h200-targets.json")["rows"];
   int compared = 0;
   for (const nlohmann::json& row : rows) {
     const std::string part = row["part"], name = row["name"], begin = "flash layer ";
@@ -50,110 +49,147 @@ TEST(StepCost, LayersOfFlashAreWithinASeventhOfTheRecord) {
     const int64_t behind = !is_prefill ? 8192 : name.ends_with(" 4096") ? 4096 : 0;
     const StepLoad load = is_prefill ? StepLoad{1, tokens, behind} : StepLoad{tokens, 1, behind};
     const bool is_fp8 = name.find("FP8 dense") != std::string::npos;
-    if (is_fp8 && is_prefill) continue;  // scales are folded since
-    if (!is_prefill && tokens <= 8) continue;
     const model::StoredModel& model = stored("flash", is_fp8 ? WeightFormat::kFp8Block : WeightFormat::kNvfp4);
     const LayerCost cost = layer_cost(model, {}, target_of("h200"), load, layer_of(name.substr(begin.size(), 3)));
     const double measured = row["median_us"];
-    EXPECT_GT(cost.us(), 0.91 * measured) << name << ' ' << tokens;
-    EXPECT_LT(cost.us(), 1.05 * measured) << name << ' ' << tokens;
+    EXPECT_GT(cost.us(), (is_prefill ? 0.98 : tokens == 1 ? 0.90 : 0.96) * measured) << name << ' ' << tokens;
+    EXPECT_LT(cost.us(), (is_prefill ? 1.07 : tokens == 1 ? 1.0 : 1.09) * measured) << name << ' ' << tokens;
     EXPECT_LT(cost.limit_us(), cost.us()) << name << ' ' << tokens;
     RecordProperty("off_" + std::to_string(compared++),
                    name + ' ' + std::to_string(tokens) + ": " + std::to_string(cost.us() / measured - 1));
   }
-  EXPECT_EQ(compared, 18);
+  EXPECT_EQ(compared, 30);
 }
 
-// Of one and two tokens they set figures by an older record, of 24 November, in which the ring was faster.
-TEST(StepCost, RoutedExpertsAreWithinASeventhOfTheRecord) {
-  const nlohmann::json targets = record("2026-11-26-h200-targets.json")["rows"];
+// Whole experts of one token by the ring set figures by a record of 24 November, of two and more kFewCycles. Of parts
+// of an expert's width there is a record of 26 November alone: with the limit between the ring and few_experts that was
+// taken, its rows of the ring set kRingCyclesOfEight and of few_experts kFewWait.
+TEST(StepCost, RoutedExpertsAreNearTheRecord) {
+  struct Row {
+    const char* model;
+    int64_t ranks, tokens;
+    double measured, least, most;
+  };
+  std::vector<Row> rows;
+  const nlohmann::json targets = record("2026-11-29-h200-targets.json")["rows"];
+  for (const nlohmann::json& row : targets) {
+    if (row["part"] != "experts") continue;
+    const bool is_pro = row["name"].get<std::string>().find(" pro ") != std::string::npos;
+    const int64_t tokens = row["tokens"];
+    rows.push_back({is_pro ? "pro" : "flash", 1, tokens, row["median_us"], tokens == 1 ? 0.86 : 0.96, 1.05});
+  }
+  EXPECT_EQ(rows.size(), 8u);
   const nlohmann::json ops = record("2026-11-26-h200-few-tiles.json")["rows"];
-  std::vector<nlohmann::json> rows;
-  std::copy_if(targets.begin(), targets.end(), std::back_inserter(rows),
-               [](const nlohmann::json& row) { return row["part"] == "experts"; });
-  std::copy_if(ops.begin(), ops.end(), std::back_inserter(rows), [](const nlohmann::json& row) {
-    const std::string name = row["name"];
-    const bool is_whole = name.find("[2048,") != std::string::npos || name.find("[3072,") != std::string::npos;
-    return row["tokens"] == 2 && row["tiles_to_a_team"] == 0.9 && is_whole;
-  });
-  EXPECT_EQ(rows.size(), 8u + 2u);
-  for (const nlohmann::json& row : rows) {
+  for (const nlohmann::json& row : ops) {
     const std::string name = row["name"];
     const int64_t tokens = row["tokens"];
-    const char* model = name.find(" pro ") != std::string::npos ? "pro" : "flash";
+    if (name.find(" zipf ") != std::string::npos) continue;
+    const auto add = [&](const char* width, const char* model, int64_t ranks, double limit, bool is_taken,
+                         double least) {
+      if (name.find(width) == std::string::npos || row["tiles_to_a_team"] != limit || !is_taken) return;
+      rows.push_back({model, ranks, tokens, row["median_us"], least, 1.05});
+    };
+    add("[2048,", "flash", 1, 0.9, tokens == 2 || tokens == 3, 0.96);
+    add("[3072,", "pro", 1, 0.9, tokens == 2 || tokens == 3, 0.96);
+    add("[1024,", "flash", 2, 1, true, 0.92);
+    add("[512,", "flash", 4, 1, tokens != 5, 0.92);
+    add("[512,", "flash", 4, 0.5, tokens == 5, 0.84);  // fewer tiles than teams
+  }
+  EXPECT_EQ(rows.size(), 8u + 4 + 4 + 5);
+  for (const Row& row : rows) {
+    ParallelPlan plan{row.ranks, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+    if (row.ranks == 1) plan = {};
     StepCost step;
-    step.layers = {layer_cost(stored(model), {}, target_of("h200"), {tokens, 1, 8192}, layer_of("csa"))};
-    const double us = part_of(step, "routed experts"), measured = row["median_us"];
-    EXPECT_GT(us, (tokens <= 2 ? 0.86 : 0.94) * measured) << model << ' ' << tokens;
-    EXPECT_LT(us, 1.05 * measured) << model << ' ' << tokens;
+    step.layers = {layer_cost(stored(row.model), plan, target_of("h200"), {row.tokens, 1, 8192}, layer_of("csa"))};
+    const double us = part_of(step, "routed experts");
+    const std::string what = fmt::format("{} of {}, {} tokens", row.model, row.ranks, row.tokens);
+    EXPECT_GT(us, row.least * row.measured) << what;
+    EXPECT_LT(us, row.most * row.measured) << what;
+    RecordProperty("off of " + what, std::to_string(us / row.measured - 1));
   }
 }
 
+// Steps of up to 8 sequences, in which small kernels take most: of Flash by both of two ranks over the link, and of
+// Flash and Pro by one rank of two and of eight itself, whose steps lack the link. What the latter's kernels add sets
+// figures of small kernels (kSmallEnd, kClusterPart, kPoolEnd, kCheckEnd, kSumOfRank) at one sequence with NVFP4 dense.
+TEST(StepCost, StepsOfFewSequencesAreWithinASeventeenthOfTheRecord) {
+  const nlohmann::json both = record("2026-11-29-h200-x2-two-formats.json")["rows"];
+  const nlohmann::json alone = record("2026-11-29-h200-two-formats.json")["rows"];
+  int compared = 0;
+  const auto compare = [&](const std::string& shape, bool is_fp8, int64_t ranks, int64_t sequences, double measured,
+                           double least, double most) {
+    const ParallelPlan plan{ranks, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+    const model::StoredModel& model = stored(shape.c_str(), is_fp8 ? WeightFormat::kFp8Block : WeightFormat::kNvfp4);
+    const double us = step_cost(model, plan, target_of("h200"), {sequences, 1, 8191}).us();
+    const std::string what = fmt::format("{} {}, {} ranks, {}", shape, is_fp8 ? "FP8" : "NVFP4", ranks, sequences);
+    EXPECT_GT(us, least * measured) << what;
+    EXPECT_LT(us, most * measured) << what;
+    RecordProperty("off_" + std::to_string(compared++), what + ": " + std::to_string(us / measured - 1));
+  };
+  for (const nlohmann::json& row : both) {
+    if (row["program"] == "since") {
+      compare("flash", row["dense"] == "fp8", 2, row["sequences"], row["median_us"], 0.96, 1.02);
+    }
+  }
+  EXPECT_EQ(compared, 12);
+  for (const nlohmann::json& row : alone) {
+    const std::string model = row["model"];
+    if (row["program"] != "g6" || row["sequences"] > 8) continue;
+    const bool is_pro = model.starts_with("pro");
+    compare(is_pro ? "pro" : "flash", model.find("fp8") != std::string::npos, is_pro ? 8 : 2, row["sequences"],
+            row["median_us"], is_pro ? 0.94 : 0.945, is_pro ? 1.06 : 1.03);
+  }
+  EXPECT_EQ(compared, 12 + 26);
+}
+
 // Steps of `tessera bench model` cut by width: all of Flash over two and four H200, and 6 and 30 layers of Pro over
-// four. docs/performance/several_gpus.md has them. Prompts of FP8 are of a record since which scales are folded. Steps
-// of up to 8 sequences are of the two last records, since which kernels of few tokens are shorter: of Flash on two, and
-// of Pro by one rank of eight itself, whose prompts lack the link. Those two set figures of few tokens too (kStreamEnd,
-// kSumOfFew), others none; four GPUs and fewer layers have no such record since. Of 128 sequences the last one's took
-// 7 and 12 % less than predicted, which is open, and has a bound of its own.
+// four. docs/performance/several_gpus.md has them. Those of up to 8 sequences are not compared here: kernels of few
+// tokens are shorter since; nor prompts on two GPUs before scales were folded and heads kept whole. Of 128 sequences
+// the last record's took 7 and 12 % less than predicted, which is open, and has a bound of its own.
 TEST(StepCost, StepsOfSeveralGpusAreNearTheRecord) {
   const nlohmann::json two = record("2026-11-26-h200-x2.json")["reports"];
   const nlohmann::json four = record("2026-11-26-h200-x4-flash-pro.json")["reports"];
   const nlohmann::json cut = record("2026-11-26-h200-x2-token-runs.json")["reports"];
   const nlohmann::json folded = record("2026-11-28-h200-x2-folded-scales.json")["reports"];
   const nlohmann::json last = record("2026-11-29-h200-x2-shorter-steps.json")["reports"];
-  const nlohmann::json pro = record("2026-11-29-h200-row-types.json")["reports"];
-  const nlohmann::json attention = record("2026-11-29-h200-x2-attention.json")["reports"];
   const std::string since = "flash, two GPUs, ", second = " dense, since, second cards, 1";
   const std::string last_flash = "second pair of cards: since, ";
-  const std::string last_pro = "6 and slots together, as committed: Pro on eight, NVFP4 dense, 1";
   int compared = 0;
   const nlohmann::json &last_nvfp4 = last[last_flash + "NVFP4 dense, 2"], &last_fp8 = last[last_flash + "FP8 dense, 2"];
-  const nlohmann::json& last_of_pro = pro[last_pro];
-  // Few sequences alone.
-  const std::string few_flash = "second pair of cards: since (e4a1fc0), ";
-  const nlohmann::json &few_nvfp4 = attention[few_flash + "NVFP4 dense, 2"],
-                       &few_fp8 = attention[few_flash + "FP8 dense, 2"];
   for (const nlohmann::json* const each :
        {&two["after_nvfp4"], &two["after_fp8"], &four["flash_nvfp4"], &four["flash_fp8"], &four["pro6_fp8"],
         &four["pro30_fp8"], &four["pro30_nvfp4"], &cut["after_nvfp4"], &cut["after_fp8"], &cut["after_fp8_32k"],
-        &folded[since + "NVFP4" + second], &folded[since + "FP8" + second], &last_nvfp4, &last_fp8, &last_of_pro,
-        &few_nvfp4, &few_fp8}) {
+        &folded[since + "NVFP4" + second], &folded[since + "FP8" + second], &last_nvfp4, &last_fp8}) {
     const nlohmann::json& report = *each;
     const bool is_last = each == &last_nvfp4 || each == &last_fp8;
-    const bool is_few = each == &last_of_pro || each == &few_nvfp4 || each == &few_fp8;
     ParallelPlan plan{report["ranks"], AttentionSplit::kByGroup, ExpertSplit::kByWidth};
     plan.keeps_all_heads = report.value("keeps_all_heads", false);
-    // Not yet in the record before.
-    const bool are_tokens_cut = report["commit"] != two["after_nvfp4"]["commit"];
-    if (!are_tokens_cut) plan.fewest_tokens_to_cut = std::numeric_limits<int64_t>::max();
     const std::string shape = report["shape"], dense = report["dense"];
     const model::StoredModel model = published_model(with_layers(published_config(shape), report["layers"]),
                                                      dense == "nvfp4" ? WeightFormat::kNvfp4 : WeightFormat::kFp8Block);
     const auto predicted = [&](const StepLoad& load) { return step_cost(model, plan, target_of("h200"), load).us(); };
     for (const nlohmann::json& row : report["rows"]) {
-      if (dense != "nvfp4" && row["step"] != "decode" && !plan.keeps_all_heads) continue;
+      const bool is_decode = row["step"] == "decode";
+      if (!is_decode && !plan.keeps_all_heads && (dense != "nvfp4" || plan.world == 2)) continue;
       const int64_t context = row["context"], sequences = row["sequences"], most = report["step_tokens"];
-      if (row["step"] == "decode" ? sequences <= 8 && !is_few : is_few) continue;
+      if (is_decode && sequences <= 8) continue;
       double us = 0;
-      if (row["step"] == "decode") {
+      if (is_decode) {
         us = predicted({sequences, 1, context - 1});
       } else {
         for (int64_t behind = 0; behind < context; behind += most) us += predicted({1, most, behind});
       }
-      const bool is_pro_of_one = shape == "pro" && sequences == 1 && row["step"] == "decode";
-      const double measured = row["median_us"], least = plan.world == 2  ? 0.88
-                                                        : sequences == 8 ? 0.82
-                                                        : is_pro_of_one  ? 0.85
-                                                                         : 0.86;
+      const double measured = row["median_us"];
+      const double least = is_decode ? 0.91 : plan.keeps_all_heads ? 0.96 : 0.88;
       const std::string what = shape + ' ' + report["layers"].dump() + ' ' + dense + " on " +
                                std::to_string(plan.world) + ", " + row["step"].get<std::string>() + ' ' +
                                std::to_string(sequences);
       EXPECT_GT(us, least * measured) << what;
-      EXPECT_LT(us, (is_last && sequences == 128 ? 1.14 : 1.06) * measured) << what;
+      EXPECT_LT(us, (is_last && sequences == 128 ? 1.14 : is_decode ? 1.06 : 1.03) * measured) << what;
       RecordProperty("off_" + std::to_string(compared++), what + ": " + std::to_string(us / measured - 1));
     }
   }
-  EXPECT_EQ(compared, 36);
+  EXPECT_EQ(compared, 27);
 }
 
 // Of one token the shared expert is in the launches of Flash's routed ones: more units of their rounds, where it had
@@ -269,7 +305,8 @@ TEST(StepCost, EightRanksSumInSharesWhereThatSendsLess) {
   };
   const auto vector = [](double tokens) { return tokens * 7168; };
   EXPECT_NEAR(of(1, &CostPart::received_bytes), vector(7 * (4 + 2)), 1);
-  EXPECT_NEAR(of(1, &CostPart::us), 2 * 1.4 + vector(7 * (4 + 2)) / 392e3, 1e-6);
+  // 0.2 us for each rank beyond two.
+  EXPECT_NEAR(of(1, &CostPart::us), 2 * (1.4 + 6 * 0.2) + vector(7 * (4 + 2)) / 392e3, 1e-6);
   EXPECT_NEAR(of(128, &CostPart::received_bytes), vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
   EXPECT_NEAR(of(128, &CostPart::us), 4 * 2.8 + vector(128 * 7.0 / 8 * (4 + 2 + 2 + 2)) / 392e3, 1e-6);
   EXPECT_NEAR(of(4096, &CostPart::received_bytes), vector(4096 * 7.0 / 8 * (4 + 2 + 2 + 2)), 1);
@@ -309,6 +346,34 @@ TEST(StepCost, TheHeadIsCutByTheVocabulary) {
   const StepCost step = step_cost(stored("pro"), three, target_of("h200"), {1, 1, 8191});
   EXPECT_EQ(part_of(step, "head", &CostPart::bytes), 2.0 * 129280 * 7168);
   EXPECT_EQ(part_of(step, kLogitsPart), 0);
+}
+
+// By hand, a window layer of Flash on two: wq_b's 9.4 MB lie in the rings when it may begin, so launch, a round of L2
+// for inputs and four units of a scheduler are left. Eight tokens load 16.8 MB of inputs from L2, which takes longer.
+// Of a head memory brings what the rings have no room for, and a GPU with slow memory brings next to nothing early.
+TEST(StepCost, StreamsFindWeightsThatCameEarly) {
+  const ParallelPlan plan{2, AttentionSplit::kByGroup, ExpertSplit::kByWidth};
+  const auto of = [&](const char* target, const char* part, int64_t tokens, int64_t layer) {
+    StepCost step;
+    step.layers = {layer_cost(stored("flash"), plan, target_of(target), {tokens, 1, 8191}, layer)};
+    return part_of(step, part);
+  };
+  EXPECT_NEAR(of("h200", "maps of queries", 1, 0), 1 + 0.6 + 4 * (1240 + 64) / 1830.0, 1e-6);
+  EXPECT_NEAR(of("h200", "maps of queries", 8, 0),
+              1 + 16384.0 * 1024 * 8 / 16 * 2 / 8.2e6 + 4 * (1240 + 8 * 64) / 1830.0, 1e-6);
+  EXPECT_NEAR(of("gb10", "router", 1, 0) - 1 - 1 - 1 - 3660 / 2500.0,
+              (256.0 * 4096 * 2 - 3 * 0.231e6) / 0.231e6 + 2 * 564 / 2500.0, 0.05);
+}
+
+// Where parts are merged that kernel rotates their output; a window's one part has a kernel for it: as many launches.
+TEST(StepCost, OutputsAreRotatedWherePartsAreMerged) {
+  const auto attention = [](int64_t layer) {
+    StepCost step;
+    step.layers = {layer_cost(stored("flash"), {}, target_of("h200"), {1, 1, 8191}, layer)};
+    return part_of(step, "attention");
+  };
+  EXPECT_NEAR(attention(layer_of("swa")), 2 + 6700 / 1830.0 + 2, 0.1);
+  EXPECT_NEAR(attention(layer_of("csa")), 2 + 6700 / 1830.0 + 2, 0.1);
 }
 
 TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
