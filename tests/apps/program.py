@@ -11,6 +11,8 @@ import unittest
 
 PROGRAM, MODEL = sys.argv[1], pathlib.Path(sys.argv[2])
 
+# By which a launcher may have started these tests: none of what they start is its rank.
+LAUNCHER = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')
 
 # What CMake gives ctest as SKIP_RETURN_CODE.
 SKIPPED = 77
