@@ -241,9 +241,11 @@ void find_fault(model::Runner& runner, std::span<const int32_t> prompt, const en
 }
 
 int Generate::run() {
-  check_flags();
   Ranks ranks(flags_.ranks, flags_.model);
-  return ranks.run([&] { return ranks.is_follower() ? follow(ranks) : answer(ranks); });
+  return ranks.run([&] {
+    check_flags();
+    return ranks.is_follower() ? follow(ranks) : answer(ranks);
+  });
 }
 
 int Generate::follow(Ranks& ranks) const {

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -16,7 +15,6 @@
 
 #include "base/env.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/strings.h"
 #include "bench/plan/machine_plan.h"
 #include "checkpoint_facts.h"
@@ -37,7 +35,7 @@ namespace {
 
 constexpr double kEndSeconds = 20;       // for others to end their last step, and to give back what they hold
 constexpr double kLastWordsSeconds = 5;  // for others to say why they end
-constexpr double kTellSeconds = 5;       // for rank 0 to listen, by one that fails before it has come
+constexpr double kTellSeconds = 5;       // for others to be there, by one that fails before it has come
 constexpr double kStopSeconds = 1;       // for others to hear that they are stopped, or for either after Ctrl-C
 constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedged after so many times its silence
 
@@ -57,22 +55,6 @@ comm::Environment launcher_variables() {
 std::string new_secret() {
   std::string secret;
   for (const uint8_t byte : comm::random_nonce()) secret += fmt::format("{:02x}", byte);
-  return secret;
-}
-
-std::string read_secret(const std::string& path) {
-  std::string secret;
-  try {
-    secret = read_file(path, kMaxSecretBytes);
-  } catch (const Error& error) {
-    tessera::fail(error.code(), fmt::format("--rank-secret-file {}", error.what()));
-  }
-  while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
-  const size_t found = secret.find_first_not_of(" \t\r\n") == std::string::npos ? 0 : secret.size();
-  if (found < comm::kLeastSecretBytes) {
-    fail_usage(fmt::format("--rank-secret-file {}: expected at least {} characters, found {}", printable(path),
-                           comm::kLeastSecretBytes, found));
-  }
   return secret;
 }
 
@@ -132,117 +114,32 @@ std::vector<comm::Fact> facts_of(std::string_view split, std::vector<comm::Fact>
 
 }  // namespace
 
-void add_rank_flags(CLI::App& command, RankFlags& flags) {
-  flags.command = &command;
-  command
-      .add_option("--gpus", flags.gpus,
-                  "Share the model over N GPUs, cuda:0 on, a process each; of 1 the other flags of ranks are idle")
-      ->type_name("N")
-      ->check(not_empty("a whole number"))
-      ->group("Ranks");
-  command.add_option("--ranks", flags.ranks, "Share the model over N processes of --device cpu: to try it, not fast")
-      ->type_name("N")
-      ->check(not_empty("a whole number"))
-      ->group("Ranks");
-  command
-      .add_option("--rank-split", flags.split,
-                  "Cut experts (each whole: one rank's results), heads too, heads and experts' width, or that alone; "
-                  "auto: GPUs by tessera plan")
-      ->type_name("auto|experts|heads|width|experts-width")
-      ->capture_default_str()
-      ->group("Ranks");
-  command
-      .add_option("--rank-heads", flags.heads,
-                  "Whose maps of attention's heads a rank holds: its own, or all, for faster prompts; auto: all where "
-                  "memory allows")
-      ->type_name("auto|own|all")
-      ->capture_default_str()
-      ->group("Ranks");
-  command
-      .add_option("--rank-caches", flags.caches,
-                  "Each rank has all compressed entries, or all ranks one copy, for more tokens in all; "
-                  "auto: that where nothing else fits")
-      ->type_name("auto|replicated|sharded")
-      ->capture_default_str()
-      ->group("Ranks");
-  command
-      .add_option("--rank-secret-file", flags.secret_file,
-                  "File with a secret of 16 characters or more, the same for all ranks: where a launcher starts them")
-      ->type_name("FILE")
-      ->check(not_empty("a file"))
-      ->group("Ranks");
-  command
-      .add_option("--rank-listen", flags.listen,
-                  "Address at which rank 0 awaits the others; * is every network "
-                  "[MASTER_ADDR]")
-      ->type_name("ADDRESS")
-      ->check(not_empty("an address"))
-      ->group("Ranks");
-  command.add_option("--rank-wait", flags.wait_seconds, "Seconds in which all ranks have to come")
-      ->type_name("S")
-      ->check(not_empty("a number"))
-      ->capture_default_str()
-      ->group("Ranks");
-  command.add_option("--rank-timeout", flags.timeout_seconds, "Seconds of silence after which a rank is lost")
-      ->type_name("S")
-      ->check(not_empty("a number"))
-      ->capture_default_str()
-      ->group("Ranks");
-}
+Ranks::Ranks(const RankFlags& flags, ModelFlags& model, int end_code)
+    : flags_(flags), model_(model), end_code_(end_code) {}
 
-bool refuse_stray_rank_flags(const RankFlags& flags) {
-  const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
-  if (is_given("--gpus") || is_given("--ranks")) return true;
-  for (const char* name : {"--rank-split", "--rank-heads", "--rank-caches", "--rank-secret-file", "--rank-listen",
-                           "--rank-wait", "--rank-timeout"}) {
-    if (is_given(name)) fail_usage(fmt::format("{}: expected --gpus or --ranks besides, found neither", name));
-  }
-  return false;
-}
-
-Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
-  const auto is_given = [&](const char* name) { return flags.command->count(name) > 0; };
-  on_gpus_ = is_given("--gpus");
-  if (on_gpus_ && is_given("--ranks")) fail_usage("give --gpus or --ranks, not both");
-  if (!refuse_stray_rank_flags(flags)) return;
-  const char* flag = flag_name();
-  const int64_t asked = on_gpus_ ? flags.gpus : flags.ranks;
-  if (asked < 1 || asked > comm::kMaxWorld) {
-    fail_usage(fmt::format("{}: expected 1 to {}, found {}", flag, comm::kMaxWorld, asked));
-  }
-  if (flags.split != kAutoSplit) split_ = named_split(flags.split);
-  if (flags.heads != kAutoHeads && flags.heads != kOwnHeads && flags.heads != kAllHeads) {
-    fail_usage(fmt::format("--rank-heads: expected auto, own or all, found \"{}\"", printable(flags.heads, 40)));
-  }
-  if (flags.caches != kAutoCaches && flags.caches != kReplicated && flags.caches != kSharded) {
-    fail_usage(
-        fmt::format("--rank-caches: expected auto, replicated or sharded, found \"{}\"", printable(flags.caches, 40)));
-  }
-  peer_sums_setting();  // one line of complaint, before there are others
-  const auto check = [](const char* name, double value, double least) {
-    if (value >= least && value <= 1e6) return;
-    fail_usage(fmt::format("{}: expected {} to 1000000, found {}", name, least, value));
-  };
-  check("--rank-wait", flags.wait_seconds, 0.1);
-  check("--rank-timeout", flags.timeout_seconds, 0.5);
-  if (!flags.listen.empty() && flags.listen != "*" && !comm::may_name_host(flags.listen)) {
-    fail_usage(fmt::format("--rank-listen: expected a host's name or IP address, without a port, or *, found \"{}\"",
-                           printable(flags.listen, 80)));
-  }
-  // The environment's TESSERA_DEVICE counts as given too, but nobody asked for it here.
-  const bool is_from_environment = env_value("TESSERA_DEVICE").value_or("") == model.device;
-  if (on_gpus_ && is_given("--device") && !is_from_environment) {
-    fail_usage(fmt::format("--gpus takes cuda:0 on: expected no --device, found {}", printable(model.device, 40)));
-  }
-  if (!on_gpus_ && model.device != "cpu") {
-    fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model.device, 40)));
-  }
+void Ranks::set_up() {
+  if (!refuse_stray_rank_flags(flags_)) return;
+  // First of all, so that others learn of what is wrong with the rest.
   place_ = comm::place_from(launcher_variables());
   inherited_ = inheritance(flags_.secret_file);
-  if (flags.only_last_rank && asked < 2) {
+  on_gpus_ = flags_.is_given("--gpus");
+  check_rank_flags(flags_);
+  peer_sums_setting();  // one line of complaint, before there are others
+  if (flags_.split != kAutoSplit) split_ = named_split(flags_.split);
+  const char* flag = flag_name();
+  const int64_t asked = on_gpus_ ? flags_.gpus : flags_.ranks;
+  // The environment's TESSERA_DEVICE counts as given too, but nobody asked for it here.
+  const bool is_from_environment = env_value("TESSERA_DEVICE").value_or("") == model_.device;
+  if (on_gpus_ && flags_.is_given("--device") && !is_from_environment) {
+    fail_usage(fmt::format("--gpus takes cuda:0 on: expected no --device, found {}", printable(model_.device, 40)));
+  }
+  if (!on_gpus_ && model_.device != "cpu") {
+    fail_usage(fmt::format("--ranks takes processors: expected --device cpu, found {}", printable(model_.device, 40)));
+  }
+  if (flags_.only_last_rank && asked < 2) {
     fail_usage(fmt::format("--only-last-rank: expected {} of 2 or more, found {}", flag, asked));
   }
-  if (flags.only_last_rank && place_.world != 1) {
+  if (flags_.only_last_rank && place_.world != 1) {
     fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
   constexpr std::string_view kNoLauncher = "none";
@@ -251,30 +148,30 @@ Ranks::Ranks(const RankFlags& flags, ModelFlags& model) : flags_(flags) {
     // One task or pod for the whole program, which starts its ranks by itself.
     if (place_.source != comm::RankPlace{}.source)
       launcher = fmt::format("one of a single process ({})", place_.source);
-    place_ = {.rank = flags.only_last_rank ? static_cast<int>(asked) - 1 : 0, .world = static_cast<int>(asked)};
-    starts_others_ = asked > 1 && !flags.only_last_rank;
+    place_ = {.rank = flags_.only_last_rank ? static_cast<int>(asked) - 1 : 0, .world = static_cast<int>(asked)};
+    starts_others_ = asked > 1 && !flags_.only_last_rank;
   } else if (place_.world != asked) {
     fail_usage(fmt::format("{}: expected {}, the number of ranks that {} speaks of, found {}", flag, place_.world,
                            place_.source, asked));
   }
   if (on_gpus_) {
-    model.device = fmt::format("cuda:{}", place_.gpu);
+    model_.device = fmt::format("cuda:{}", place_.gpu);
     // NCCL's multicast takes memory, and not every host's works. Set while there is one thread.
     if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
   }
   // One of a single process may be given what those of many are.
-  const bool lacks_launcher = starts_others_ || flags.only_last_rank || (is_alone() && launcher == kNoLauncher);
+  const bool lacks_launcher = starts_others_ || flags_.only_last_rank || (is_alone() && launcher == kNoLauncher);
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
-    if (!lacks_launcher || !is_given(name)) continue;
+    if (!lacks_launcher || !flags_.is_given(name)) continue;
     fail_usage(
         fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found {}", name, launcher));
   }
-  if (is_alone() || flags.only_last_rank) return;
-  if (!starts_others_ && flags.secret_file.empty()) {
+  if (is_alone() || flags_.only_last_rank) return;
+  if (!starts_others_ && flags_.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }
-  if (!on_gpus_ && model.threads == 0 && place_.address == "127.0.0.1") {
-    model.threads = std::max(1, device::usable_cores() / place_.world);
+  if (!on_gpus_ && model_.threads == 0 && place_.address == "127.0.0.1") {
+    model_.threads = std::max(1, device::usable_cores() / place_.world);
   }
 }
 
@@ -532,8 +429,8 @@ int Ranks::fail(const Fault& fault) {
   while (stop_code_ >= 0) pause();  // what broke is what was stopped
   if (bootstrap_ != nullptr) bootstrap_->fail(fault.message);
   const int code = say(fault);
-  // Who started this one sees how it ends.
-  if (is_follower() && !has_come_ && !inherited_) tell_of_failure(fault.message);
+  // Who started this one, or was to be started by it, sees how it ends.
+  if (!has_come_ && !inherited_ && !starts_others_ && !is_echo()) tell_of_failure(fault.message);
   return code;
 }
 
@@ -541,8 +438,8 @@ int Ranks::fail(const Fault& fault) {
 void Ranks::tell_of_failure(const std::string& why) const {
   try {
     comm::BootstrapOptions options = bootstrap_options();
-    options.join_seconds = std::min(options.join_seconds, kTellSeconds);
-    comm::tell_rank_0(options, why);
+    options.join_seconds = kTellSeconds;  // --rank-wait may be what is wrong
+    comm::tell_others(options, why);
   } catch (const Error&) {
     // Without a secret nobody listens.
   }

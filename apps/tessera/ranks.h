@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -14,32 +13,18 @@
 #include "interrupt.h"
 #include "model/mirrored_runner.h"
 #include "model_flags.h"
+#include "rank_flags.h"
 #include "rank_processes.h"
 #include "rank_split.h"
 
 namespace tessera::app {
 
-struct RankFlags {
-  const CLI::App* command = nullptr;  // of which they are
-  int64_t ranks = 0, gpus = 0;
-  std::string split = "auto", heads = "auto", caches = "auto", secret_file, listen;
-  double wait_seconds = 300, timeout_seconds = 15;
-  bool only_last_rank = false;  // without the others (comm/echo.h): for measurements. It sees most of a prompt
-};
-
-// Adds --gpus, --ranks, --rank-split, --rank-heads, --rank-caches, --rank-secret-file, --rank-listen, --rank-wait and
-// --rank-timeout.
-void add_rank_flags(CLI::App& command, RankFlags& flags);
-
-// Whether --gpus or --ranks is given. Throws kInvalidArgument where neither is, but another of the flags.
-bool refuse_stray_rank_flags(const RankFlags& flags);
-
 // One rank's part in the group, or that of a program that is alone. Of the methods all ranks call the same, in the same
 // order.
 class Ranks final : public comm::LossSink {
  public:
-  // Reads flags and environment, and sets the device and the threads of this rank in `model`. Throws kInvalidArgument.
-  Ranks(const RankFlags& flags, ModelFlags& model);
+  // `model` outlives it. `end_code`: of a program that was told to end before leave_interrupts_to_verb().
+  Ranks(const RankFlags& flags, ModelFlags& model, int end_code = kExitCancelled);
   ~Ranks() override;
 
   bool is_alone() const { return place_.world == 1; }
@@ -67,11 +52,13 @@ class Ranks final : public comm::LossSink {
   // Every other rank: does on `own` what rank 0 does, until that ends.
   void follow(model::Runner& own);
 
-  // work() of this rank, then the end of all. What it throws ends them too: it is said, and the exit code returned; who
-  // is alone throws it.
+  // Reads flags and environment, and sets the device and the threads of this rank in its ModelFlags; nothing else may
+  // be asked before. Then work() of this rank, then the end of all. What either throws ends them too, also those that
+  // have not met yet, where they can be told: it is said, and the exit code returned; who is alone throws it.
   template <class Work>
   int run(Work&& work) {
     try {
+      set_up();
       const int code = work();
       end();
       return code;
@@ -112,6 +99,7 @@ class Ranks final : public comm::LossSink {
                const Choose& choose, const Weights& weights);
   void make_echo(const ModelFlags& model);
   std::vector<int64_t> all_of(int64_t own);  // by rank
+  void set_up();
   comm::BootstrapOptions bootstrap_options() const;
   void tell_of_failure(const std::string& why) const;
   std::optional<comm::PeerOptions> peer_options() const;
@@ -120,6 +108,8 @@ class Ranks final : public comm::LossSink {
   int fail(const Fault& fault);
   int say(const Fault& fault);
   const RankFlags flags_;
+  ModelFlags& model_;
+  const int end_code_;
   comm::RankPlace place_;
   RankSplit split_;
   const char* flag_name() const { return on_gpus_ ? "--gpus" : "--ranks"; }

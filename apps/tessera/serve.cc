@@ -411,12 +411,14 @@ CacheMemory Serve::agreed_memory(const ModelFolder& folder, const model::LoadOpt
 }
 
 int Serve::run() {
-  check_flags();
-  Ranks ranks(flags_.ranks, flags_.model);
-  if (!ranks.is_alone() && (flags_.tiers.host_gib > 0 || !flags_.tiers.disk_folder.empty())) {
-    fail_usage("--prefix-cache-host-memory and --prefix-cache-disk: expected one rank, found several");
-  }
-  return ranks.run([&] { return ranks.is_follower() ? follow(ranks) : answer(ranks); });
+  Ranks ranks(flags_.ranks, flags_.model, kExitOk);
+  return ranks.run([&] {
+    check_flags();
+    if (!ranks.is_alone() && (flags_.tiers.host_gib > 0 || !flags_.tiers.disk_folder.empty())) {
+      fail_usage("--prefix-cache-host-memory and --prefix-cache-disk: expected one rank, found several");
+    }
+    return ranks.is_follower() ? follow(ranks) : answer(ranks);
+  });
 }
 
 int Serve::follow(Ranks& ranks) {

@@ -33,11 +33,11 @@ std::span<const uint8_t> no_bytes() {
 
 }  // namespace
 
-void tell_rank_0(const BootstrapOptions& options, const std::string& why) noexcept {
+void tell_others(const BootstrapOptions& options, const std::string& why) noexcept {
   try {
     tell_of_failure(options, failed_rank(options.place.rank, static_cast<size_t>(options.place.world)) + why);
   } catch (const std::exception&) {
-    // It waits as for one that was killed.
+    // They wait as for one that was killed.
   }
 }
 

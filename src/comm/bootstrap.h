@@ -53,9 +53,10 @@ struct BootstrapOptions {
 
 constexpr size_t kLeastSecretBytes = 16;
 
-// For a rank other than 0 that fails before it has a Bootstrap: rank 0, and whoever is there or comes, learns why, and
-// ends, instead of waiting for it. Returns when that is sent, or rank 0 is not found within join_seconds.
-void tell_rank_0(const BootstrapOptions& options, const std::string& why) noexcept;
+// For a rank that fails before it has a Bootstrap: whoever is there or comes within 5 s learns why, and ends, instead
+// of waiting for it. Others than rank 0 tell that one, which passes it on; this returns when it is sent, or rank 0 is
+// not found within join_seconds. Rank 0 listens itself; this returns when all have come, or after 5 s or join_seconds.
+void tell_others(const BootstrapOptions& options, const std::string& why) noexcept;
 
 class Bootstrap {
  public:

@@ -53,12 +53,37 @@ class Reception {
       : options_(options),
         log_(log),
         listener_(listener.is_open() ? std::move(listener) : listen_for_ranks(options, log)),
-        links_(static_cast<size_t>(options.place.world)) {}
+        links_(static_cast<size_t>(options.place.world)),
+        has_failed_(links_.size()) {}
 
   Links run() {
+    wait_for_all();
+    if (!failure_.empty()) give_up(static_cast<int>(failed_), failure_);
+    for (auto& link : links_) {
+      if (link != nullptr) link->send(MessageKind::kReady, {});
+    }
+    return std::move(links_);
+  }
+
+  // In place of it, for a rank 0 that can't go on: those who come learn why.
+  void fail_with(const std::string& message) {
+    note_failure(0, message);
+    wait_for_all();
+    tell_all(0, failure_);
+  }
+
+ private:
+  struct Stranger {
+    std::unique_ptr<Connection> connection;  // null: done with
+    Nonce nonce;
+    Clock::time_point deadline;
+  };
+
+  // Where one has failed, no longer than for others to hear of it.
+  void wait_for_all() {
     while (!missing().empty()) {
       if (Clock::now() > deadline_) {
-        if (!failure_.empty()) break;
+        if (!failure_.empty()) return;
         give_up(first_missing(), fmt::format("rank{} {} of {} did not come to {} port {} within {:.3g} s",
                                              missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
                                              options_.place.address, port_of(listener_), options_.join_seconds));
@@ -73,35 +98,27 @@ class Reception {
       std::erase_if(strangers_, [](const Stranger& stranger) { return stranger.connection == nullptr; });
       free_places();
     }
-    if (!failure_.empty()) give_up(static_cast<int>(failed_), failure_);
-    for (auto& link : links_) {
-      if (link != nullptr) link->send(MessageKind::kReady, {});
-    }
-    return std::move(links_);
   }
-
- private:
-  struct Stranger {
-    std::unique_ptr<Connection> connection;  // null: done with
-    Nonce nonce;
-    Clock::time_point deadline;
-  };
 
   std::vector<size_t> missing() const {
     std::vector<size_t> ranks;
     for (size_t r = 1; r < links_.size(); ++r) {
-      if (links_[r] == nullptr && r != failed_) ranks.push_back(r);
+      if (links_[r] == nullptr && !has_failed_[r]) ranks.push_back(r);
     }
     return ranks;
   }
 
   int first_missing() const { return static_cast<int>(missing().front()); }
 
-  // Those who are there learn why, too.
-  [[noreturn]] void give_up(int rank, const std::string& why) {
+  void tell_all(int rank, const std::string& why) {
     for (auto& link : links_) {
       if (link != nullptr) link->send(MessageKind::kLost, lost_payload(rank, why));
     }
+  }
+
+  // Those who are there learn why, too.
+  [[noreturn]] void give_up(int rank, const std::string& why) {
+    tell_all(rank, why);
     fail(ErrorCode::kDeviceError, why);
   }
 
@@ -143,9 +160,14 @@ class Reception {
     }
     if (why.empty()) return is_open;
     links_[rank].reset();
-    // Who comes later would find nobody, and wait.
-    if (failure_.empty()) failed_ = rank, failure_ = why, deadline_ = std::min(deadline_, after(kTellingSeconds));
+    note_failure(rank, why);
     return true;
+  }
+
+  // All end with the first one's words. Who comes later would find nobody, and wait.
+  void note_failure(size_t rank, const std::string& why) {
+    has_failed_[rank] = true;
+    if (failure_.empty()) failed_ = rank, failure_ = why, deadline_ = std::min(deadline_, after(kTellingSeconds));
   }
 
   // Of ranks that have gone again: who is started anew finds its place free.
@@ -245,7 +267,8 @@ class Reception {
   Links links_;
   std::vector<Stranger> strangers_;
   Clock::time_point deadline_ = after(options_.join_seconds);
-  size_t failed_ = 0;  // the rank that says that it can't go on, and why
+  std::vector<bool> has_failed_;  // who said that it can't go on
+  size_t failed_ = 0;             // the first of them, and why
   std::string failure_;
   int num_lines_ = 0;
 };
@@ -385,6 +408,7 @@ Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener)
 
 void tell_of_failure(const BootstrapOptions& options, const std::string& message) {
   check_secret(options);
+  if (options.place.rank == 0) return Reception(options, nullptr, {}).fail_with(message);
   Visit(options).fail_with(message);
 }
 

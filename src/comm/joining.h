@@ -13,7 +13,7 @@ namespace tessera::comm {
 // Throws as Bootstrap's constructor.
 using Links = std::vector<std::unique_ptr<Connection>>;
 Links join_ranks(const BootstrapOptions& options, LogSink* log, Socket listener);
-// In place of it: rank 0 learns that this rank does not come. Throws where it does not.
+// In place of it: the others learn that this rank does not come. Throws where they can't.
 void tell_of_failure(const BootstrapOptions& options, const std::string& message);
 
 // The payload of kLost, and of it.

@@ -63,6 +63,45 @@ class Launched(ProgramTest):
         for rank in range(3):
             self.assertRegex(said[rank][-1], '^tessera: .*rank 3 of 4 failed: .*/nothing/config.json: ')
 
+    def test_a_launchers_rank_0_that_fails_before_it_has_come_ends_all(self):
+        begin = time.monotonic()
+        flags = ('--rank-wait', '100')
+        codes, said, _ = self.launched(flags, flags, flags, flags, world=4, changes=({},) * 4, model=(self.folder / 'nothing', MODEL, MODEL, MODEL))
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(codes, [3, 5, 5, 5], said)
+        self.assertRegex(said[0][-1], '^tessera: .*/nothing/config.json: ')
+        for rank in range(1, 4):
+            self.assertRegex(said[rank][-1], f'^tessera: rank {rank} of 4: rank 0 at .*: rank 0 of 4 failed: .*/nothing/config.json: ')
+
+    def test_a_launchers_ranks_that_all_fail_each_say_why(self):
+        begin = time.monotonic()
+        codes, said, _ = self.launched(*[('--rank-wait', '100')] * 4, world=4, changes=({},) * 4, model=self.folder / 'nothing')
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(codes, [3] * 4, said)
+        for rank in range(4):
+            self.assertEqual(len(said[rank]), 1, said)
+            self.assertIn('/nothing/config.json: no such file', said[rank][0])
+
+    def test_a_launchers_rank_that_its_flags_end_ends_all(self):
+        serve = ('serve', '--port', '0', '--rank-wait', '100')
+        right = ('generate', QUESTION, '--rank-wait', '100')
+        for wrong, others, words in (
+                ((*right, '--rank-timeout', '0'), right, '--rank-timeout: expected 0.5 to 1000000, found 0'),
+                ((*right[:2], '--rank-wait', '0'), right, '--rank-wait: expected 0.1 to 1000000, found 0'),
+                ((*right, '--rank-split', 'layers'), right, '--rank-split: expected auto, experts, heads, width or experts-width'),
+                ((*right, '--raw', '--think'), right, '--raw takes the text as it is'),
+                ((*serve, '--max-waiting', '0'), serve, '--max-waiting: expected 1 to 1000000, found 0')):
+            for failing in (0, 1):
+                with self.subTest(flags=wrong, failing=failing):
+                    begin = time.monotonic()
+                    flags = [others, others]
+                    flags[failing] = wrong
+                    codes, said, _ = self.launched(*flags, has_verbs=True)
+                    self.assertLess(time.monotonic() - begin, 60)
+                    self.assertEqual((codes[failing], codes[1 - failing]), (2, 5), said)
+                    self.assertIn(words, said[failing][-1])
+                    self.assertIn(f'rank {failing} of 2 failed: {words}', said[1 - failing][-1])
+
     def test_a_secret_that_others_can_read_is_remarked(self):
         codes, said, _ = self.launched((), (), mode=0o644)
         self.assertEqual(codes, [0, 0], said)

@@ -229,12 +229,72 @@ TEST(Bootstrap, ARankThatDoesNotComeSaysWhy) {
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
     };
     if (others == Arrival::kBefore) let_come();
-    tell_rank_0(options_for(2, 3, port), "no such file");
+    tell_others(options_for(2, 3, port), "no such file");
     if (others == Arrival::kAfter) let_come();
     for (std::thread& thread : waiting) thread.join();
     EXPECT_EQ(said[0], "rank 2 of 3 failed: no such file");
-    if (others != Arrival::kNever) EXPECT_THAT(said[1], HasSubstr("rank 2 of 3 failed: no such file"));
+    if (others != Arrival::kNever) {
+      EXPECT_THAT(said[1], HasSubstr("rank 2 of 3 failed: no such file"));
+    }
   }
+}
+
+// No more than all have to come: who has said that it can't is not waited for.
+TEST(Bootstrap, RanksThatAllFailEndAtOnce) {
+  Door door;
+  const int port = door.port;
+  std::string said;
+  std::thread root([&] { said = refusal_of(options_for(0, 3, port), std::move(door.listener)); });
+  std::thread first([&] { tell_others(options_for(1, 3, port), "no such file"); });
+  const auto begin = std::chrono::steady_clock::now();
+  tell_others(options_for(2, 3, port), "no such file");
+  first.join(), root.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  EXPECT_THAT(said, HasSubstr(" of 3 failed: no such file"));
+}
+
+// Rank 0 opens its own door here: the port may be another's meanwhile, then once more.
+TEST(Bootstrap, ARank0ThatDoesNotComeSaysWhy) {
+  for (const Arrival others : {Arrival::kBefore, Arrival::kAfter}) {
+    std::string said[3];
+    for (int n = 0; n < 3 && said[1].find("failed:") == std::string::npos; ++n) {
+      const int port = Door().port;
+      std::vector<std::thread> waiting;
+      const auto let_come = [&] {
+        for (const int rank : {1, 2}) {
+          waiting.emplace_back([&, rank] {
+            BootstrapOptions options = options_for(rank, 3, port);
+            options.join_seconds = 20;
+            said[rank] = refusal_of(options);
+          });
+        }
+      };
+      if (others == Arrival::kBefore) let_come();
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      std::thread root([&] { tell_others(options_for(0, 3, port), "no such file"); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      if (others == Arrival::kAfter) let_come();
+      for (std::thread& thread : waiting) thread.join();
+      root.join();
+    }
+    for (const int rank : {1, 2}) {
+      EXPECT_THAT(said[rank],
+                  AllOf(HasSubstr("rank 0 at 127.0.0.1 port"), HasSubstr("rank 0 of 3 failed: no such file")));
+    }
+  }
+}
+
+// It does not wait longer for those who don't come, and says nothing to those who don't know the secret.
+TEST(Bootstrap, ARank0ThatDoesNotComeWaitsForALittleWhile) {
+  const auto begin = std::chrono::steady_clock::now();
+  const int port = Door().port;
+  std::thread root([&] { tell_others(options_for(0, 2, port), "no such file"); });
+  BootstrapOptions wrong = options_for(1, 2, port);
+  wrong.secret = "another secret of 22 b";
+  wrong.join_seconds = 20;
+  EXPECT_THAT(refusal_of(wrong), AllOf(HasSubstr("rank 0 at"), ::testing::Not(HasSubstr("no such file"))));
+  root.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
 TEST(Bootstrap, WhoDoesNotKnowTheSecretEndsNobody) {
@@ -244,7 +304,7 @@ TEST(Bootstrap, WhoDoesNotKnowTheSecretEndsNobody) {
   std::thread root([&] { Bootstrap(options_for(0, 2, port), &log, nullptr, std::move(door.listener)).all_gather({}); });
   BootstrapOptions wrong = options_for(1, 2, port);
   wrong.secret = "another secret of 22 b";
-  tell_rank_0(wrong, "no such file");
+  tell_others(wrong, "no such file");
   Bootstrap(options_for(1, 2, port), nullptr, nullptr).all_gather({});
   root.join();
   EXPECT_THAT(log.lines(), ::testing::Contains(HasSubstr("dropped a connection from")));
