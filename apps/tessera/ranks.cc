@@ -142,12 +142,16 @@ void Ranks::set_up() {
   if (flags_.only_last_rank && place_.world != 1) {
     fail_usage(fmt::format("--only-last-rank: expected no launcher, found {}", place_.source));
   }
-  constexpr std::string_view kNoLauncher = "none";
-  std::string launcher(kNoLauncher);
+  std::string launcher = "none";
+  const bool has_launcher = place_.source != comm::RankPlace{}.source;
+  const int job_tasks = place_.job_tasks;
   if (place_.world == 1) {
     // One task or pod for the whole program, which starts its ranks by itself.
-    if (place_.source != comm::RankPlace{}.source)
+    if (has_launcher) {
       launcher = fmt::format("one of a single process ({})", place_.source);
+    } else if (place_.job_tasks > 0) {
+      launcher = "the script of a SLURM job (SLURM_PROCID without SLURM_STEP_NUM_TASKS); start them with srun";
+    }
     place_ = {.rank = flags_.only_last_rank ? static_cast<int>(asked) - 1 : 0, .world = static_cast<int>(asked)};
     starts_others_ = asked > 1 && !flags_.only_last_rank;
   } else if (place_.world != asked) {
@@ -160,13 +164,20 @@ void Ranks::set_up() {
     if (!env_value("NCCL_NVLS_ENABLE")) setenv("NCCL_NVLS_ENABLE", "0", 1);
   }
   // One of a single process may be given what those of many are.
-  const bool lacks_launcher = starts_others_ || flags_.only_last_rank || (is_alone() && launcher == kNoLauncher);
+  const bool lacks_launcher = starts_others_ || flags_.only_last_rank || (is_alone() && !has_launcher);
   for (const char* name : {"--rank-secret-file", "--rank-listen"}) {
     if (!lacks_launcher || !flags_.is_given(name)) continue;
     fail_usage(
         fmt::format("{}: expected a launcher that starts the ranks (RANK and WORLD_SIZE), found {}", name, launcher));
   }
   if (is_alone() || flags_.only_last_rank) return;
+  // Who asked the job for so many tasks may have meant these.
+  if (starts_others_ && job_tasks > 1) {
+    print_note(
+        fmt::format("{} {}: all on this machine; srun, which starts ranks as tasks of a job (SLURM_NTASKS is "
+                    "{}), has not started this one",
+                    flag, asked, job_tasks));
+  }
   if (!starts_others_ && flags_.secret_file.empty()) {
     fail_usage("--rank-secret-file: expected a file, since a launcher starts the ranks, found none");
   }

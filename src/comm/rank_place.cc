@@ -19,17 +19,20 @@ struct Launcher {
   const char *rank, *world, *local;
   const char *local_world, *machines;  // how many ranks this machine has, or how many machines there are; "": not said
   const char* address;                 // who is asked for rank 0's
-  bool numbers_every_process;          // whoever has its number of ranks is one
+  const char* job_world;               // of a job whose script has rank 0's number and is no rank; "": always a rank
 };
 
 constexpr const char *kMasterAddress = "MASTER_ADDR", *kLeaderAddress = "LWS_LEADER_ADDRESS";
 
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kMasterAddress, true},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kMasterAddress, ""},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-     kMasterAddress, true},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", kMasterAddress, false},
-    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", kLeaderAddress, true},  // a pod each
+     kMasterAddress, ""},
+    // srun alone sets SLURM_STEP_NUM_TASKS. The script that sbatch starts has SLURM_PROCID=0 too, and the job's
+    // SLURM_NTASKS, which srun --preserve-env (salloc's shell) leaves as it is in steps of one task.
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", kMasterAddress,
+     "SLURM_NTASKS"},
+    {"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "", "", "LWS_GROUP_SIZE", kLeaderAddress, ""},  // a pod each
 };
 
 // Nothing where the variable is not set, or is no number.
@@ -57,17 +60,22 @@ int number_of(const Environment& environment, const char* name, int least, int m
   fail(ErrorCode::kInvalidArgument, fmt::format("{} is set: expected {} too, found nothing", there, lacking));
 }
 
+// Whether it is the script of a job, not one of the tasks that it may start.
+bool is_job_script(const Environment& environment, const Launcher& launcher) {
+  return *launcher.job_world != 0 && !environment.contains(launcher.world) &&
+         number_in(environment, launcher.rank) == 0;
+}
+
 bool says(const Environment& environment, const Launcher& launcher) {
-  if (!environment.contains(launcher.rank)) return false;
+  if (!environment.contains(launcher.rank) || is_job_script(environment, launcher)) return false;
   if (!environment.contains(launcher.world)) refuse_half(launcher.rank, launcher.world);
   return true;
 }
 
-// Where no launcher says which rank this is. One rank needs no number, and the tasks of a job may not be ranks.
+// Where no launcher says which rank this is. One rank needs no number.
 void refuse_world_alone(const Environment& environment) {
   for (const Launcher& launcher : kLaunchers) {
-    const bool is_alone = launcher.numbers_every_process && environment.contains(launcher.world);
-    if (is_alone && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
+    if (environment.contains(launcher.world) && number_of(environment, launcher.world, 1, kMaxWorld) > 1) {
       refuse_half(launcher.world, launcher.rank);
     }
   }
@@ -135,6 +143,9 @@ RankPlace place_from(const Environment& environment) {
   const bool has_address = !place.address_source.empty();
   const Launcher* chosen = nullptr;
   for (const Launcher& launcher : kLaunchers) {
+    if (is_job_script(environment, launcher)) {
+      place.job_tasks = number_in(environment, launcher.job_world).value_or(1);
+    }
     if (!says(environment, launcher)) continue;
     chosen = &launcher;
     place.world = number_of(environment, launcher.world, 1, kMaxWorld);

@@ -139,11 +139,23 @@ class Ranks(ProgramTest):
         self.assertEqual((renamed.returncode, renamed.stdout), (0, shared.stdout), renamed.stderr)
 
     def test_a_launcher_of_one_process_starts_the_program_alone(self):
-        for variables in ({'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0'}, {'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'},
+        for variables in ({'RANK': '0', 'WORLD_SIZE': '1', 'LOCAL_RANK': '0'}, {'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '1'},
                           {'LWS_WORKER_INDEX': '0', 'LWS_GROUP_SIZE': '1', 'LWS_LEADER_ADDRESS': 'leader'}):
             with self.subTest(variables=variables):
                 shared = generate('--ranks', '2', **variables)
                 self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
+
+    def test_a_slurm_jobs_script_starts_its_ranks(self):
+        job = {'SLURM_PROCID': '0', 'SLURM_LOCALID': '0', 'SLURM_NTASKS': '2', 'SLURM_JOB_ID': '7'}
+        shared = generate('--ranks', '2', '--quiet', **job)
+        self.assertEqual((shared.returncode, shared.stdout), (0, generate().stdout), shared.stderr)
+        self.assertEqual(shared.stderr.decode(), '--ranks 2: all on this machine; srun, which starts ranks as tasks of a job (SLURM_NTASKS is 2), '
+                         'has not started this one\n')
+        self.assertEqual(generate('--ranks', '2', '--quiet', **job | {'SLURM_NTASKS': '1'}).stderr, b'')
+        self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__, **job), 2,
+                         '--rank-secret-file: expected a launcher that starts the ranks', 'found the script of a SLURM job', 'start them with srun')
+        # A task of srun's waits for the other.
+        self.check_error(generate('--ranks', '2', SLURM_STEP_NUM_TASKS='2', **job), 2, '--rank-secret-file: expected a file, since a launcher starts the ranks')
 
     def test_one_rank_takes_what_many_are_given(self):
         flags = ('--ranks', '1', '--rank-split', 'width', '--rank-heads', 'all', '--rank-caches', 'sharded', '--rank-wait', '9', '--rank-timeout', '5')
@@ -400,7 +412,7 @@ class Ranks(ProgramTest):
         self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__), 2, '--rank-secret-file: expected a launcher')
         self.check_error(generate('--ranks', '2', '--rank-listen', '*'), 2, '--rank-listen: expected a launcher')
         self.check_error(generate('--ranks', '2', RANK='0', WORLD_SIZE='2'), 2, '--rank-secret-file')
-        self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__, SLURM_PROCID='0', SLURM_NTASKS='1'), 2,
+        self.check_error(generate('--ranks', '2', '--rank-secret-file', __file__, SLURM_PROCID='0', SLURM_STEP_NUM_TASKS='1'), 2,
                          '--rank-secret-file: expected a launcher', 'found one of a single process (SLURM_PROCID)')
         self.check_error(generate('--ranks', '3', RANK='0', WORLD_SIZE='2'), 2, '--ranks: expected 2', 'found 3')
 

@@ -37,14 +37,14 @@ TEST(RankPlace, FromEveryLauncher) {
       1, "node0", 81);
   expect_place({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}, 1,
                2, 1, "127.0.0.1", 29500);
-  expect_place({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "0"}, {"MASTER_ADDR", "n1"}}, 2, 4, 0,
-               "n1", 29500);
+  expect_place({{"SLURM_PROCID", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "0"}, {"MASTER_ADDR", "n1"}}, 2,
+               4, 0, "n1", 29500);
   expect_place({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}, {"LWS_LEADER_ADDRESS", "leader.svc"}}, 1, 2, 0,
                "leader.svc", 29500);
 }
 
 TEST(RankPlace, ATaskThatSeesOneGpuHasThatOne) {
-  Environment task = {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "3"}};
+  Environment task = {{"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_LOCALID", "3"}};
   EXPECT_EQ(place_from(task).gpu, 3);
   for (const char* one : {"0", "3", "GPU-3d2a0b7e"}) {
     task["CUDA_VISIBLE_DEVICES"] = one;
@@ -59,8 +59,9 @@ TEST(RankPlace, ATaskThatSeesOneGpuHasThatOne) {
 }
 
 TEST(RankPlace, TheFirstLauncherDecides) {
-  const Environment both = {{"RANK", "0"},         {"WORLD_SIZE", "2"},  {"SLURM_PROCID", "7"},
-                            {"SLURM_NTASKS", "8"}, {"MASTER_ADDR", "a"}, {"LWS_LEADER_ADDRESS", "b"}};
+  const Environment both = {{"RANK", "0"},         {"WORLD_SIZE", "2"},
+                            {"SLURM_PROCID", "7"}, {"SLURM_STEP_NUM_TASKS", "8"},
+                            {"MASTER_ADDR", "a"},  {"LWS_LEADER_ADDRESS", "b"}};
   expect_place(both, 0, 2, 0, "a", 29500);
   EXPECT_EQ(place_from(both).source, "RANK");
 }
@@ -72,7 +73,7 @@ TEST(RankPlace, LaunchersThatContradictEachOtherAreRefused) {
     more.insert(zero.begin(), zero.end());
     return more;
   };
-  const Environment slurm = with({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}});
+  const Environment slurm = with({{"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}});
   EXPECT_EQ(refusal_of(slurm),
             "RANK: expected 1, which SLURM_PROCID says of 2 ranks as WORLD_SIZE does, found \"0\"; unset RANK and "
             "WORLD_SIZE, or SLURM_PROCID");
@@ -85,20 +86,22 @@ TEST(RankPlace, LaunchersThatContradictEachOtherAreRefused) {
   torchrun["TORCHELASTIC_RUN_ID"] = "none";
   expect_place(torchrun, 0, 2, 0, "127.0.0.1", 29500);
   // Eight workers of each of two tasks; both launchers agree; a variable that nobody asks is wrong.
-  expect_place({{"RANK", "3"}, {"WORLD_SIZE", "16"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, 3, 16, 3,
+  expect_place({{"RANK", "3"}, {"WORLD_SIZE", "16"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}, 3, 16, 3,
                "127.0.0.1", 29500);
-  expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, 1, 2, 1, "127.0.0.1",
-               29500);
-  expect_place(with({{"SLURM_PROCID", "x"}, {"SLURM_NTASKS", "2"}}), 0, 2, 0, "127.0.0.1", 29500);
-  // By hand in the script of a job of two tasks.
-  expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}, 1, 2, 1, "127.0.0.1",
-               29500);
+  expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}}, 1, 2, 1,
+               "127.0.0.1", 29500);
+  expect_place(with({{"SLURM_PROCID", "x"}, {"SLURM_STEP_NUM_TASKS", "2"}}), 0, 2, 0, "127.0.0.1", 29500);
+  // By hand in the first task of two, or in the script of a job of two.
+  for (const char* tasks : {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+    expect_place({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"SLURM_PROCID", "0"}, {tasks, "2"}}, 1, 2, 1, "127.0.0.1",
+                 29500);
+  }
   // mpirun starts its daemons as tasks, one a machine, and numbers its ranks by itself.
   expect_place({{"OMPI_COMM_WORLD_RANK", "0"},
                 {"OMPI_COMM_WORLD_SIZE", "2"},
                 {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
                 {"SLURM_PROCID", "1"},
-                {"SLURM_NTASKS", "2"}},
+                {"SLURM_STEP_NUM_TASKS", "2"}},
                0, 2, 0, "127.0.0.1", 29500);
 }
 
@@ -112,16 +115,38 @@ TEST(RankPlace, SeveralMachinesNeedAnAddress) {
   mpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "8";
   mpi.erase("MASTER_ADDR");
   expect_place(mpi, 5, 8, 5, "127.0.0.1", 29500);
-  Environment slurm = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}};
+  Environment slurm = {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}};
   EXPECT_THAT(refusal_of(slurm), testing::HasSubstr("SLURM_STEP_NUM_NODES is 2"));
   slurm["SLURM_STEP_NUM_NODES"] = "1";
   expect_place(slurm, 0, 2, 0, "127.0.0.1", 29500);
   slurm["SLURM_STEP_NUM_NODES"] = "2";
-  slurm["SLURM_NTASKS"] = "1";  // nobody to look for
+  slurm["SLURM_STEP_NUM_TASKS"] = "1";  // nobody to look for
   expect_place(slurm, 0, 1, 0, "127.0.0.1", 29500);
   EXPECT_EQ(refusal_of({{"LWS_WORKER_INDEX", "1"}, {"LWS_GROUP_SIZE", "2"}}),
             "LWS_LEADER_ADDRESS: expected the address of rank 0's machine, since LWS_GROUP_SIZE is 2 and there are 2 "
             "ranks, found nothing");
+}
+
+// sbatch -n 2, without srun in front of the program: its variables are those of a rank 0 but for the step's.
+TEST(RankPlace, TheScriptOfAJobIsNoTask) {
+  Environment script = {{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NTASKS", "2"}};
+  expect_place(script, 0, 1, 0, "127.0.0.1", 29500);
+  EXPECT_EQ(place_from(script).source, "alone");
+  EXPECT_EQ(place_from(script).job_tasks, 2);
+  script.erase("SLURM_NTASKS");  // sbatch without a number of tasks
+  EXPECT_EQ(place_from(script).job_tasks, 1);
+  script["SLURM_NTASKS"] = "2";
+  Environment step = script;
+  step["SLURM_STEP_NUM_TASKS"] = "2";
+  expect_place(step, 0, 2, 0, "127.0.0.1", 29500);
+  EXPECT_EQ(place_from(step).job_tasks, 0);
+  // A shell of salloc's, which is a step of one task and has the job's SLURM_NTASKS (--preserve-env).
+  step["SLURM_STEP_NUM_TASKS"] = "1";
+  expect_place(step, 0, 1, 0, "127.0.0.1", 29500);
+  // Another launcher in the script.
+  script.insert({{"RANK", "1"}, {"WORLD_SIZE", "4"}});
+  expect_place(script, 1, 4, 1, "127.0.0.1", 29500);
+  EXPECT_EQ(place_from({}).job_tasks, 0);
 }
 
 // Who starts processes by hand gives each its rank alone.
@@ -145,10 +170,14 @@ TEST(RankPlace, HalfOfAnAnswerIsRefused) {
   EXPECT_EQ(refusal_of({{"OMPI_COMM_WORLD_SIZE", "4"}}),
             "OMPI_COMM_WORLD_SIZE is set: expected OMPI_COMM_WORLD_RANK too, found nothing");
   expect_place({{"WORLD_SIZE", "1"}}, 0, 1, 0, "127.0.0.1", 29500);
+  EXPECT_EQ(refusal_of({{"SLURM_STEP_NUM_TASKS", "8"}}),
+            "SLURM_STEP_NUM_TASKS is set: expected SLURM_PROCID too, found nothing");
+  EXPECT_EQ(refusal_of({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}),
+            "SLURM_PROCID is set: expected SLURM_STEP_NUM_TASKS too, found nothing");
   expect_place({{"SLURM_NTASKS", "8"}}, 0, 1, 0, "127.0.0.1", 29500);  // a job's, outside of its steps
   // As scripts of SLURM's jobs set it for PyTorch.
-  expect_place({{"WORLD_SIZE", "8"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "3"}}, 3, 8, 3,
-               "127.0.0.1", 29500);
+  expect_place({{"WORLD_SIZE", "8"}, {"SLURM_PROCID", "3"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_LOCALID", "3"}}, 3,
+               8, 3, "127.0.0.1", 29500);
   EXPECT_EQ(
       refusal_of(
           {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_ADDR", "n"}}),
