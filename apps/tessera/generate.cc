@@ -295,8 +295,8 @@ int Generate::answer(Ranks& ranks) const {
                                .keeps_logits = !flags_.logits_path.empty(),
                                .stops = flags_.sampling.stops,
                                .end_ids = facts.eos_ids});
-  ranks.leave_interrupts_to_verb();
   watch_interrupt(InterruptEnd::kSecondEndsProgram);
+  ranks.leave_interrupts_to_verb();
   std::signal(SIGPIPE, SIG_IGN);
   engine::GenerateResult result;
   try {

@@ -17,6 +17,13 @@ void on_interrupt(int) {
   g_is_interrupted = true;
 }
 
+// Those of others resume no reads, or are not this one.
+bool is_watching(int signal) {
+  struct sigaction now {};
+  sigaction(signal, nullptr, &now);
+  return now.sa_handler == on_interrupt && (now.sa_flags & SA_RESTART) != 0;
+}
+
 }  // namespace
 
 void watch_interrupt(InterruptEnd end) {
@@ -50,7 +57,9 @@ InterruptWatch::InterruptWatch(std::function<void()> end) : end_(std::move(end))
 InterruptWatch::~InterruptWatch() {
   thread_.request_stop();
   thread_.join();
-  for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+  for (size_t i = 0; i < kSignals.size(); ++i) {
+    if (is_watching(kSignals[i])) sigaction(kSignals[i], &before_[i], nullptr);
+  }
   if (interrupted()) end_();
 }
 

@@ -22,7 +22,8 @@ void watch_interrupt(InterruptEnd end);
 std::atomic<bool>& interrupted();
 
 // For work that looks at no flag: on Ctrl-C calls `end`, which ends the program, from a thread of its own; a second one
-// ends it as usual. When this goes the handlers are what they were.
+// ends it as usual. When this goes the handlers are what they were, but where others have been installed meanwhile: so
+// there is no moment without any.
 class InterruptWatch {
  public:
   explicit InterruptWatch(std::function<void()> end);

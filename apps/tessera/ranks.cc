@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "base/env.h"
 #include "base/error.h"
@@ -42,6 +44,16 @@ constexpr double kStepTimeouts = 1.25;   // a rank that comes to no step is wedg
 // What rank 0 says where it was told to end: no fault of anybody's.
 std::string stopped_with(int code) {
   return fmt::format("stopped, with exit code {}", code);
+}
+
+// A launcher may hand a signal to one rank after the other, and end one that does not heed it yet.
+bool is_interrupted_soon() {
+  constexpr auto kPatience = std::chrono::milliseconds(500);
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (!interrupted() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return interrupted();
 }
 
 comm::Environment launcher_variables() {
@@ -275,26 +287,13 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
   }
   comm::BootstrapOptions options = bootstrap_options();
   comm::Socket listener;
+  if (!is_follower()) options.watch = this;
   if (starts_others_) {
     listener = comm::listen_at("127.0.0.1", 0);
     options.place.port = place_.port = comm::port_of(listener);
     others_.start(verb, place_.world, place_.port, options.secret);
-    options.watch = &others_;
   }
-  has_come_ = true;
-  // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
-  const auto leave_signals_to_rank_0 = [] {
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
-  };
-  if (inherited_) leave_signals_to_rank_0();  // it watches this one already
-  bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
-  if (inherited_) outlive_rank_0();
-  if (is_follower()) {
-    leave_signals_to_rank_0();
-  } else {
-    interrupts_.emplace([this] { stop(kExitCancelled); });
-    stops_on_interrupt_ = true;
-  }
+  meet(options, std::move(listener));
   comm::agree(*bootstrap_, facts_of_program(verb));
   // A prompt is known to rank 0 alone.
   if (const int64_t longest = all_of(sequences.longest).front(); sequences.longest == 0 && longest > 0) {
@@ -342,6 +341,38 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     comm_ = comm::make_tcp(*bootstrap_, step_seconds());
   }
   load.comm = comm_.get();
+}
+
+// Returns when all ranks are there.
+void Ranks::meet(const comm::BootstrapOptions& options, comm::Socket listener) {
+  has_come_ = true;
+  // A terminal's Ctrl-C and a launcher's SIGTERM go to all: it is rank 0 that ends the others.
+  const auto leave_signals_to_rank_0 = [] {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_IGN);
+  };
+  if (inherited_) leave_signals_to_rank_0();  // it watches this one already
+  if (!is_follower()) {
+    stops_on_interrupt_ = true;
+    interrupts_.emplace([this] {
+      if (has_met_) stop(end_code_);  // before, fault() sees it
+    });
+  }
+  try {
+    bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
+  } catch (const std::exception&) {
+    if (stops_on_interrupt_ && interrupted()) stop(end_code_);
+    throw;
+  }
+  has_met_ = true;
+  if (inherited_) outlive_rank_0();
+  if (is_follower()) leave_signals_to_rank_0();
+}
+
+// Rank 0, while it waits for the others.
+std::string Ranks::fault() {
+  const std::string why = starts_others_ ? others_.fault() : "";
+  // Asked behind it: one that it has started may have ended by the same Ctrl-C.
+  return interrupted() ? comm::failed_rank(0, static_cast<size_t>(place_.world)) + stopped_with(end_code_) : why;
 }
 
 comm::BootstrapOptions Ranks::bootstrap_options() const {
@@ -483,8 +514,8 @@ void Ranks::lost(int rank, const std::string& message) {
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
   // A launcher's rank may have ended by the signal that this one stops by.
-  const bool is_interrupted = stops_on_interrupt_ && interrupted() && message.starts_with(comm::kLostRank);
-  if (const int code = is_interrupted ? kExitCancelled : stop_code_.load(); code >= 0) {
+  const bool is_interrupted = stops_on_interrupt_ && message.starts_with(comm::kLostRank) && is_interrupted_soon();
+  if (const int code = is_interrupted ? end_code_ : stop_code_.load(); code >= 0) {
     others_.end(kStopSeconds);
     _exit(code);
   }

@@ -21,7 +21,7 @@ namespace tessera::app {
 
 // One rank's part in the group, or that of a program that is alone. Of the methods all ranks call the same, in the same
 // order.
-class Ranks final : public comm::LossSink {
+class Ranks final : public comm::LossSink, private comm::JoinWatch {
  public:
   // `model` outlives it. `end_code`: of a program that was told to end before leave_interrupts_to_verb().
   Ranks(const RankFlags& flags, ModelFlags& model, int end_code = kExitCancelled);
@@ -71,7 +71,8 @@ class Ranks final : public comm::LossSink {
   // Ends the program with `code`, and the others without a word, whatever they do: for one that was told to end. From
   // any thread, once joined.
   [[noreturn]] void stop(int code) noexcept;
-  // Rank 0: from join() on Ctrl-C stops all; from here on the verb deals with it.
+  // Rank 0: from join() on Ctrl-C stops all, also those that it still waits for; from here on the verb deals with it,
+  // whose handlers are there already.
   void leave_interrupts_to_verb() {
     interrupts_.reset();
     stops_on_interrupt_ = false;
@@ -100,6 +101,8 @@ class Ranks final : public comm::LossSink {
   void make_echo(const ModelFlags& model);
   std::vector<int64_t> all_of(int64_t own);  // by rank
   void set_up();
+  std::string fault() override;
+  void meet(const comm::BootstrapOptions& options, comm::Socket listener);
   comm::BootstrapOptions bootstrap_options() const;
   void tell_of_failure(const std::string& why) const;
   std::optional<comm::PeerOptions> peer_options() const;
@@ -123,7 +126,7 @@ class Ranks final : public comm::LossSink {
   std::unique_ptr<comm::Communicator> comm_;
   std::unique_ptr<model::MirroredRunner> mirrored_;
   std::atomic<int> stop_code_{-1};  // that it stops with; negative: it does not
-  std::atomic<bool> stops_on_interrupt_{false};
+  std::atomic<bool> stops_on_interrupt_{false}, has_met_{false};
   std::optional<InterruptWatch> interrupts_;  // goes first
 };
 

@@ -467,8 +467,8 @@ int Serve::answer(Ranks& ranks) {
   ServeLog log(flags_.logs_requests);
   ServeEvents events(flags_.is_quiet);
   flags_.http.handles_signals = true;
-  ranks.leave_interrupts_to_verb();
   server::http::HttpServer http(flags_.http, figures, &events, &log);
+  ranks.leave_interrupts_to_verb();
   LoadingServer server(http, ranks);
   CacheMemory memory;
   if (ranks.is_alone()) {

@@ -28,11 +28,11 @@ constexpr std::string_view kLostRank = "lost ";
 // "rank 2 of 4 failed: ", before what the rank said; of long words others hear the beginning.
 std::string failed_rank(int rank, size_t world);
 
-// Asked by rank 0 while it waits for others: for ranks that it started and that have ended.
+// Asked by rank 0 while it waits for others: for ranks that it started and that have ended, or for its own end.
 class JoinWatch {
  public:
   virtual ~JoinWatch() = default;
-  // Why not all will come; empty: they may.
+  // Why not all will meet, which those who are there are told; empty: they may.
   virtual std::string fault() = 0;
 };
 

@@ -88,10 +88,11 @@ class Reception {
                                              missing().size() > 1 ? "s" : "", fmt::join(missing(), ", "), links_.size(),
                                              options_.place.address, port_of(listener_), options_.join_seconds));
       }
+      wait();
+      // Before it is said that one has gone, which may be of this.
       if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) {
         give_up(first_missing(), why);
       }
-      wait();
       for (size_t n = 0; n < kMostStrangers && greet(); ++n) {
       }
       for (Stranger& stranger : strangers_) hear(stranger);

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -28,22 +29,27 @@ class Launched(ProgramTest):
                 break
         return codes, said, out
 
-    def launched_once(self, *flags_of_ranks, world, mode, text, has_verbs, changes, model):
+    def launched_once(self, *flags_of_ranks, has_verbs, **how):
+        if not has_verbs:
+            flags_of_ranks = [('generate', QUESTION, '--json', '--max-tokens', '4', *flags) for flags in flags_of_ranks]
+        ranks = self.start(*flags_of_ranks, **how)
+        ends = [(rank.communicate(timeout=120), rank.returncode) for rank in ranks]
+        return [code for _, code in ends], [said[1].splitlines() for said, _ in ends], [said[0] for said, _ in ends]
+
+    def start(self, *flags_of_ranks, world, mode=0o600, text='a secret of these ranks', changes=({}, {}), model=MODEL):
+        """The processes, as a launcher starts them, of those of `world` ranks whose verb and flags are given."""
         secret = self.folder / 'secret'
         secret.write_text(text)
         secret.chmod(mode)
         with socket.socket() as probe:
             probe.bind(('127.0.0.1', 0))
-            port = probe.getsockname()[1]
+            port = self.port = probe.getsockname()[1]
         ranks = []
         for rank, flags in enumerate(flags_of_ranks):
             env = environment(RANK=str(rank), WORLD_SIZE=str(world), MASTER_PORT=str(port), **{'MASTER_ADDR': '127.0.0.1'} | changes[rank])
-            if not has_verbs:
-                flags = ('generate', QUESTION, '--json', '--max-tokens', '4', *flags)
             ranks.append(subprocess.Popen([PROGRAM, *flags, '--model', str(model[rank] if isinstance(model, tuple) else model), '--ranks', str(world), '--rank-secret-file', str(secret)],
                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True))
-        ends = [(rank.communicate(timeout=120), rank.returncode) for rank in ranks]
-        return [code for _, code in ends], [said[1].splitlines() for said, _ in ends], [said[0] for said, _ in ends]
+        return ranks
 
     def test_a_launchers_ranks_join(self):
         codes, said, out = self.launched(('--quiet',), ())
@@ -101,6 +107,35 @@ class Launched(ProgramTest):
                     self.assertEqual((codes[failing], codes[1 - failing]), (2, 5), said)
                     self.assertIn(words, said[failing][-1])
                     self.assertIn(f'rank {failing} of 2 failed: {words}', said[1 - failing][-1])
+
+    def test_ranks_that_wait_for_another_are_stopped_with_rank_0(self):
+        for verb, code, all_are_told in ((('generate', QUESTION), 130, False), (('serve', '--port', '0'), 0, False),
+                                         (('generate', QUESTION), 130, True)):
+            for by in (signal.SIGINT, signal.SIGTERM):
+                with self.subTest(verb=verb[0], by=by, all_are_told=all_are_told):
+                    ranks = self.start_two_that_wait(*verb)
+                    for rank in ranks if all_are_told else ranks[:1]:
+                        rank.send_signal(by)
+                    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+                    # Who has not met the others yet is ended as usual.
+                    self.assertEqual(ranks[0].returncode, code, said)
+                    self.assertIn(ranks[1].returncode, (code, -by) if all_are_told else (code,), said)
+                    self.assertEqual(said, [''] * 2)
+
+    def start_two_that_wait(self, *flags):
+        """Ranks 0 and 1 of four, when rank 0 has admitted the other."""
+        while True:
+            ranks = self.start(*[(*flags, '--rank-wait', '100')] * 2, world=4)
+            while all(rank.poll() is None for rank in ranks):
+                for line in pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]:
+                    _, local, _, state = line.split()[:4]
+                    if int(local.rpartition(':')[2], 16) == self.port and state == '01':  # connected
+                        time.sleep(0.5)
+                        return ranks
+                time.sleep(0.02)
+            for rank in ranks:  # the free port was another's when rank 0 listened
+                rank.kill()
+                rank.communicate()
 
     def test_a_secret_that_others_can_read_is_remarked(self):
         codes, said, _ = self.launched((), (), mode=0o644)

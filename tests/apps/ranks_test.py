@@ -235,6 +235,21 @@ class Ranks(ProgramTest):
             os.kill(pid, signal.SIGKILL)
         self.assertEqual(left, [])
 
+    def test_a_program_that_waits_for_its_ranks_is_stopped_with_them(self):
+        for verb, code in ((('generate', QUESTION), 130), (('serve', '--port', '0'), 0)):
+            with self.subTest(verb=verb[0]):
+                process = subprocess.Popen([PROGRAM, *verb, '--model', str(MODEL), '--ranks', '2'], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                           env=environment(), text=True)
+                followers = []
+                while not followers and process.poll() is None:
+                    followers = children_of(process.pid)
+                os.kill(followers[0], signal.SIGSTOP)
+                time.sleep(0.5)
+                process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=60)[1]
+                self.assertEqual((process.returncode, said), (code, ''))
+                self.assertFalse(is_running(followers[0]))
+
     def test_a_benchmark_that_is_stopped_ends_quietly(self):
         flags = ('bench', 'model', '--synthetic', 'small', '--ranks', '2', '--threads', '1', '--contexts', '24', '--batches', '1', '--decode', '2', '--repeats', '1000')
         secret = self.folder / 'secret'
@@ -254,6 +269,16 @@ class Ranks(ProgramTest):
                     said = [process.communicate(timeout=60)[1] for process in processes]
                     self.assertEqual([process.returncode for process in processes], [130] * len(ranks), said)
                     self.assertEqual(said, [''] * len(ranks))
+
+    def test_a_rank_that_ends_shortly_before_rank_0_hears_of_it_is_no_loss(self):
+        flags = ('bench', 'model', '--synthetic', 'small', '--ranks', '2', '--threads', '1', '--contexts', '24', '--batches', '1', '--decode', '2', '--repeats', '1000')
+        process = subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+        self.assertIn('random weights', process.stdout.readline())
+        os.kill(children_of(process.pid)[0], signal.SIGKILL)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+        self.assertEqual((process.returncode, said), (130, ''))
 
     def test_ranks_inherit_no_open_files(self):
         with Server('--ranks', '2') as server:
