@@ -497,27 +497,31 @@ void expect_chosen(const std::vector<float>& scores, int64_t stride, const std::
   });
 }
 
+// Rows that a block has at once, and parts of rows.
 TEST_F(RowsTest, TopKWithTiesAndNan) {
-  constexpr int64_t kStride = 9000, kTokens = 15;
-  std::vector<float> scores = floats(kTokens * kStride, 1);
-  for (float& score : scores) {
-    const uint64_t kind = rng_.below(40);
-    if (kind == 0) score = std::numeric_limits<float>::quiet_NaN();
-    if (kind == 1) score = -0.0f;
-    if (kind == 2) score = 0;
-    if (kind < 20 && kind > 2) score = std::round(score * 2);  // many ties
-    if (kind == 20) score = -std::numeric_limits<float>::infinity();
+  constexpr int64_t kTokens = 15;
+  for (const int64_t stride : {9000, 17000}) {
+    std::vector<float> scores = floats(kTokens * stride, 1);
+    for (float& score : scores) {
+      const uint64_t kind = rng_.below(40);
+      if (kind == 0) score = std::numeric_limits<float>::quiet_NaN();
+      if (kind == 1) score = -0.0f;
+      if (kind == 2) score = 0;
+      if (kind < 20 && kind > 2) score = std::round(score * 2);  // many ties
+      if (kind == 20) score = -std::numeric_limits<float>::infinity();
+    }
+    std::fill_n(scores.begin(), stride, std::numeric_limits<float>::quiet_NaN());
+    std::fill_n(scores.begin() + stride, stride, 1.5f);
+    // Thousands that differ in the last bits only, or hardly more.
+    for (const uint64_t values : {uint64_t{3}, uint64_t{5000}, uint64_t{1} << 18}) {
+      const int64_t row = values == 3 ? 12 : values == 5000 ? 13 : 14;
+      for (int64_t j = 0; j < stride; ++j)
+        scores[static_cast<size_t>(row * stride + j)] = -1 - static_cast<float>(rng_.below(values)) * 0x1p-23f;
+    }
+    const auto all = static_cast<int32_t>(stride);
+    const std::vector<int32_t> counts = {all, all, 0, 1, 15, 16, 17, 512, 513, 2047, 2100, all, all, all, all - 1};
+    for (const int64_t k : {1, 16, 400, 512, 5000}) expect_chosen(scores, stride, counts, k);
   }
-  std::fill_n(scores.begin(), kStride, std::numeric_limits<float>::quiet_NaN());
-  std::fill_n(scores.begin() + kStride, kStride, 1.5f);
-  // Thousands that differ in the last bits only, or hardly more.
-  for (const uint64_t values : {uint64_t{3}, uint64_t{5000}, uint64_t{1} << 18}) {
-    const int64_t row = values == 3 ? 12 : values == 5000 ? 13 : 14;
-    for (int64_t j = 0; j < kStride; ++j)
-      scores[static_cast<size_t>(row * kStride + j)] = -1 - static_cast<float>(rng_.below(values)) * 0x1p-23f;
-  }
-  const std::vector<int32_t> counts = {9000, 9000, 0, 1, 15, 16, 17, 512, 513, 2047, 2100, 9000, 9000, 9000, 8999};
-  for (const int64_t k : {1, 16, 400, 512, 5000}) expect_chosen(scores, kStride, counts, k);
 }
 
 // Rows that are taken in parts, or by turns of a thread block; with a largest score far above the others, most of them
@@ -529,10 +533,16 @@ TEST_F(RowsTest, TopKOfLongRows) {
     std::vector<int64_t> k;
   };
   std::vector<Rows> all = {{30001, 7, {512, 1024, 1025}},  // parts
-                           {21000, 7, {1024}},             // too few of them: a block takes two turns
-                           {17000, 2, {8000}},             // more than three of a thread's
+                           {16896, 3, {512}},              // the most that a block has at once, and one more
+                           {16897, 3, {512}},
+                           {17000, 2, {8000}},   // two parts, of which more than three of a thread's
+                           {40000, 2, {30000}},  // two parts that a block does not hold: one takes turns
+                           {140000, 3, {5000}},  // six parts that take two turns
                            {5000, 140, {512, 1025}}};
-  if (!testing::kIsSanitized) all.push_back({140000, 100, {1024}});  // parts that take two turns
+  if (!testing::kIsSanitized) {
+    all.push_back({140000, 100, {1024}});
+    all.push_back({17000, 520, {512}});  // so many that each has a block, which takes turns
+  }
   for (const auto& [stride, tokens, ks] : all) {
     std::vector<float> scores = floats(tokens * stride, 1);
     std::vector<int32_t> counts;

@@ -3,9 +3,10 @@
 // the lowest indices. It finds it by rounds, which each count in which of 2,048 equal pieces of a range of bits the
 // scores lie and go on with the piece that holds the k-th. The first range is from a bound that its threads' own
 // largest give to the largest: scores of one magnitude spread over all pieces there, where pieces of all there is would
-// be counted in a few places, one behind the other. Of long contexts a few tokens' scores are taken in parts, a block
-// each, and then from what the parts have listed. Scores are in shared memory from round to round. A thread has an odd
-// number of neighbouring ones, so that lanes meet different banks, and all it lists takes one scan.
+// be counted in a few places, one behind the other. Of tokens that have more scores than a block can hold, unless they
+// are many, scores are taken in parts, a block each, and then from what the parts have listed. Scores are in shared
+// memory from round to round. A thread has an odd number of neighbouring ones, so that lanes meet different banks, and
+// all it lists takes one scan.
 // What bounds it: the latency of a round, of many scores by going over them.
 #include <algorithm>
 #include <cmath>
@@ -253,7 +254,6 @@ int64_t top_k_workspace(const ops::TopK::Desc& desc, int64_t /*max_tokens*/) {
 }
 
 void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Queue& queue) {
-  constexpr int64_t kLeastToPart = 8192, kLeastParts = 5;
   const Job job{args.scores, args.stride, args.counts, args.selected, desc.k};
   // With as many listed as there are scores in a part, both kernels have the same to do.
   const int64_t even = static_cast<int64_t>(std::sqrt(static_cast<double>(args.stride * desc.k)));
@@ -267,7 +267,10 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
     launch("top_k", queue, choose_largest, dim3(static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(blocks)),
            kBlock, bytes, job, parts, from);
   };
-  if (args.stride > kLeastToPart && num_parts >= kLeastParts && part > desc.k) {
+  // Scores that a block can hold it goes over faster than parts and a second kernel do, of one token or of hundreds;
+  // of more, two parts that can be held are faster than one block that takes turns, or three that cannot.
+  const int64_t least_parts = part <= kMostHeld ? 2 : 3;
+  if (args.stride > kMostHeld && num_parts >= least_parts && part > desc.k) {
     start(From::kPart, num_parts, spread_bytes(queue, held_bytes(part), num_parts * args.num_tokens));
     start(From::kLists, 1, held_bytes(num_parts * desc.k));
   } else {
