@@ -272,9 +272,9 @@ void top_k(const ops::TopK::Desc& desc, const ops::TopK::Args& args, device::Que
   const int64_t least_parts = part <= kMostHeld ? 2 : 3;
   if (args.stride > kMostHeld && num_parts >= least_parts && part > desc.k) {
     start(From::kPart, num_parts, spread_bytes(queue, held_bytes(part), num_parts * args.num_tokens));
-    start(From::kLists, 1, held_bytes(num_parts * desc.k));
+    start(From::kLists, 1, spread_bytes(queue, held_bytes(num_parts * desc.k), args.num_tokens));
   } else {
-    start(From::kScores, 1, held_bytes(args.stride));
+    start(From::kScores, 1, spread_bytes(queue, held_bytes(args.stride), args.num_tokens));
   }
 }
 
