@@ -19,8 +19,9 @@ constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys 
 constexpr double kPoolEnd = 1'300;        // 0.7 of 2.7 us that pools and the query's norm add (the same record)
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
-constexpr double kSelectCycles = 2.5;     // a score, of four thread blocks side by side: 6.3 million in 65 us
-constexpr double kWholeChoice = 8192, kFewestChoiceParts = 5, kMostChoiceParts = 1024;  // backends/cuda/indexer.cu
+// Of a choice its rounds, and each score: 8,192 in 7.8 us, 16,384 in 11.1 (2026-11-30-h200-choices).
+constexpr double kChoiceCycles = 3'300, kSelectCycles = 0.9;
+constexpr double kHeldChoice = 16'896, kMostChoiceParts = 1024;  // scores of a block, parts (backends/cuda/top_k.cu)
 // Up to kFewRows tokens attention is the portable kernel's on Hopper too where it has so many thread blocks at most, or
 // clusters of four.
 constexpr int64_t kFewBlocks = 132, kFewClusters = 48;
@@ -74,12 +75,13 @@ void StepLayer::choose(double tokens, double entries) {
   const auto one = [&](double tiles, double scores) {
     Kernel kernel = pass(0, 0);
     kernel.tiles = static_cast<int64_t>(std::ceil(tiles));
-    kernel.tiles_at_once = 4, kernel.issue_cycles = kSelectCycles * scores;
+    kernel.tiles_at_once = 3, kernel.issue_cycles = kChoiceCycles + kSelectCycles * scores;
     add("index scores, choice", {kernel});
   };
   const double k = static_cast<double>(c_.index_topk), part = std::sqrt(entries * k);
   const double parts = std::min(entries / part, kMostChoiceParts / tokens);
-  if (entries <= kWholeChoice || parts < kFewestChoiceParts) return one(tokens, entries);
+  const double fewest = entries <= kHeldChoice * parts ? 2 : 3;
+  if (entries <= kHeldChoice || parts < fewest) return one(tokens, entries);
   one(tokens * parts, entries / parts);
   one(tokens, parts * k);
 }
