@@ -19,7 +19,8 @@ constexpr double kWidePart = 20'100;      // 11 us: attention of sm90, 128 keys 
 constexpr double kPoolEnd = 1'300;        // 0.7 of 2.7 us that pools and the query's norm add (the same record)
 constexpr double kScoreRate = 765;        // FLOP: index scores, 185 TFLOP/s of 132 multiprocessors
 constexpr double kWideScoreRate = 2'180;  // the same of sm90, 528 TFLOP/s
-// Of a choice its rounds, and each score: 8,192 in 7.8 us, 16,384 in 11.1 (2026-11-29-h200-choices.json).
+// Of a choice its rounds, and each score: 8,192 in 7.8 us, 16,384 in 11.0, though 10,240 in 6.9
+// (2026-11-29-h200-choices.json).
 constexpr double kChoiceCycles = 3'300, kSelectCycles = 0.9;
 constexpr double kHeldChoice = 16'896, kMostChoiceParts = 1024;  // scores of a block, parts (backends/cuda/top_k.cu)
 // Up to kFewRows tokens attention is the portable kernel's on Hopper too where it has so many thread blocks at most, or
