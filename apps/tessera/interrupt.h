@@ -21,9 +21,9 @@ void watch_interrupt(InterruptEnd end);
 // True once Ctrl-C was pressed. Whoever has dealt with it may set it to false.
 std::atomic<bool>& interrupted();
 
-// For work that looks at no flag: on Ctrl-C calls `end`, which ends the program, from a thread of its own; a second one
-// ends it as usual. When this goes the handlers are what they were, but where others have been installed meanwhile: so
-// there is no moment without any.
+// For work that looks at no flag: on Ctrl-C calls `end`, from a thread of its own, again and again until it ends the
+// program or this goes; a second Ctrl-C ends it as usual. When this goes the handlers are what they were, but where
+// others have been installed meanwhile: so there is no moment without any.
 class InterruptWatch {
  public:
   explicit InterruptWatch(std::function<void()> end);

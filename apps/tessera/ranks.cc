@@ -359,8 +359,10 @@ void Ranks::meet(const comm::BootstrapOptions& options, comm::Socket listener) {
   }
   try {
     bootstrap_ = std::make_unique<comm::Bootstrap>(options, &log_, this, std::move(listener));
-  } catch (const std::exception&) {
-    if (stops_on_interrupt_ && interrupted()) stop(end_code_);
+  } catch (const std::exception& error) {
+    // What fault() said, not what another rank failed with before.
+    const bool is_stopped = std::string_view(error.what()).find(stopped_with(end_code_)) != std::string_view::npos;
+    if (stops_on_interrupt_ && is_stopped) stop(end_code_);
     throw;
   }
   has_met_ = true;
@@ -513,9 +515,15 @@ void Ranks::lost(int rank, const std::string& message) {
   // Whoever reads the messages may have stopped reading: then this ends without the last of them.
   std::signal(SIGALRM, [](int) { _exit(kExitDevice); });
   alarm(static_cast<unsigned>(2 * kLastWordsSeconds));
-  // A launcher's rank may have ended by the signal that this one stops by.
+  // A launcher's rank may have ended by the signal that this one stops by; or the launcher ends all others for it: what
+  // was seen before the signal is said.
+  const bool was_interrupted = interrupted();
   const bool is_interrupted = stops_on_interrupt_ && message.starts_with(comm::kLostRank) && is_interrupted_soon();
-  if (const int code = is_interrupted ? end_code_ : stop_code_.load(); code >= 0) {
+  if (int code = is_interrupted ? end_code_ : stop_code_.load(); code >= 0) {
+    if (is_interrupted && !was_interrupted) {
+      print_error(message);
+      code = kExitCancelled;
+    }
     others_.end(kStopSeconds);
     _exit(code);
   }

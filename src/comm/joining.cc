@@ -91,6 +91,7 @@ class Reception {
       wait();
       // Before it is said that one has gone, which may be of this.
       if (const std::string why = options_.watch != nullptr ? options_.watch->fault() : ""; !why.empty()) {
+        if (!failure_.empty()) return;  // which came first
         give_up(first_missing(), why);
       }
       for (size_t n = 0; n < kMostStrangers && greet(); ++n) {

@@ -124,7 +124,8 @@ class Launched(ProgramTest):
 
     def start_two_that_wait(self, *flags):
         """Ranks 0 and 1 of four, when rank 0 has admitted the other."""
-        while True:
+        said = None
+        for _ in range(10):
             ranks = self.start(*[(*flags, '--rank-wait', '100')] * 2, world=4)
             while all(rank.poll() is None for rank in ranks):
                 for line in pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]:
@@ -133,9 +134,12 @@ class Launched(ProgramTest):
                         time.sleep(0.5)
                         return ranks
                 time.sleep(0.02)
-            for rank in ranks:  # the free port was another's when rank 0 listened
+            for rank in ranks:
                 rank.kill()
-                rank.communicate()
+            said = [rank.communicate() for rank in ranks]
+            if 'listen' not in said[0][1]:  # else the free port was another's when rank 0 listened
+                break
+        self.fail(f'two ranks that wait ended: {said}')
 
     def test_a_secret_that_others_can_read_is_remarked(self):
         codes, said, _ = self.launched((), (), mode=0o644)

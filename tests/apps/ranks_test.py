@@ -270,7 +270,7 @@ class Ranks(ProgramTest):
                     self.assertEqual([process.returncode for process in processes], [130] * len(ranks), said)
                     self.assertEqual(said, [''] * len(ranks))
 
-    def test_a_rank_that_ends_shortly_before_rank_0_hears_of_it_is_no_loss(self):
+    def test_a_rank_that_is_lost_shortly_before_a_signal_is_said(self):
         flags = ('bench', 'model', '--synthetic', 'small', '--ranks', '2', '--threads', '1', '--contexts', '24', '--batches', '1', '--decode', '2', '--repeats', '1000')
         process = subprocess.Popen([PROGRAM, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
         self.assertIn('random weights', process.stdout.readline())
@@ -278,7 +278,9 @@ class Ranks(ProgramTest):
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
-        self.assertEqual((process.returncode, said), (130, ''))
+        self.assertEqual(process.returncode, 130, said)
+        self.assertIn('lost rank 1 of 2', said)
+        self.assertEqual(said.count('\n'), 1, said)
 
     def test_ranks_inherit_no_open_files(self):
         with Server('--ranks', '2') as server:

@@ -116,7 +116,7 @@ class RouterTest : public testing::RandomTest {
 };
 
 TEST_F(RouterTest, ChoosesAsTheReference) {
-  for (const int64_t experts : {16, 256, 384}) {
+  for (const int64_t experts : {16, 40, 256, 257, 384, 512, 513, 600}) {
     for (const Fill fill : {Fill::kNormal, Fill::kTies, Fill::kNearTies, Fill::kFar, Fill::kNotFinite}) {
       for (const float bias : {0.0f, 1e-7f, 0.1f, 10.0f}) {
         SCOPED_TRACE(::testing::Message()
