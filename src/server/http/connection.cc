@@ -496,6 +496,7 @@ asio::awaitable<bool> Connection::send_parts(const RequestHead& head, const Rout
   std::optional<StreamCount> counted;
   bool is_stream = false, has_timed_out = false;
   for (;;) {
+    if (shared_.fault) exchange.abort(*shared_.fault);
     ReplyPart part = exchange.take();
     std::string out;
     if (part.head) {

@@ -33,7 +33,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
     Bells& bells;
     std::atomic<Service*> service{nullptr};  // null: the model loads
     bool is_draining = false;
-    uint64_t num_body_bytes = 0;  // of the requests under way
+    std::optional<ApiError> fault;  // that ends all answers, whatever the engine does
+    uint64_t num_body_bytes = 0;    // of the requests under way
   };
 
   // `peer` tells clients without keys apart.
@@ -45,6 +46,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
   // Ends as soon as no answer is under way.
   void close_when_idle();
   void close_now();
+  // The answer under way looks at what is shared.
+  void look_up() { bell_.cancel(); }
 
  private:
   using Clock = std::chrono::steady_clock;

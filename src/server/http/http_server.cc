@@ -12,9 +12,11 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -33,7 +35,8 @@ using asio::ip::tcp;
 // What connections get to finish writing once the engine has nothing to do.
 constexpr auto kFlushTime = std::chrono::seconds(5);
 constexpr auto kShortFlushTime =
-    std::chrono::milliseconds(500);  // of an end at once: no more than an error is on its way
+    std::chrono::milliseconds(500);                      // of an end at once: no more than an error is on its way
+constexpr auto kBreakOffTime = std::chrono::seconds(1);  // of which that is a part
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 // How long something that failed waits to be tried again, and how often the end of a drain is looked for.
 constexpr auto kMoment = std::chrono::milliseconds(10);
@@ -102,6 +105,7 @@ class HttpServer::Body {
     ++num_stops_;
     io_.stop();  // run() looks
   }
+  void break_off(std::string_view state);
 
  private:
   asio::awaitable<void> accept();
@@ -110,6 +114,7 @@ class HttpServer::Body {
   void watch_signals();
   void begin_drains();
   void tell_of_drain(double seconds) const noexcept;
+  void end_answers() noexcept;
   void turn(bool is_endless) noexcept;
   bool has_connections() const;
   void tell(std::string_view what, const std::exception& error) const noexcept;
@@ -124,6 +129,11 @@ class HttpServer::Body {
   bool is_open_ = false, is_accepting_ = false, is_watching_ = false;  // before the context, which drops handlers
   std::atomic<int> num_stops_{0};                                      // that were asked for
   std::atomic<bool> is_drained_{false};
+  std::mutex lock_;                     // of the next three
+  std::condition_variable has_closed_;  // its connections
+  bool is_closed_ = false;
+  std::string broken_state_;
+  std::atomic<bool> is_broken_off_{false};  // after broken_state_ is there
   asio::io_context io_{1};
   asio::ssl::context tls_{asio::ssl::context::tls_server};
   tcp::acceptor acceptor_{io_};
@@ -252,6 +262,26 @@ void HttpServer::Body::begin_drains() {
   }
 }
 
+void HttpServer::Body::break_off(std::string_view state) {
+  std::unique_lock<std::mutex> hold(lock_);
+  broken_state_ = state;
+  is_broken_off_ = true;
+  io_.stop();  // run() looks
+  has_closed_.wait_for(hold, kBreakOffTime, [this] { return is_closed_; });
+}
+
+// By exchanges themselves: the engine is not asked.
+void HttpServer::Body::end_answers() noexcept {
+  shared_.is_draining = true;
+  try {
+    const std::lock_guard<std::mutex> hold(lock_);
+    shared_.fault = unavailable(broken_state_);
+  } catch (const std::exception& error) {
+    tell("ending answers", error);
+  }
+  each_connection([](Connection& connection) { connection.look_up(); });
+}
+
 // Whatever should be under way and is not. False: there was no memory, or no thread, for some of it; to be tried again.
 bool HttpServer::Body::attend() noexcept try {
   if (num_stops_ > 0) begin_drains();
@@ -287,7 +317,7 @@ void HttpServer::Body::run() {
   {
     const auto goes_on = asio::make_work_guard(io_);
     is_open_ = true;
-    while (!is_drained_) {
+    while (!is_drained_ && !is_broken_off_) {
       const bool is_well = attend();
       turn(is_well && num_stops_ == 0);
     }
@@ -295,15 +325,21 @@ void HttpServer::Body::run() {
   }
   error_code ignored;
   acceptor_.close(ignored);
+  if (is_broken_off_) end_answers();
   each_connection([](Connection& connection) { connection.close_when_idle(); });
   // A client that does not take its answer's end, or does not send its request's, holds up nothing for long.
   const auto begin = std::chrono::steady_clock::now();
   const auto goes_on = [&] {
-    const bool is_short = num_stops_ > 1 || shared_.service == nullptr;
+    const bool is_short = num_stops_ > 1 || is_broken_off_ || shared_.service == nullptr;
     return std::chrono::steady_clock::now() - begin < (is_short ? kShortFlushTime : kFlushTime);
   };
   while (has_connections() && goes_on()) turn(false);
   each_connection([](Connection& connection) { connection.close_now(); });
+  {
+    const std::lock_guard<std::mutex> hold(lock_);
+    is_closed_ = true;
+  }
+  has_closed_.notify_all();
   while (has_connections()) turn(false);
   signals_.cancel(ignored);
   drainers_.clear();  // their engine is the service's: neither has to outlive this
@@ -335,6 +371,13 @@ bool HttpServer::has_been_told_to_end() const noexcept {
 }
 void HttpServer::drain() noexcept {
   body_->drain();
+}
+void HttpServer::break_off(std::string_view state) noexcept {
+  try {
+    body_->break_off(state);
+  } catch (const std::exception&) {
+    // Without memory for the words clients see their connections close.
+  }
 }
 
 }  // namespace tessera::server::http

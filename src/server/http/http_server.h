@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/log.h"
@@ -63,6 +64,10 @@ class HttpServer {
   // Ends run(): new requests get 503, those that run may finish for drain_seconds. Again: ends them at once.
   // Thread-safe.
   void drain() noexcept;
+  // Ends run() at once, though the engine may never end a step again: answers under way end with 503, "server: expected
+  // ready, found STATE", streams with that as their error. Returns when clients have it, or after a second at most.
+  // Any thread but run()'s, while the server lives.
+  void break_off(std::string_view state) noexcept;
 
  private:
   class Body;

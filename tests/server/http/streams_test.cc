@@ -301,6 +301,29 @@ TEST(HttpStreams, ADrainEndsAtItsDeadlineOrAtOnce) {
   }
 }
 
+// As where a rank is lost in the middle of a collective.
+TEST(HttpStreams, AnEngineThatStandsStillHoldsUpNoErrorOfAServerThatBreaksOff) {
+  LiveServer::Setup setup;
+  setup.step_microseconds = 4000000;
+  LiveServer server(setup);
+  const RawClient stream(server.port()), whole(server.port()), idle(server.port());
+  stream.send(post("/v1/chat/completions", chat("\"stream\":true,")));
+  stream.receive_until("\"role\":\"assistant\"");
+  whole.send(post("/v1/chat/completions", chat("\"max_tokens\":3,")));
+  while (server.engine().status().num_waiting_tokens == 0) std::this_thread::yield();  // the step is the other's
+  const auto begin = std::chrono::steady_clock::now();
+  server.http().break_off("ending: rank 1 was lost");
+  const std::string streamed = stream.receive_all();
+  const Answer answer = read_answer(whole);
+  EXPECT_EQ(idle.receive_all(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  const std::string error = R"({"error":{"message":"server: expected ready, found ending: rank 1 was lost",)";
+  EXPECT_NE(streamed.find("data: " + error), std::string::npos) << streamed;
+  EXPECT_TRUE(streamed.ends_with("\r\n0\r\n\r\n")) << streamed;
+  EXPECT_EQ(answer.status, 503);
+  EXPECT_EQ(answer.body.find(error), 0) << answer.body;
+}
+
 TEST(HttpStreams, ManyStreamsShareTheServer) {
   LiveServer::Setup setup;
   setup.answer = long_text(30);
