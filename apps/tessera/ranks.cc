@@ -527,6 +527,12 @@ void Ranks::lost(int rank, const std::string& message) {
     others_.end(kStopSeconds);
     _exit(code);
   }
+  {
+    const std::lock_guard<std::mutex> hold(tell_lock_);
+    // Addresses and paths, of which the message may speak, are no stranger's business.
+    const char* what = message.starts_with(comm::kLostRank) ? "was lost" : "failed";
+    if (tell_ != nullptr) tell_(fmt::format("rank {} {}", rank, what));
+  }
   // Rank 0 says no more where it is the one that is lost, not one that failed: its end of the pipe may yet be open.
   if (rank == 0 && inherited_ && message.starts_with(comm::kLostRank)) inherited_->words.close();
   _exit(say({kExitDevice, message}));

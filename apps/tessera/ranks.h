@@ -2,9 +2,12 @@
 #pragma once
 // A model shared by several processes (docs/several_gpus.md): what the verbs that can do so do about it.
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "comm/communicator.h"
 #include "comm/peer.h"
@@ -78,6 +81,13 @@ class Ranks final : public comm::LossSink, private comm::JoinWatch {
     stops_on_interrupt_ = false;
   }
 
+  // Rank 0: where a rank is lost or has failed, `tell` is called with a line for strangers ("rank 1 was lost") before
+  // the program ends, which it must not hold up for more than a second. Null: no more, and no call is under way.
+  void tell_of_loss(std::function<void(const std::string&)> tell) {
+    const std::lock_guard<std::mutex> hold(tell_lock_);
+    tell_ = std::move(tell);
+  }
+
   void lost(int rank, const std::string& message) override;
 
  private:
@@ -125,7 +135,9 @@ class Ranks final : public comm::LossSink, private comm::JoinWatch {
   std::unique_ptr<device::Executor> executor_;  // in whose memory NCCL's sums lie
   std::unique_ptr<comm::Communicator> comm_;
   std::unique_ptr<model::MirroredRunner> mirrored_;
-  std::atomic<int> stop_code_{-1};  // that it stops with; negative: it does not
+  std::mutex tell_lock_;
+  std::function<void(const std::string&)> tell_;  // held while it is called
+  std::atomic<int> stop_code_{-1};                // that it stops with; negative: it does not
   std::atomic<bool> stops_on_interrupt_{false}, has_met_{false};
   std::optional<InterruptWatch> interrupts_;  // goes first
 };

@@ -99,6 +99,20 @@ class ServeEvents final : public server::http::ServerEvents {
   bool is_quiet_;
 };
 
+// Clients' answers end with an error where a rank is lost, before the program does.
+class LossWords {
+ public:
+  LossWords(Ranks& ranks, server::http::HttpServer& http) : ranks_(ranks) {
+    ranks_.tell_of_loss([&http](const std::string& what) { http.break_off("ending: " + what); });
+  }
+  ~LossWords() { ranks_.tell_of_loss(nullptr); }
+  LossWords(const LossWords&) = delete;
+  LossWords& operator=(const LossWords&) = delete;
+
+ private:
+  Ranks& ranks_;
+};
+
 class Serve final : public Verb {
  public:
   explicit Serve(CLI::App& app);
@@ -520,7 +534,9 @@ int Serve::answer(Ranks& ranks) {
   server::Service service(serving(folder, facts, grammars), engine, figures, service_options, &log);
   if (!flags_.is_quiet) print_figures(loaded, memory);
   if (!flags_.is_quiet) print_cache_tiers(tiers);
+  std::optional<LossWords> words;  // from when there may be answers
   const bool has_served = server.serve(service, [&] {
+    words.emplace(ranks, http);
     print_address(http.port(), service.serving().model.names.front());
     notify_service_manager("READY=1");
   });

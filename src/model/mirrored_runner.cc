@@ -93,11 +93,19 @@ class MirroredRunner::Orders {
  public:
   explicit Orders(comm::Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
   uint64_t next_id() { return next_id_++; }
-  void send(const Writer& order) { bootstrap_.send_order(order.bytes()); }
+  void send(const Writer& order) {
+    try {
+      bootstrap_.send_order(order.bytes());
+    } catch (const Error& error) {
+      // Whoever ends the program says so to clients; by itself the error would reach them as their request's own.
+      if (error.code() == ErrorCode::kDeviceError) end_group(error.what());
+      throw;
+    }
+  }
   // For destructors: a group that has ended needs no more orders, and says so at the next call.
   void send_last(const Writer& order) noexcept {
     try {
-      send(order);
+      bootstrap_.send_order(order.bytes());
     } catch (const std::exception&) {
     }
   }

@@ -100,11 +100,32 @@ class Server:
         self.process.stdout.close()
         self.process.stderr.close()
 
+    def metrics(self):
+        with urllib.request.urlopen(self.url + '/metrics', timeout=60) as answer:
+            return answer.read().decode()
+
     def ask(self, question):
         body = {'model': MODEL.name, 'temperature': 0, 'max_tokens': 24, 'messages': [{'role': 'user', 'content': question}]}
         request = urllib.request.Request(self.url + '/v1/chat/completions', json.dumps(body).encode(), {'Content-Type': 'application/json'})
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)['choices'][0]['message']['content']
+
+
+class Client(threading.Thread):
+    """A request, until the server closes its connection: the bytes that came."""
+
+    def __init__(self, url, **more):
+        super().__init__()
+        self.answer = b''
+        self.body = json.dumps({'model': MODEL.name, 'prompt': 'One, two', 'max_tokens': 450, 'temperature': 1, 'ignore_eos': True, **more}).encode()
+        self.address = url.removeprefix('http://').split(':')
+        self.start()
+
+    def run(self):
+        with socket.create_connection(self.address, timeout=90) as client:
+            client.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s' % (len(self.body), self.body))
+            while part := client.recv(65536):
+                self.answer += part
 
 
 class Ranks(ProgramTest):
@@ -218,6 +239,27 @@ class Ranks(ProgramTest):
 
     def test_a_stopped_rank_ends_all(self):
         self.expect_all_end(2, signal.SIGSTOP, 'lost rank 2 of 4')
+
+    def test_clients_are_told_of_a_lost_rank(self):
+        for by, silence, seconds in ((signal.SIGKILL, '10', 2), (signal.SIGSTOP, '3', 12)):
+            with self.subTest(by=by), Server('--ranks', '2', silence=silence) as server:
+                whole, stream = Client(server.url), Client(server.url, stream=True)
+                idle = socket.create_connection(whole.address)  # does not hold up the end
+                self.addCleanup(idle.close)
+                while 'tessera_requests_running{model_name="tiny-v4"} 2\n' not in server.metrics():
+                    time.sleep(0.01)
+                os.kill(server.followers[0], by)
+                begin = time.monotonic()
+                self.assertEqual(server.process.wait(60), 5)
+                self.assertLess(time.monotonic() - begin, seconds)
+                for client in (whole, stream):
+                    client.join()
+                error = b'{"error":{"message":"server: expected ready, found ending: rank 1 was lost","type":"server_error","param":null,"code":"unavailable"}}'
+                self.assertTrue(whole.answer.startswith(b'HTTP/1.1 503 '), whole.answer)
+                self.assertTrue(whole.answer.endswith(b'\r\n\r\n' + error), whole.answer)
+                self.assertTrue(stream.answer.startswith(b'HTTP/1.1 200 '), stream.answer)
+                self.assertTrue(stream.answer.endswith(b'data: ' + error + b'\n\n\r\n0\r\n\r\n'), stream.answer[-400:])
+                self.assertRegex(server.process.stderr.read(), r'^tessera: lost rank 1 of 2 \(.*\n$')
 
     def test_ranks_that_have_not_joined_end_with_rank_0(self):
         process = subprocess.Popen([PROGRAM, 'generate', QUESTION, '--model', str(MODEL), '--ranks', '3', '--quiet'],
