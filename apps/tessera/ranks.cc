@@ -72,7 +72,9 @@ std::string new_secret() {
 
 bool is_open_to_others(const std::string& path) {
   using std::filesystem::perms;
-  return (std::filesystem::status(path).permissions() & (perms::group_all | perms::others_all)) != perms::none;
+  const std::filesystem::file_status status = std::filesystem::status(path);
+  if (!std::filesystem::is_regular_file(status)) return false;  // a pipe, which is gone, say
+  return (status.permissions() & (perms::group_all | perms::others_all)) != perms::none;
 }
 
 std::string peer_sums_setting() {
@@ -279,13 +281,13 @@ void Ranks::join_on(const char* verb, const ModelFlags& model, model::LoadOption
     load.comm = comm_.get();
     return;
   }
-  // Once on a machine, not for each of its ranks.
+  comm::BootstrapOptions options = bootstrap_options();
+  // Once on a machine, not for each of its ranks; of a secret that has been taken.
   if (!starts_others_ && !inherited_ && place_.local_rank == 0 && is_open_to_others(flags_.secret_file)) {
     log_.write(LogLevel::kWarning, fmt::format("{}: others than its owner can read or change the ranks' secret (chmod "
                                                "600)",
                                                printable(flags_.secret_file)));
   }
-  comm::BootstrapOptions options = bootstrap_options();
   comm::Socket listener;
   if (!is_follower()) options.watch = this;
   if (starts_others_) {

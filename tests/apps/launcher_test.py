@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-from program import LAUNCHER, MODEL, PROGRAM, ProgramTest, environment
+from program import LAUNCHER, MODEL, PROGRAM, ProgramTest, environment, run
 
 QUESTION = 'Compute 257-7.'
 
@@ -230,6 +230,16 @@ class Launched(ProgramTest):
             codes, said, _ = self.launched((), (), secret=text)
             self.assertEqual(codes, [2, 2], said)
             self.assertRegex(said[0][-1], f'--rank-secret-file .*: expected at least 16 characters, found {found}$')
+
+    def test_nothing_but_a_secret_that_is_taken_is_remarked(self):
+        short = self.folder / 'short'
+        short.write_text('short')
+        short.chmod(0o644)
+        self.folder.chmod(0o755)
+        for path, code, words in ((self.folder / 'none', 3, 'No such file'), (self.folder, 3, 'expected a regular file'), (short, 2, 'expected at least 16 characters, found 5')):
+            with self.subTest(path=path.name):
+                result = run('generate', QUESTION, '--model', str(MODEL), '--ranks', '2', '--rank-secret-file', str(path), '--rank-wait', '1', RANK='0', WORLD_SIZE='2')
+                self.check_error(result, code, f'--rank-secret-file {path}: ', words)
 
     def test_an_address_that_is_not_this_machines_names_its_flag(self):
         for listen, name in ((('--rank-listen', '192.0.2.1'), '--rank-listen'), ((), 'MASTER_ADDR')):
