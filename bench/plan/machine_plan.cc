@@ -12,6 +12,7 @@
 #include "backends/sm100/packed_tiles.h"
 #include "backends/sm120/scaled_units.h"
 #include "base/error.h"
+#include "base/integer_math.h"
 #include "base/strings.h"
 #include "model/cache_spec.h"
 
@@ -24,7 +25,7 @@ namespace sm100 = backends::sm100;
 namespace sm120 = backends::sm120;
 using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan, model::StoredModel;
 
-constexpr int64_t kMostStepTokens = 65536;
+constexpr int64_t kMostStepTokens = 65536, kFewestStepTokens = 64;  // the fewest of those that are advised
 
 // All heads are kept where they take at most this part of what a rank's own weights leave: the rest is for caches.
 constexpr uint64_t kShareOfHeads = 8;
@@ -116,11 +117,57 @@ bool holds(const StoredModel& model, int64_t world, const Target& target, uint64
 int64_t steps_that_hold(const StoredModel& model, int64_t world, const Target& target, uint64_t capacity,
                         ServingLoad load) {
   const int64_t asked = load.step_tokens;
-  for (const int64_t most : {asked, int64_t{512}, int64_t{64}}) {
+  for (const int64_t most : {asked, int64_t{512}, kFewestStepTokens}) {
     load.step_tokens = std::max(most, load.sequences);
     if (load.step_tokens <= asked && holds(model, world, target, capacity, load)) return load.step_tokens;
   }
   return 0;
+}
+
+// Flags of the machine and of what differs from the load; NVFP4 where `is_smaller`.
+std::string machine_flags(const MachinePlan& plan, int64_t world, bool is_smaller, int64_t step_tokens) {
+  return fmt::format("--gpus {}x{}{}{}", world, plan.gpus.target->name, is_smaller ? " --dense nvfp4" : "",
+                     step_tokens < plan.load.step_tokens ? fmt::format(" --step-tokens {}", step_tokens) : "");
+}
+
+// The fewest more GPUs that hold the load: with the weights as they are, else with the smaller ones; "": none.
+std::string more_gpus_for(const StoredModel& model, const StoredModel& smaller, const MachinePlan& plan) {
+  for (const StoredModel* of : {&model, &smaller}) {
+    const bool is_smaller = of == &smaller;
+    if (is_smaller && smaller.formats == model.formats) break;
+    for (int64_t world = plan.gpus.count + 1; world <= kMostGpus; ++world) {
+      const int64_t most = steps_that_hold(*of, world, *plan.gpus.target, plan.capacity_bytes(), plan.load);
+      if (most == 0) continue;
+      return fmt::format("try {}: the fewest more that hold it{}", machine_flags(plan, world, is_smaller, most),
+                         is_smaller ? " (tessera convert makes such a checkpoint)" : "");
+    }
+  }
+  return "";
+}
+
+// Where no machine holds the load: the longest context of one sequence that the largest one holds, if any.
+std::string smaller_load_for(const StoredModel& smaller, const MachinePlan& plan) {
+  ServingLoad load = plan.load;
+  load.sequences = 1, load.step_tokens = std::min(kFewestStepTokens, plan.load.step_tokens);
+  int64_t low = 0, high = ceil_div(plan.load.context, model::kPageTokens);
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    load.context = std::min(middle * model::kPageTokens, plan.load.context);
+    if (holds(smaller, kMostGpus, *plan.gpus.target, plan.capacity_bytes(), load)) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  if (low == 0) {
+    return fmt::format(
+        "no machine of {} such GPUs holds the model, not even with --dense nvfp4 --step-tokens {}: GPUs with more "
+        "memory are needed",
+        kMostGpus, load.step_tokens);
+  }
+  return fmt::format("no machine of {} such GPUs holds it; try {} --batch 1 --context {}: the most that one holds",
+                     kMostGpus, machine_flags(plan, kMostGpus, true, load.step_tokens),
+                     std::min(low * model::kPageTokens, plan.load.context));
 }
 
 std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan& plan) {
@@ -148,7 +195,6 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
   const auto steps = [&](const StoredModel& of, int64_t world) {
     return steps_that_hold(of, world, *plan.gpus.target, capacity, plan.load);
   };
-  const std::string name(plan.gpus.target->name);
   const int64_t shorter = steps(model, plan.gpus.count);
   if (shorter > 0) advice.push_back(fmt::format("try --step-tokens {}: smaller work space", shorter));
   const int64_t nvfp4_steps = smaller.formats != model.formats ? steps(smaller, plan.gpus.count) : 0;
@@ -158,14 +204,8 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
     advice.push_back(
         fmt::format("try --dense nvfp4 --step-tokens {}: fits (tessera convert makes such a checkpoint)", nvfp4_steps));
   }
-  for (int64_t world = plan.gpus.count + 1; world <= kMostGpus; ++world) {
-    const int64_t most = steps(model, world);
-    if (most == 0) continue;
-    advice.push_back(fmt::format("try --gpus {}x{}{}: the fewest more that hold it", world, name,
-                                 most < plan.load.step_tokens ? fmt::format(" --step-tokens {}", most) : ""));
-    break;
-  }
-  if (advice.empty()) advice.push_back("no machine of 8 such GPUs holds it: GPUs with more memory are needed");
+  if (const std::string more = more_gpus_for(model, smaller, plan); !more.empty()) advice.push_back(more);
+  if (advice.empty()) advice.push_back(smaller_load_for(smaller, plan));
   return advice;
 }
 

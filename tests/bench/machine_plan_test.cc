@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "model/cache_spec.h"
 #include "tests/bench/published_models.h"
 
 namespace tessera::bench {
@@ -120,6 +121,21 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
               Contains(HasSubstr("try --dense nvfp4 --step-tokens 64:")));
   EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
               ElementsAre(HasSubstr("try --gpus 8xgb10 --step-tokens 64:")));
+  // Where more GPUs hold it in NVFP4 alone, they do so from fewer as well.
+  for (const char* gpus : {"gb10", "4xgb10"}) {
+    EXPECT_THAT(plan_machine(pro, parse_gpus(gpus), {8192, 1, 4096, {}}).advice,
+                ElementsAre(HasSubstr("try --gpus 8xgb10 --dense nvfp4 --step-tokens 64:")))
+        << gpus;
+  }
+  // Of a load that no machine holds, what the largest one does.
+  const ServingLoad most = {pro.config.max_positions, 64, 64, {}};
+  const std::string largest = plan_machine(pro, parse_gpus("gb10"), most).advice.at(0);
+  EXPECT_THAT(largest, HasSubstr("no machine of 8 such GPUs holds it; try --gpus 8xgb10 --dense nvfp4 --batch 1 --con"));
+  const int64_t context = std::stoll(largest.substr(largest.find("--context ") + 10));
+  EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {context, 1, 64, {}}).best().fits) << largest;
+  EXPECT_TRUE(context == most.context ||
+              !plan_machine(stored("pro"), parse_gpus("8xgb10"), {context + model::kPageTokens, 1, 64, {}}).best().fits)
+      << largest;
 }
 
 // Pro's experts cut by width over eight have rows of 384 columns in w2, with scales for 512: 61 layers of 384 routed
