@@ -20,11 +20,14 @@ using model::AttentionSplit, model::ExpertSplit, model::ParallelPlan;
 constexpr int64_t kUsualSequences = 32;  // a server that may take hundreds seldom has them
 
 const std::array<RankSplit, 4>& splits() {
-  static const std::array<RankSplit, 4> all{
-      {{.name = "experts", .attention = AttentionSplit::kWhole, .experts = ExpertSplit::kById},
-       {.name = "heads", .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kById},
-       {.name = "width", .attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth},
-       {.name = "experts-width", .attention = AttentionSplit::kWhole, .experts = ExpertSplit::kByWidth}}};
+  static const std::array<RankSplit, 4> all = [] {
+    std::array<RankSplit, 4> of{{{.attention = AttentionSplit::kWhole, .experts = ExpertSplit::kById},
+                                 {.attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kById},
+                                 {.attention = AttentionSplit::kByGroup, .experts = ExpertSplit::kByWidth},
+                                 {.attention = AttentionSplit::kWhole, .experts = ExpertSplit::kByWidth}}};
+    for (RankSplit& split : of) split.name = bench::rank_split_name(split.attention, split.experts);
+    return of;
+  }();
   return all;
 }
 

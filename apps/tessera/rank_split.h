@@ -21,7 +21,7 @@ inline constexpr std::string_view kAutoCaches = "auto", kReplicated = "replicate
 constexpr int64_t kUsualContext = 8192;  // tokens for which plans are compared where nobody says how many
 
 struct RankSplit {
-  std::string_view name;  // as --rank-split takes it
+  std::string_view name = {};  // as --rank-split takes it
   model::AttentionSplit attention = model::AttentionSplit::kWhole;
   model::ExpertSplit experts = model::ExpertSplit::kById;
   bool keeps_all_heads = false;  // model::Shard

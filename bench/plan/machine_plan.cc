@@ -29,6 +29,7 @@ constexpr int64_t kMostStepTokens = 65536, kFewestStepTokens = 64;  // the fewes
 
 // All heads are kept where they take at most this part of what a rank's own weights leave: the rest is for caches.
 constexpr uint64_t kShareOfHeads = 8;
+constexpr double kClearlySlower = 1.25;   // of steps of prompts
 constexpr int64_t kFewestWideHeads = 16;  // that sm90's attention takes (backends/sm90/attention.cu)
 
 [[noreturn]] void fail_gpus(std::string_view text) {
@@ -84,19 +85,28 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
   return c;
 }
 
-// Whether ranks of a plan keep all heads' maps beside their own (model::Shard): where steps are large enough to be cut
-// by token and kernels alike, and they take no more than an eighth of what a rank's weights leave of its memory.
-bool has_room_for_all_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity,
-                            int64_t step_tokens) {
-  if (plan.attention != AttentionSplit::kByGroup || plan.world == 1 || !plan.is_written()) return false;
-  if (step_tokens < plan.fewest_tokens_to_cut) return false;
+// Why ranks of a plan do not keep all heads' maps beside their own (model::Shard), which they do ("") where steps are
+// large enough to be cut by token and kernels alike, and they take no more than an eighth of what a rank's weights
+// leave of its memory.
+std::string why_own_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity,
+                          int64_t step_tokens) {
+  const int64_t heads = model.config.num_heads, own_heads = heads / plan.world;
+  if (step_tokens < plan.fewest_tokens_to_cut) {
+    return fmt::format("are of no use: steps are cut by token from {} tokens on", plan.fewest_tokens_to_cut);
+  }
   // The few heads of a rank have another kernel then, whose bits all heads' are not said to have.
-  if (target.family == Family::kHopper && model.config.num_heads / plan.world < kFewestWideHeads) return false;
+  if (target.family == Family::kHopper && own_heads < kFewestWideHeads) {
+    return fmt::format("are of no use: attention of {} heads has another kernel, whose bits that of {} need not have",
+                       own_heads, heads);
+  }
   const auto bytes = [&] { return rank_memory(model, plan, {}, 1, packed_unit(target.family)).weight_bytes(); };
   plan.keeps_all_heads = false;
   const uint64_t own = bytes();
   plan.keeps_all_heads = true;
-  return own < capacity && bytes() - own <= (capacity - own) / kShareOfHeads;
+  const uint64_t more = bytes() - own, left = own < capacity ? (capacity - own) / kShareOfHeads : 0;
+  if (own < capacity && more <= left) return "";
+  return fmt::format("have no room: {:.2f} GB more, and {:.2f} of what weights leave are free for them",
+                     static_cast<double>(more) / 1e9, static_cast<double>(left) / 1e9);
 }
 
 // Whether a written plan of so many GPUs holds the load.
@@ -209,6 +219,25 @@ std::vector<std::string> advice_for(const StoredModel& model, const MachinePlan&
   return advice;
 }
 
+// The plan that may be chosen instead, whose prompts are clearly faster, and the flags for it; "": none.
+std::string faster_prompts(const MachinePlan& plan) {
+  const Candidate& best = plan.best();
+  const Candidate* fastest = nullptr;
+  for (const Candidate& other : plan.candidates) {
+    if (!other.fits || !other.plan.is_written()) continue;
+    if (fastest == nullptr || other.prefill.us() < fastest->prefill.us()) fastest = &other;
+  }
+  if (!best.fits || best.prefill.us() < kClearlySlower * fastest->prefill.us()) return "";
+  const bool is_sharded = fastest->plan.shards_entries;
+  const std::string caches = is_sharded == best.plan.shards_entries ? ""
+                             : is_sharded                           ? " --rank-caches sharded"
+                                                                    : " --rank-caches replicated";
+  return fmt::format(
+      "prompts are faster with --rank-split {}{} (\"{}\"): {:.1f} ms a step, here {:.1f}; decode {:.2f} ms",
+      rank_split_name(fastest->plan.attention, fastest->plan.experts), caches, fastest->plan.name(),
+      fastest->prefill.us() / 1e3, best.prefill.us() / 1e3, fastest->decode.us() / 1e3);
+}
+
 std::vector<std::string> reasons(const MachinePlan& plan) {
   const model::Config& c = plan.config;
   const Candidate& best = plan.best();
@@ -218,9 +247,10 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
   if (best.plan.attention == AttentionSplit::kByGroup) {
     why.push_back(fmt::format("attention: {} of {} heads ({} of {} output groups) on each rank; a sum a layer",
                               c.num_heads / world, c.num_heads, c.o_groups / world, c.o_groups));
-    why.push_back(best.plan.keeps_all_heads
-                      ? "prompts: attention of all heads of a rank's own tokens, for which it holds all heads' maps"
-                      : "prompts: attention of a rank's heads of all tokens; the others' maps have no room, or no use");
+    why.push_back(
+        best.plan.keeps_all_heads
+            ? "prompts: attention of all heads of a rank's own tokens, for which it holds all heads' maps"
+            : fmt::format("prompts: attention of a rank's heads of all tokens; the others' maps {}", best.own_heads));
   } else {
     why.push_back(fmt::format("attention: all {} heads on every rank; no sum", c.num_heads));
   }
@@ -266,6 +296,7 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
   } else {
     why.push_back("no written plan fits; this one needs least");
   }
+  if (const std::string prompts = faster_prompts(plan); !prompts.empty()) why.push_back(prompts);
   if (unwritten != nullptr && us(*unwritten) < us(best)) {
     why.push_back(
         fmt::format("faster once it is written: \"{}\", {:.2f} ms", unwritten->plan.name(), us(*unwritten) / 1e3));
@@ -274,6 +305,11 @@ std::vector<std::string> reasons(const MachinePlan& plan) {
 }
 
 }  // namespace
+
+std::string_view rank_split_name(AttentionSplit attention, ExpertSplit experts) {
+  if (attention == AttentionSplit::kWhole) return experts == ExpertSplit::kById ? "experts" : "experts-width";
+  return experts == ExpertSplit::kById ? "heads" : "width";
+}
 
 Gpus parse_gpus(std::string_view text) {
   Gpus gpus;
@@ -298,12 +334,22 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   MachinePlan out;
   out.gpus = gpus, out.load = load, out.config = model.config;
   for (ParallelPlan& plan : plans_on(*gpus.target, model.config, gpus.count)) {
-    plan.keeps_all_heads = has_room_for_all_heads(model, plan, *gpus.target, out.capacity_bytes(), load.step_tokens);
-    Candidate c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
+    const uint64_t capacity = out.capacity_bytes();
+    std::string own_heads;
+    if (plan.attention == AttentionSplit::kByGroup && plan.world > 1 && plan.is_written()) {
+      own_heads = why_own_heads(model, plan, *gpus.target, capacity, load.step_tokens);
+      plan.keeps_all_heads = own_heads.empty();
+    }
+    Candidate c = held(model, plan, *gpus.target, capacity, load);
     if (plan.keeps_all_heads && !c.fits) {
       plan.keeps_all_heads = false;  // what is asked for comes first
-      c = held(model, plan, *gpus.target, out.capacity_bytes(), load);
+      const uint64_t with_all = c.needed_bytes;
+      c = held(model, plan, *gpus.target, capacity, load);
+      const uint64_t left = c.fits ? capacity - c.needed_bytes : 0;
+      own_heads = fmt::format("have no room: {:.2f} GB more, and the load leaves {:.2f}",
+                              static_cast<double>(with_all - c.needed_bytes) / 1e9, static_cast<double>(left) / 1e9);
     }
+    c.own_heads = std::move(own_heads);
     c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
     c.chunk = std::min(load.step_tokens, load.context);
     c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2});

@@ -42,6 +42,9 @@ struct PlanChoice {
   }
 };
 
+// As --rank-split takes it.
+std::string_view rank_split_name(model::AttentionSplit attention, model::ExpertSplit experts);
+
 struct Candidate {
   model::ParallelPlan plan;
   model::RankMemory memory;
@@ -52,6 +55,8 @@ struct Candidate {
   StepCost decode;    // of all sequences, at the end of their context
   StepCost prefill;   // of a chunk in the middle of one's context
   int64_t chunk = 0;  // tokens of it
+  // Why ranks have their own heads' maps alone, behind "the others' maps"; where heads are cut.
+  std::string own_heads = {};
   double tokens_per_second(int64_t sequences) const { return static_cast<double>(sequences) / decode.us() * 1e6; }
   double prefill_tokens_per_second() const { return static_cast<double>(chunk) / prefill.us() * 1e6; }
 };

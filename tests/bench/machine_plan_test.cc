@@ -21,6 +21,8 @@ using ops::WeightFormat;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
 
 TEST(MachinePlan, GpusAreReadOrRefused) {
   EXPECT_EQ(parse_gpus("8xh200").count, 8);
@@ -62,7 +64,18 @@ TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
   EXPECT_TRUE(flash.best().plan.keeps_all_heads);
   EXPECT_FALSE(pro.best().plan.keeps_all_heads);
   EXPECT_THAT(machine_plan_text(flash, "flash"), HasSubstr("all heads of a rank's own tokens"));
-  EXPECT_THAT(machine_plan_text(pro, "pro"), HasSubstr("have no room, or no use"));
+  // Which it is: room, beside weights or beside the load, or use.
+  EXPECT_THAT(pro.why, Contains(MatchesRegex("prompts: .*; the others' maps have no room: [0-9.]+ GB more, and [0-9.]+ "
+                                             "of what weights leave are free for them")));
+  const std::string others = "prompts: attention of a rank's heads of all tokens; the others' maps ";
+  EXPECT_THAT(
+      best("flash", "8xh200").why,
+      Contains(others + "are of no use: attention of 8 heads has another kernel, whose bits that of 64 need not have"));
+  EXPECT_THAT(plan_machine(stored("flash"), parse_gpus("2xh200"), {8192, 1, 1023, {}}).why,
+              Contains(others + "are of no use: steps are cut by token from 1024 tokens on"));
+  const int64_t most = flash.best().room;
+  const MachinePlan full = plan_machine(stored("flash"), parse_gpus("2xh200"), {8192, most + 10, 4096, {}});
+  EXPECT_THAT(full.why, Contains(MatchesRegex(others + "have no room: [0-9.]+ GB more, and the load leaves [0-9.]+")));
   for (const Candidate& candidate : flash.candidates) {
     const ParallelPlan& plan = candidate.plan;
     EXPECT_EQ(plan.keeps_all_heads, plan.attention == AttentionSplit::kByGroup && plan.is_written()) << plan.name();
@@ -93,6 +106,22 @@ TEST(MachinePlan, AllHeadsAreKeptWhereThereIsRoom) {
   EXPECT_LE(all - own, (least + 1 - own) / 8);
   EXPECT_GT(all - own, (least - own) / 8);
   EXPECT_FALSE(has_room(own / 2)) << "not even the weights";
+}
+
+// Decode chooses; of prompts it is said where another plan is clearly faster, and how to have it.
+TEST(MachinePlan, PlansOfFasterPromptsAreNamed) {
+  const model::StoredModel& flash = stored("flash", WeightFormat::kFp8Block);
+  const MachinePlan plan = plan_machine(flash, parse_gpus("8xh200"), {8192, 1, 4096, {}});
+  const auto fastest =
+      std::min_element(plan.candidates.begin(), plan.candidates.end(), [](const Candidate& a, const Candidate& b) {
+        return std::pair(!a.plan.is_written(), a.prefill.us()) < std::pair(!b.plan.is_written(), b.prefill.us());
+      });
+  ASSERT_GT(plan.best().prefill.us(), 1.25 * fastest->prefill.us());
+  const std::string split(rank_split_name(fastest->plan.attention, fastest->plan.experts));
+  EXPECT_THAT(plan.why, Contains(HasSubstr("prompts are faster with --rank-split " + split + " (\"" +
+                                           fastest->plan.name() + "\"): ")));
+  const MachinePlan two = plan_machine(flash, parse_gpus("2xh200"), {8192, 1, 4096, {}});
+  EXPECT_THAT(two.why, Not(Contains(HasSubstr("prompts are faster"))));
 }
 
 TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
@@ -130,7 +159,8 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
   // Of a load that no machine holds, what the largest one does.
   const ServingLoad most = {pro.config.max_positions, 64, 64, {}};
   const std::string largest = plan_machine(pro, parse_gpus("gb10"), most).advice.at(0);
-  EXPECT_THAT(largest, HasSubstr("no machine of 8 such GPUs holds it; try --gpus 8xgb10 --dense nvfp4 --batch 1 --con"));
+  EXPECT_THAT(largest,
+              HasSubstr("no machine of 8 such GPUs holds it; try --gpus 8xgb10 --dense nvfp4 --batch 1 --con"));
   const int64_t context = std::stoll(largest.substr(largest.find("--context ") + 10));
   EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {context, 1, 64, {}}).best().fits) << largest;
   EXPECT_TRUE(context == most.context ||
