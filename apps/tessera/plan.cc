@@ -4,9 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <optional>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "bench/plan/report.h"
 #include "bench/shapes/published.h"
@@ -87,20 +85,21 @@ class Plan final : public Verb {
         "\nExamples:\n  tessera plan --model pro --gpus 8xh200 --context 128k --batch 24\n"
         "  tessera plan --gpus 2xh200 --dense nvfp4 --json plan.json");
     kernels_ = command_->add_subcommand("kernels", "Times of NVFP4 kernels on a GPU, from its figures");
+    const CLI::Validator size(read_size, "");
     kernels_->add_option("--target", target_, "The GPU")->required()->type_name("b200|b300|rtx6000|gb10|h200|h100");
     kernels_->add_option("--model", model_, "Shapes: flash, pro, or a model's folder [flash]")
         ->type_name("flash|pro|DIR")
         ->check(not_empty("flash, pro or a folder"));
     kernels_->add_option("--tokens", tokens_, "Tokens per call, comma-separated [1,16,64,1024,4096]")
         ->delimiter(',')
+        ->transform(size)
         ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
     kernels_->add_option("--square", squares_, "Also N outputs of N inputs for N tokens, comma-separated")
         ->delimiter(',')
+        ->transform(size)
         ->check(CLI::Range(int64_t{64}, int64_t{1} << 17));
     kernels_->add_flag("--details", has_details_, "Each kernel's stage, and what each resource alone would take");
-    kernels_->add_option("--json", json_file_, "Every term of every kernel, into this file")
-        ->type_name("FILE")
-        ->check(not_empty("a file"));
+    PlanOutput::add_flag(*kernels_, json_file_, "Every term of every kernel");
     kernels_->footer(
         "\nA kernel's time is that of the resource that takes longest (products, issue, shared memory, the port into "
         "a\n"
@@ -130,8 +129,7 @@ class Plan final : public Verb {
       if (size % numeric::kNvfp4Block == 0) continue;
       fail_usage(fmt::format("--square: expected a multiple of {}, found {}", numeric::kNvfp4Block, size));
     }
-    std::optional<AtomicFile> file;
-    if (!json_file_.empty()) file.emplace(json_file_);
+    PlanOutput output(json_file_);
     std::vector<bench::PlanRow> rows;
     for (const int64_t size : squares_) {
       for (bench::PlanRow& row : bench::plan_rows({bench::square_shape(size)}, {size}, target)) {
@@ -145,14 +143,14 @@ class Plan final : public Verb {
       rows.push_back(std::move(row));
     }
     const auto published = bench::published_rows(target);
-    if (file) write_json(target, rows, published, *file);
-    print_result(bench::figures_table(target) + bench::published_table(target) + "\n" + bench::plan_table(rows) +
-                 (has_details_ ? "\n" + bench::kernels_table(rows) : ""));
+    output.write(bench::figures_table(target) + bench::published_table(target) + "\n" + bench::plan_table(rows) +
+                     (has_details_ ? "\n" + bench::kernels_table(rows) : ""),
+                 json_text(target, rows, published));
     return kExitOk;
   }
 
-  void write_json(const bench::Target& target, const std::vector<bench::PlanRow>& rows,
-                  const std::vector<bench::PublishedRow>& published, AtomicFile& file) const {
+  static std::string json_text(const bench::Target& target, const std::vector<bench::PlanRow>& rows,
+                               const std::vector<bench::PublishedRow>& published) {
     ordered_json out = {{"target", target.name}, {"gpu", target.gpu}, {"multiprocessors", target.multiprocessors}};
     for (const auto& [name, figure] : bench::figures_of(target)) {
       out["figures"].push_back({{"name", name},
@@ -171,9 +169,7 @@ class Plan final : public Verb {
     }
     out["rows"] = ordered_json::array();
     for (const bench::PlanRow& row : rows) out["rows"].push_back(json_of(row));
-    const std::string text = out.dump(1) + "\n";
-    file.write(text.data(), text.size());
-    file.commit();
+    return out.dump(1) + "\n";
   }
 
   CLI::App *command_, *kernels_ = nullptr;

@@ -9,9 +9,7 @@
 #include <cctype>
 #include <charconv>
 #include <filesystem>
-#include <optional>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/strings.h"
 #include "bench/shapes/published.h"
@@ -26,25 +24,6 @@ namespace tessera::app {
 namespace {
 
 using ops::WeightFormat;
-
-// "8192", "8k", "1M": a whole number, or one of 1,024s, 1,024^2s or 1,024^3s. Makes the number of it; returns what is
-// wrong.
-std::string read_size(std::string& text) {
-  constexpr std::string_view kUnits = "kmg";
-  std::string_view digits = text;
-  int shift = 0;
-  if (!digits.empty()) {
-    const size_t unit = kUnits.find(static_cast<char>(std::tolower(static_cast<unsigned char>(digits.back()))));
-    if (unit != std::string_view::npos) shift = 10 * static_cast<int>(unit + 1), digits.remove_suffix(1);
-  }
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size() || value < 0 || value > (INT64_MAX >> shift)) {
-    return fmt::format("expected a whole number such as 8192 or 8k, found \"{}\"", printable(text, 40));
-  }
-  text = std::to_string(value << shift);
-  return "";
-}
 
 // Into how many GPUs a model can be cut: "1, 2, 4 or 8".
 std::string counts_of(const model::Config& config) {
@@ -85,6 +64,42 @@ std::string published_name(const std::string& name) {
 
 }  // namespace
 
+std::string read_size(std::string& text) {
+  constexpr std::string_view kUnits = "kmg";
+  std::string_view digits = text;
+  int shift = 0;
+  if (!digits.empty()) {
+    const size_t unit = kUnits.find(static_cast<char>(std::tolower(static_cast<unsigned char>(digits.back()))));
+    if (unit != std::string_view::npos) shift = 10 * static_cast<int>(unit + 1), digits.remove_suffix(1);
+  }
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size() || value < 0 || value > (INT64_MAX >> shift)) {
+    return fmt::format("expected a whole number such as 8192 or 8k, found \"{}\"", printable(text, 40));
+  }
+  text = std::to_string(value << shift);
+  return "";
+}
+
+PlanOutput::PlanOutput(const std::string& json_file) : name_(json_file) {
+  if (!name_.empty() && name_ != "-") file_.emplace(name_);
+}
+
+void PlanOutput::write(const std::string& text, const std::string& json) {
+  if (file_) {
+    file_->write(json.data(), json.size());
+    file_->commit();
+  }
+  print_result(name_ == "-" ? json : text);
+}
+
+void PlanOutput::add_flag(CLI::App& command, std::string& json_file, const char* what) {
+  command
+      .add_option("--json", json_file, fmt::format("{}, into this file; -: to stdout, in place of the report", what))
+      ->type_name("FILE")
+      ->check(not_empty("a file"));
+}
+
 PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
   CLI::App& c = command;
   const CLI::Validator size(read_size, "");
@@ -98,9 +113,7 @@ PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
   c.add_option("--batch", load_.sequences, "Sequences at once [1]")->transform(size)->type_name("N");
   add_dense_flag(c, dense_, "fp8; a folder's weights as they are");
   c.add_option("--step-tokens", load_.step_tokens, "Most tokens of a step [4k]")->transform(size)->type_name("N");
-  c.add_option("--json", json_file_, "Every figure of every plan, into this file")
-      ->type_name("FILE")
-      ->check(not_empty("a file"));
+  PlanOutput::add_flag(c, json_file_, "Every figure of every plan");
 }
 
 bool PlanMachine::is_asked() const {
@@ -128,20 +141,14 @@ model::StoredModel PlanMachine::stored_model() const {
 int PlanMachine::run() const {
   if (gpus_.empty()) fail_usage("--gpus: expected a machine, as in 8xh200, found none");
   const bench::Gpus gpus = bench::parse_gpus(gpus_);
-  std::optional<AtomicFile> file;
-  if (!json_file_.empty()) file.emplace(json_file_);
+  PlanOutput output(json_file_);
   const model::StoredModel model = stored_model();
   check_count(model.config, gpus.count);
   bench::ServingLoad load = load_;
   load.context = command_.count("--context") > 0 ? context_ : std::min(kUsualContext, model.config.max_positions);
   const bench::MachinePlan plan = bench::plan_machine(model, gpus, load);
   const std::string name = printable(model_, 120);
-  if (file) {
-    const std::string json = bench::machine_plan_json(plan, name);
-    file->write(json.data(), json.size());
-    file->commit();
-  }
-  print_result(bench::machine_plan_text(plan, name));
+  output.write(bench::machine_plan_text(plan, name), bench::machine_plan_json(plan, name));
   const bench::Candidate& best = plan.best();
   if (best.fits) return kExitOk;
   print_error(fmt::format("does not fit: {} needs {:.2f} GB of each GPU, {} has {:.2f}; {}", name,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // tessera plan --gpus: a model on a machine of several GPUs.
+#include <optional>
 #include <string>
 
+#include "base/atomic_file.h"
 #include "bench/plan/machine_plan.h"
 
 namespace CLI {
@@ -10,6 +12,24 @@ class App;
 }
 
 namespace tessera::app {
+
+// "8192", "8k", "1M": a whole number, or one of 1,024s, 1,024^2s or 1,024^3s. Makes the number of it; returns what is
+// wrong.
+std::string read_size(std::string& text);
+
+// The file of --json, tried before anything is computed; "-" is stdout, which then has it alone.
+class PlanOutput {
+ public:
+  explicit PlanOutput(const std::string& json_file);
+  // `text` goes to stdout, or in its place `json`.
+  void write(const std::string& text, const std::string& json);
+  // Adds the flag to a verb.
+  static void add_flag(CLI::App& command, std::string& json_file, const char* what);
+
+ private:
+  std::string name_;
+  std::optional<AtomicFile> file_;
+};
 
 class PlanMachine {
  public:

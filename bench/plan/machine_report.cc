@@ -20,6 +20,11 @@ std::string grouped(int64_t value) {
   return text;
 }
 
+// "1 token", "8,192 tokens".
+std::string counted(int64_t count, const char* what) {
+  return fmt::format("{} {}{}", grouped(count), what, count == 1 ? "" : "s");
+}
+
 std::string gb(uint64_t bytes) {
   return fmt::format("{:.2f}", static_cast<double>(bytes) / 1e9);
 }
@@ -54,11 +59,11 @@ std::string memory_text(const MachinePlan& plan) {
     row(held.kind, held.bytes, note);
   }
   row("weights", memory.weight_bytes(), "");
-  row("work space", memory.step, fmt::format("steps of up to {} tokens", grouped(plan.load.step_tokens)));
+  row("work space", memory.step, fmt::format("steps of up to {}", counted(plan.load.step_tokens, "token")));
   row("driver, modules, graphs, communication", memory.runtime, "estimated");
   row("caches", c.sequence_bytes * static_cast<uint64_t>(plan.load.sequences),
-      fmt::format("{} sequence{} of {} tokens, {} GB each", grouped(plan.load.sequences),
-                  plan.load.sequences == 1 ? "" : "s", grouped(plan.load.context), gb(c.sequence_bytes)));
+      fmt::format("{} of {}, {} GB each", counted(plan.load.sequences, "sequence"), counted(plan.load.context, "token"),
+                  gb(c.sequence_bytes)));
   const uint64_t capacity = plan.capacity_bytes();
   row("sum", c.needed_bytes,
       c.fits ? fmt::format("of {}: fits, {} left", gb(capacity), gb(capacity - c.needed_bytes))
@@ -66,15 +71,16 @@ std::string memory_text(const MachinePlan& plan) {
   for (const std::string& line : plan.advice) text += fmt::format("    {}\n", line);
 
   const int64_t longest = longest_room(plan), limit = plan.config.max_positions;
-  text += fmt::format(
-      "\nCapacity for caches ({}): {:.0f} bytes a token, and {:.1f} MB a sequence (rings of {} tokens)\n",
-      plan.best().plan.shards_entries ? "one copy of entries among the ranks" : "one copy on every rank", memory.token,
-      static_cast<double>(memory.sequence) / 1e6, grouped(model::ring_slots(plan.config, plan.load.step_tokens)));
-  text += fmt::format("  {:>12} tokens a sequence: room for {} of them, {} tokens\n", grouped(plan.load.context),
-                      grouped(c.room), grouped(c.room * plan.load.context));
+  text +=
+      fmt::format("\nCapacity for caches ({}): {:.0f} bytes a token, and {:.1f} MB a sequence (rings of {})\n",
+                  plan.best().plan.shards_entries ? "one copy of entries among the ranks" : "one copy on every rank",
+                  memory.token, static_cast<double>(memory.sequence) / 1e6,
+                  counted(model::ring_slots(plan.config, plan.load.step_tokens), "token"));
+  text += fmt::format("  {:>12} token{} a sequence: room for {} of them, {}\n", grouped(plan.load.context),
+                      plan.load.context == 1 ? "" : "s", grouped(c.room), counted(c.room * plan.load.context, "token"));
   if (plan.load.context != limit) {
-    text += fmt::format("  {:>12} (the model's limit): room for {}, {} tokens\n", grouped(limit), grouped(longest),
-                        grouped(longest * limit));
+    text += fmt::format("  {:>12} (the model's limit): room for {}, {}\n", grouped(limit), grouped(longest),
+                        counted(longest * limit, "token"));
   }
   text += fmt::format("  four sequences of {} tokens, {} in all: {} GB, {}\n", grouped(limit), grouped(4 * limit),
                       gb(4 * most_sequence_bytes(plan)), longest >= 4 ? "fit" : "do not fit");
@@ -119,16 +125,15 @@ std::string layers_table(const StepCost& step) {
 std::string times_text(const MachinePlan& plan) {
   const Candidate& c = plan.best();
   const ServingLoad& load = plan.load;
-  std::string text =
-      fmt::format("Decode step of {} sequence{} at {} tokens: predicted {:.2f} ms, {:.0f} tokens/s; limit {:.2f} ms\n",
-                  grouped(load.sequences), load.sequences == 1 ? "" : "s", grouped(load.context), c.decode.us() / 1e3,
-                  c.tokens_per_second(load.sequences), c.decode.limit_us() / 1e3);
+  std::string text = fmt::format("Decode step of {} at {}: predicted {:.2f} ms, {:.0f} tokens/s; limit {:.2f} ms\n",
+                                 counted(load.sequences, "sequence"), counted(load.context, "token"),
+                                 c.decode.us() / 1e3, c.tokens_per_second(load.sequences), c.decode.limit_us() / 1e3);
   text += layers_table(c.decode) + parts_table(c.decode);
   const double prompt_us = c.prefill.us() * static_cast<double>(load.context) / static_cast<double>(c.chunk);
   text += fmt::format(
-      "\nPrefill of {} tokens by {}, a step in the middle: predicted {:.1f} ms, {:.0f} tokens/s ({:.0f} a GPU), the "
+      "\nPrefill of {} by {}, a step in the middle: predicted {:.1f} ms, {:.0f} tokens/s ({:.0f} a GPU), the "
       "prompt {:.2f} s; limit {:.1f} ms\n",
-      grouped(load.context), grouped(c.chunk), c.prefill.us() / 1e3, c.prefill_tokens_per_second(),
+      counted(load.context, "token"), grouped(c.chunk), c.prefill.us() / 1e3, c.prefill_tokens_per_second(),
       c.prefill_tokens_per_second() / static_cast<double>(plan.gpus.count), prompt_us / 1e6,
       c.prefill.limit_us() / 1e3);
   return text + layers_table(c.prefill) + parts_table(c.prefill);
@@ -196,9 +201,9 @@ ordered_json json_of(const MachinePlan& plan, const Candidate& c) {
 
 std::string machine_plan_text(const MachinePlan& plan, const std::string& model_name) {
   const Target& target = *plan.gpus.target;
-  std::string text = fmt::format("{} on {} x {}: {} sequence{} of {} tokens\n\nPlan: {}\n", model_name, plan.gpus.count,
-                                 target.gpu, grouped(plan.load.sequences), plan.load.sequences == 1 ? "" : "s",
-                                 grouped(plan.load.context), plan.best().plan.name());
+  std::string text = fmt::format("{} on {} x {}: {} of {}\n\nPlan: {}\n", model_name, plan.gpus.count, target.gpu,
+                                 counted(plan.load.sequences, "sequence"), counted(plan.load.context, "token"),
+                                 plan.best().plan.name());
   for (const std::string& line : plan.why) text += fmt::format("  {}\n", line);
   text += "\n" + memory_text(plan) + "\n" + times_text(plan);
   if (plan.candidates.size() > 1) text += "\n" + candidates_text(plan);

@@ -31,7 +31,23 @@ class Plan(ProgramTest):
     def test_a_target_without_a_published_row_says_so(self):
         self.assertIn('nobody has published', run('plan', 'kernels', '--target', 'gb10', '--tokens', '1').stdout.decode())
 
+    def test_sizes_are_those_of_other_flags(self):
+        in_ks = run('plan', 'kernels', '--target', 'h200', '--tokens', '1,1k', '--square', '8K')
+        self.assertEqual(in_ks.returncode, 0, in_ks.stderr)
+        self.assertEqual(in_ks.stdout, run('plan', 'kernels', '--target', 'h200', '--tokens', '1,1024', '--square', '8192').stdout)
+
+    def test_json_to_stdout(self):
+        for arguments in (('kernels', '--target', 'h200', '--tokens', '1'), ('--gpus', '2xh200'), ('--gpus', 'h200')):
+            path = self.folder / 'plan.json'
+            to_file = run('plan', *arguments, '--json', str(path))
+            to_stdout = run('plan', *arguments, '--json', '-')
+            self.assertEqual(to_stdout.stdout.decode(), path.read_text())
+            self.assertEqual((to_stdout.returncode, to_stdout.stderr), (to_file.returncode, to_file.stderr))
+            self.assertFalse(os.path.exists('-'))
+
     def test_refusals(self):
+        for bad in ('1,ten', '1.5', 'k'):
+            self.check_error(run('plan', 'kernels', '--target', 'h200', '--tokens', bad), 2, '--tokens', 'expected a whole number')
         self.check_error(run('plan', 'kernels', '--target', 'b100'), 2, '--target', 'b100', 'rtx6000')
         self.check_error(run('plan', 'kernels'), 2, '--target')
         self.check_error(run('plan', 'kernels', '--target', 'gb10', '--tokens', '0'), 2, '--tokens')
@@ -91,6 +107,13 @@ class Machine(ProgramTest):
         note = 'shared expert, added: to the launches of the routed ones'
         self.assertEqual(self.plan('--gpus', '2xh200')[0].count(note), 1)  # of decode; prompts have launches for it
         self.assertEqual(self.plan('--gpus', '2xh200', '--batch', '4')[0].count(note), 0)
+
+    def test_one_is_singular(self):
+        text = self.plan('--gpus', '2xh200', '--context', '1', '--step-tokens', '1')[0]
+        for line in (': 1 sequence of 1 token\n', 'steps of up to 1 token\n', '1 sequence of 1 token, ', 'at 1 token:',
+                     'Prefill of 1 token by 1,', '  1 token a sequence:'):
+            self.assertIn(line, text)
+        self.assertNotRegex(text, r'(?<![0-9.,])1 (tokens|sequences)\b')
 
     def test_help_without_arguments(self):
         result = run('plan')
