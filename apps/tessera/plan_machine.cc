@@ -112,6 +112,9 @@ PlanMachine::PlanMachine(CLI::App& command) : command_(command) {
   c.add_option("--context", context_, "Tokens of each sequence, as in 128k [8k]")->transform(size)->type_name("N");
   c.add_option("--batch", load_.sequences, "Sequences at once [1]")->transform(size)->type_name("N");
   add_dense_flag(c, dense_, "fp8; a folder's weights as they are");
+  c.add_option("--mode", mode_, "Inputs of linear maps: a16 (BF16), a4 (NVFP4; on Hopper times are those of a16)")
+      ->type_name("a16|a4")
+      ->capture_default_str();
   c.add_option("--step-tokens", load_.step_tokens, "Most tokens of a step [4k]")->transform(size)->type_name("N");
   PlanOutput::add_flag(c, json_file_, "Every figure of every plan");
 }
@@ -145,6 +148,11 @@ int PlanMachine::run() const {
   const model::StoredModel model = stored_model();
   check_count(model.config, gpus.count);
   bench::ServingLoad load = load_;
+  const auto input = ops::input_mode_from_name(mode_);
+  if (input != ops::InputMode::kA16 && input != ops::InputMode::kA4) {
+    fail_usage(fmt::format("--mode: expected a16 or a4, found \"{}\"", printable(mode_, 40)));
+  }
+  load.precision.input = *input;
   load.context = command_.count("--context") > 0 ? context_ : std::min(kUsualContext, model.config.max_positions);
   const bench::MachinePlan plan = bench::plan_machine(model, gpus, load);
   const std::string name = printable(model_, 120);

@@ -46,7 +46,7 @@ class PlanMachine {
   model::StoredModel stored_model() const;
 
   const CLI::App& command_;
-  std::string model_ = "flash", gpus_, dense_, json_file_;
+  std::string model_ = "flash", mode_ = "a16", gpus_, dense_, json_file_;
   bench::ServingLoad load_;
   int64_t context_ = 0;  // 0: not given
 };

@@ -29,8 +29,9 @@ constexpr int64_t kMostStepTokens = 65536, kFewestStepTokens = 64;  // the fewes
 
 // All heads are kept where they take at most this part of what a rank's own weights leave: the rest is for caches.
 constexpr uint64_t kShareOfHeads = 8;
-constexpr double kClearlySlower = 1.25;   // of steps of prompts
-constexpr int64_t kFewestWideHeads = 16;  // that sm90's attention takes (backends/sm90/attention.cu)
+constexpr int64_t kMostStreamSequences = 8;  // whose maps are streamed (cuda_common/weight_stream.cuh)
+constexpr double kClearlySlower = 1.25;      // of steps of prompts
+constexpr int64_t kFewestWideHeads = 16;     // that sm90's attention takes (backends/sm90/attention.cu)
 
 [[noreturn]] void fail_gpus(std::string_view text) {
   std::string names;
@@ -49,8 +50,10 @@ void check_load(const model::Config& config, const ServingLoad& load) {
   check("--batch", load.sequences, load.step_tokens, ", the tokens of a step (--step-tokens)");
 }
 
-// In which the GPU's kernels keep NVFP4 weights.
-model::PackedUnitShape packed_unit(Family family) {
+// In which the GPU's kernels keep NVFP4 weights; Blackwell's own take NVFP4 inputs alone, others are the portable
+// ones'.
+model::PackedUnitShape packed_unit(Family family, ops::InputMode input) {
+  if (input != ops::InputMode::kA4) family = Family::kHopper;
   switch (family) {
     case Family::kHopper: {
       using Unit = cuda_common::PackedNvfp4;
@@ -76,7 +79,8 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
                const ServingLoad& load) {
   Candidate c;
   c.plan = plan;
-  c.memory = rank_memory(model, plan, load.precision, load.step_tokens, packed_unit(target.family));
+  c.memory =
+      rank_memory(model, plan, load.precision, load.step_tokens, packed_unit(target.family, load.precision.input));
   c.sequence_bytes = rank_sequence_bytes(model.config, plan, load.precision, load.context, load.step_tokens);
   const uint64_t longest = rank_sequence_bytes(model.config, plan, load.precision, load.longest, load.step_tokens);
   c.needed_bytes = c.memory.fixed() + std::max(c.sequence_bytes * static_cast<uint64_t>(load.sequences), longest);
@@ -89,9 +93,9 @@ Candidate held(const StoredModel& model, const ParallelPlan& plan, const Target&
 // large enough to be cut by token and kernels alike, and they take no more than an eighth of what a rank's weights
 // leave of its memory.
 std::string why_own_heads(const StoredModel& model, ParallelPlan plan, const Target& target, uint64_t capacity,
-                          int64_t step_tokens) {
+                          const ServingLoad& load) {
   const int64_t heads = model.config.num_heads, own_heads = heads / plan.world;
-  if (step_tokens < plan.fewest_tokens_to_cut) {
+  if (load.step_tokens < plan.fewest_tokens_to_cut) {
     return fmt::format("are of no use: steps are cut by token from {} tokens on", plan.fewest_tokens_to_cut);
   }
   // The few heads of a rank have another kernel then, whose bits all heads' are not said to have.
@@ -99,7 +103,8 @@ std::string why_own_heads(const StoredModel& model, ParallelPlan plan, const Tar
     return fmt::format("are of no use: attention of {} heads has another kernel, whose bits that of {} need not have",
                        own_heads, heads);
   }
-  const auto bytes = [&] { return rank_memory(model, plan, {}, 1, packed_unit(target.family)).weight_bytes(); };
+  const model::PackedUnitShape unit = packed_unit(target.family, load.precision.input);
+  const auto bytes = [&] { return rank_memory(model, plan, {}, 1, unit).weight_bytes(); };
   plan.keeps_all_heads = false;
   const uint64_t own = bytes();
   plan.keeps_all_heads = true;
@@ -238,6 +243,23 @@ std::string faster_prompts(const MachinePlan& plan) {
       fastest->prefill.us() / 1e3, best.prefill.us() / 1e3, fastest->decode.us() / 1e3);
 }
 
+// Which kernels NVFP4 has where that is a matter of the inputs.
+std::string kernels_of(const StoredModel& model, const MachinePlan& plan) {
+  const Family family = plan.gpus.target->family;
+  if (family == Family::kHopper) return "";
+  if (plan.load.precision.input != ops::InputMode::kA4) {
+    return "kernels: the portable ones, of BF16 inputs; those of NVFP4 products take NVFP4 inputs (--mode a4)";
+  }
+  const std::string own = "kernels: NVFP4 products of NVFP4 inputs (--mode a4)";
+  if (model.formats != model::with_dense(model, ops::WeightFormat::kNvfp4).formats) {
+    return own + "; the portable ones of maps in other formats";
+  }
+  if (family != Family::kTensorMemory || plan.load.sequences > kMostStreamSequences) return own;
+  return own +
+         ", whose tiles of 128 rows leave most multiprocessors idle where maps have few rows: of few tokens FP8 maps, "
+         "which are streamed, may take less";
+}
+
 std::vector<std::string> reasons(const MachinePlan& plan) {
   const model::Config& c = plan.config;
   const Candidate& best = plan.best();
@@ -337,7 +359,7 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
     const uint64_t capacity = out.capacity_bytes();
     std::string own_heads;
     if (plan.attention == AttentionSplit::kByGroup && plan.world > 1 && plan.is_written()) {
-      own_heads = why_own_heads(model, plan, *gpus.target, capacity, load.step_tokens);
+      own_heads = why_own_heads(model, plan, *gpus.target, capacity, load);
       plan.keeps_all_heads = own_heads.empty();
     }
     Candidate c = held(model, plan, *gpus.target, capacity, load);
@@ -350,9 +372,9 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
                               static_cast<double>(with_all - c.needed_bytes) / 1e9, static_cast<double>(left) / 1e9);
     }
     c.own_heads = std::move(own_heads);
-    c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1});
+    c.decode = step_cost(model, plan, *gpus.target, {load.sequences, 1, load.context - 1, load.precision.input});
     c.chunk = std::min(load.step_tokens, load.context);
-    c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2});
+    c.prefill = step_cost(model, plan, *gpus.target, {1, c.chunk, (load.context - c.chunk) / 2, load.precision.input});
     out.candidates.push_back(std::move(c));
   }
   std::optional<size_t> best;
@@ -368,6 +390,7 @@ MachinePlan plan_machine(const StoredModel& model, const Gpus& gpus, const Servi
   if (!best) fail(ErrorCode::kUnsupported, "no plan of these GPUs is cut as asked");
   out.chosen = *best;
   out.why = reasons(out);
+  if (const std::string kernels = kernels_of(model, out); !kernels.empty()) out.why.push_back(kernels);
   if (!out.best().fits) out.advice = advice_for(model, out);
   return out;
 }

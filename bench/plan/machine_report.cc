@@ -220,6 +220,7 @@ std::string machine_plan_json(const MachinePlan& plan, const std::string& model_
                       {"context", plan.load.context},
                       {"batch", plan.load.sequences},
                       {"step_tokens", plan.load.step_tokens},
+                      {"mode", to_string(plan.load.precision.input)},
                       {"capacity_bytes", plan.capacity_bytes()},
                       {"chosen", plan.chosen},
                       {"fits", plan.best().fits},

@@ -9,6 +9,7 @@
 
 #include "bench/plan/target.h"
 #include "model/parallel_plan.h"
+#include "ops/precision.h"
 
 namespace tessera::bench {
 
@@ -16,6 +17,8 @@ struct StepLoad {
   int64_t sequences = 1;
   int64_t tokens = 1;    // of each: 1 to decode, a chunk's to prefill
   int64_t position = 0;  // of the first of them, in each sequence
+  // Of maps and experts. Blackwell's own kernels take kA4's alone; Hopper's have the times of kA16's here.
+  ops::InputMode input = ops::InputMode::kA16;
   int64_t rows() const { return sequences * tokens; }
 };
 

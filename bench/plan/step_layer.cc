@@ -63,7 +63,11 @@ void StepLayer::experts() {
   } else {
     maps("shared expert", {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
     const double h = rows() * static_cast<double>(held_.at("ffn.shared_experts.w1").rows);
-    if (load_.rows() > kFewRows) add("shared expert", {pass(4 * h, 2 * h)});
+    // Streams of few tokens gate what they sum.
+    const bool is_stream =
+        load_.rows() <= kFewRows && (t_.family == Family::kHopper || !has_own_kernels() ||
+                                     held_.at("ffn.shared_experts.w1").format != ops::WeightFormat::kNvfp4);
+    if (!is_stream) add("shared expert", {pass(4 * h, 2 * h)});
   }
   const double out = 2 * rows() * static_cast<double>(c_.hidden_size);
   if (load_.rows() > kFewRows) {
@@ -145,6 +149,7 @@ void StepLayer::maps(const std::string& name, const std::vector<const char*>& na
   std::vector<Kernel> streams, others;
   std::vector<ops::Linear::Desc> of_together;
   std::vector<StreamWork> works;  // of the streams
+  bool is_input_quantised = false;
   for (const char* map : names) {
     const Held& held = held_.at(map);
     PlanShape shape;
@@ -156,13 +161,20 @@ void StepLayer::maps(const std::string& name, const std::vector<const char*>& na
     std::vector<Kernel> kernels;
     // FP8 and BF16 have kernels of their own on Hopper alone.
     const bool is_packed = t_.family == Family::kHopper && held.format != ops::WeightFormat::kF32;
-    if (is_packed || held.format == ops::WeightFormat::kNvfp4) kernels = our_kernels(shape, load_.rows(), t_);
+    const bool is_own = held.format == ops::WeightFormat::kNvfp4 && has_own_kernels();
+    if (is_packed || is_own) kernels = our_kernels(shape, load_.rows(), t_);
     if (kernels.empty()) kernels = portable_kernels(shape, load_.rows(), t_);
     need(name, held.bytes / static_cast<double>(parts), shape_flops(shape, load_.rows()),
-         held.format == ops::WeightFormat::kNvfp4);
+         held.format == ops::WeightFormat::kNvfp4 && has_own_kernels());
     // Of one input and format: wo_a and wo_b, and w2, wait for what is before them.
     const bool waits = std::string_view(map) == "attn.wo_b" || std::string_view(map).ends_with(".w2");
-    const bool is_stream = kernels.size() == 1 && load_.rows() <= kMostStreamTokens && !waits;
+    const bool is_blackwells = is_own && t_.family != Family::kHopper;
+    // Inputs of maps in one call are quantised once (sm100/linear.cu, sm120/linear.cu).
+    if (is_blackwells && !waits && shape.map.groups == 1) {
+      if (is_input_quantised) kernels.erase(kernels.begin());
+      is_input_quantised = true;
+    }
+    const bool is_stream = kernels.size() == 1 && !is_blackwells && load_.rows() <= kMostStreamTokens && !waits;
     const StreamWork work = stream_of(shape.map, load_.rows());
     if (!is_stream) {
       others.insert(others.end(), kernels.begin(), kernels.end());
@@ -242,7 +254,7 @@ void StepLayer::routed() {
   const PlanShape shape = routed_shape();
   const Held& w1 = held_.at("ffn.experts.0.w1");
   const int64_t n = load_.rows();
-  const bool is_nvfp4 = w1.format == ops::WeightFormat::kNvfp4;
+  const bool is_own = w1.format == ops::WeightFormat::kNvfp4 && has_own_kernels();
   const double touched = expert_load(shape, n, 1).touched;
   // All ranks wait for the one that has most to do.
   double fullest = 1;
@@ -252,10 +264,10 @@ void StepLayer::routed() {
     fullest =
         std::min(static_cast<double>(shape.experts.num_local), touched + largest_of(plan_.world) * deviation) / touched;
   }
-  add("routed experts", is_nvfp4 ? our_kernels(shape, n, t_) : portable_kernels(shape, n, t_), fullest);
+  add("routed experts", is_own ? our_kernels(shape, n, t_) : portable_kernels(shape, n, t_), fullest);
   need("routed experts",
        weight_bytes(w1.format, 3.0 * static_cast<double>(c_.hidden_size * w1.rows)) * touched * fullest,
-       shape_flops(shape, n), is_nvfp4);
+       shape_flops(shape, n), is_own);
 }
 
 }  // namespace tessera::bench

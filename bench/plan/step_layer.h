@@ -73,6 +73,8 @@ class StepLayer {
   void add(const std::string& name, const std::vector<Kernel>& kernels, double factor = 1);
   // What is read and multiplied at least. Products of NVFP4 inputs are four times as fast as others, but on Hopper.
   void need(const std::string& name, double bytes, double flops, bool is_nvfp4);
+  // Whether NVFP4 has kernels of the family's own, or is left to the portable ones.
+  bool has_own_kernels() const { return t_.family == Family::kHopper || load_.input == ops::InputMode::kA4; }
   // Maps of one input: one launch where they stream weights. `parts`: of their rows, over so many ranks.
   void maps(const std::string& name, const std::vector<const char*>& names, int64_t parts = 1);
   // Hyper-connections of one of a layer's two halves.

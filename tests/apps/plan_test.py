@@ -115,6 +115,15 @@ class Machine(ProgramTest):
             self.assertIn(line, text)
         self.assertNotRegex(text, r'(?<![0-9.,])1 (tokens|sequences)\b')
 
+    def test_kernels_are_those_of_the_inputs(self):
+        plain, plan = self.plan('--gpus', '8xb200', '--dense', 'nvfp4')
+        self.assertEqual(plan['mode'], 'a16')
+        self.assertIn('kernels: the portable ones, of BF16 inputs', plain)
+        own, plan = self.plan('--gpus', '8xb200', '--dense', 'nvfp4', '--mode', 'a4')
+        self.assertEqual(plan['mode'], 'a4')
+        self.assertIn('FP8 maps, which are streamed, may take less', own)
+        self.assertNotIn('kernels:', self.plan('--gpus', '8xh200')[0])
+
     def test_help_without_arguments(self):
         result = run('plan')
         self.assertEqual(result.returncode, 0)
@@ -134,6 +143,8 @@ class Machine(ProgramTest):
         self.check_error(run('plan', '--gpus', '2xh200', '--model', ''), 2, '--model')
         self.check_error(run('plan', '--gpus', '2xh200', '--batch', '0'), 2, 'batch', 'found 0')
         self.check_error(run('plan', '--gpus', '2xh200', '--batch', '5000'), 2, 'batch', '4096')
+        for mode in ('a8', 'f32', ''):
+            self.check_error(run('plan', '--gpus', '2xh200', '--mode', mode), 2, '--mode: expected a16 or a4', f'"{mode}"')
         self.check_error(run('plan', '--gpus', '2xh200', '--dense', 'int4'), 2, '--dense', 'int4')
         self.check_error(run('plan', '--gpus', '2xh200', '--model', 'nowhere'), 3, 'nowhere/config.json')
 

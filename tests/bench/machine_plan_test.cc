@@ -137,25 +137,29 @@ TEST(MachinePlan, WhatDoesNotFitComesWithAdvice) {
   EXPECT_TRUE(fewer.best().fits);
   EXPECT_TRUE(fewer.advice.empty());
   // Smaller steps, alone and with NVFP4, before it is said that no machine will do.
+  const ops::Precision a4{ops::InputMode::kA4};
   const model::StoredModel& pro = stored("pro", WeightFormat::kFp8Block);
-  const MachinePlan tight = plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 4096, {}});
+  const MachinePlan tight = plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 4096, a4});
   EXPECT_THAT(tight.advice, ElementsAre(HasSubstr("try --dense nvfp4 --step-tokens 64:")));
-  EXPECT_FALSE(plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
-  EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 64, {}}).best().fits);
-  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 512, {}}).advice,
+  EXPECT_FALSE(plan_machine(pro, parse_gpus("8xgb10"), {8192, 1, 64, a4}).best().fits);
+  EXPECT_TRUE(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 64, a4}).best().fits);
+  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("8xgb10"), {8192, 1, 512, a4}).advice,
               Contains(HasSubstr("try --step-tokens 64:")));
   // Dense maps of BF16 gain as well.
   const model::StoredModel plain = with_dense(pro, WeightFormat::kBf16);
-  EXPECT_THAT(plan_machine(plain, parse_gpus("8xgb10"), {8192, 1, 4096, {}}).advice,
+  EXPECT_THAT(plan_machine(plain, parse_gpus("8xgb10"), {8192, 1, 4096, a4}).advice,
               Contains(HasSubstr("try --dense nvfp4 --step-tokens 64:")));
-  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
+  EXPECT_THAT(plan_machine(stored("pro"), parse_gpus("gb10"), {8192, 1, 4096, a4}).advice,
               ElementsAre(HasSubstr("try --gpus 8xgb10 --step-tokens 64:")));
   // Where more GPUs hold it in NVFP4 alone, they do so from fewer as well.
   for (const char* gpus : {"gb10", "4xgb10"}) {
-    EXPECT_THAT(plan_machine(pro, parse_gpus(gpus), {8192, 1, 4096, {}}).advice,
+    EXPECT_THAT(plan_machine(pro, parse_gpus(gpus), {8192, 1, 4096, a4}).advice,
                 ElementsAre(HasSubstr("try --gpus 8xgb10 --dense nvfp4 --step-tokens 64:")))
         << gpus;
   }
+  // The portable kernels' units pad less.
+  EXPECT_THAT(plan_machine(pro, parse_gpus("gb10"), {8192, 1, 4096, {}}).advice,
+              ElementsAre(HasSubstr("try --gpus 8xgb10 --dense nvfp4 --step-tokens 512:")));
   // Of a load that no machine holds, what the largest one does.
   const ServingLoad most = {pro.config.max_positions, 64, 64, {}};
   const std::string largest = plan_machine(pro, parse_gpus("gb10"), most).advice.at(0);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "bench/plan/forms.h"
 #include "bench/shapes/published.h"
 #include "tests/bench/published_models.h"
 
@@ -390,6 +391,43 @@ TEST(StepCost, LargerLoadsTakeLongerOnEveryTarget) {
       }
       EXPECT_GT(step_cost(stored(name), plan, target, {1, 1, 1 << 20}).us(),
                 step_cost(stored(name), plan, target, {1, 1, 4096}).us());
+    }
+  }
+}
+
+// Blackwell's own kernels take NVFP4 inputs alone: with BF16 ones maps and experts are the portable backend's, and half
+// the bytes are no slower. Of NVFP4 inputs those that several maps have are quantised once.
+TEST(StepCost, BlackwellsKernelsAreThoseOfTheInputs) {
+  const auto us = [](const char* target, WeightFormat dense, ops::InputMode input, const char* part) {
+    StepCost step;
+    step.layers = {layer_cost(stored("flash", dense), {}, target_of(target), {1, 1, 8191, input}, layer_of("csa"))};
+    return part_of(step, part, &CostPart::us);
+  };
+  const model::Config& c = stored("flash").config;
+  PlanShape routed;
+  routed.is_experts = true;
+  routed.experts = {.hidden = c.hidden_size,
+                    .inner = c.expert_inner,
+                    .num_local = c.num_experts,
+                    .num_experts = c.num_experts,
+                    .top_k = c.experts_per_token,
+                    .format = WeightFormat::kNvfp4};
+  PlanShape queries, index;
+  queries.map = {.in = c.q_lora_rank, .out = c.num_heads * c.head_dim, .format = WeightFormat::kNvfp4};
+  index.map = {.in = c.q_lora_rank, .out = c.index_num_heads * c.index_head_dim, .format = WeightFormat::kNvfp4};
+  for (const char* name : {"b200", "rtx6000"}) {
+    const Target& target = target_of(name);
+    const auto of = [&](ops::InputMode input, const char* part) { return us(name, WeightFormat::kNvfp4, input, part); };
+    const auto sum = [&](const std::vector<Kernel>& kernels) { return estimate(kernels, target, true).us; };
+    EXPECT_NEAR(of(ops::InputMode::kA16, "routed experts"), sum(portable_kernels(routed, 1, target)), 1e-6) << name;
+    EXPECT_NEAR(of(ops::InputMode::kA4, "routed experts"), sum(our_kernels(routed, 1, target)), 1e-6) << name;
+    const auto both = our_kernels(queries, 1, target), other = our_kernels(index, 1, target);
+    ASSERT_EQ(other.size(), 2) << name;
+    EXPECT_NEAR(of(ops::InputMode::kA4, "maps of queries"), sum(both) + sum({other[1]}), 1e-6) << name;
+    for (const char* part : {"shared expert", "maps of the input", "maps of queries", "output maps"}) {
+      EXPECT_LE(of(ops::InputMode::kA16, part), 1.05 * us(name, WeightFormat::kFp8Block, ops::InputMode::kA16, part))
+          << name << ' ' << part;
+      EXPECT_NE(of(ops::InputMode::kA16, part), of(ops::InputMode::kA4, part)) << name << ' ' << part;
     }
   }
 }
