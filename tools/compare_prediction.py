@@ -30,7 +30,9 @@ def sets_a_constant(shape, tokens):
     if not shape.startswith("flash"):
         return False
     if "experts" in shape:
-        return tokens in (1, 4, 16)
+        return tokens in (1, 2, 4, 16)
+    if "shared w1" in shape:
+        return tokens == 1
     return "wo_b" in shape or "wq_b" in shape and (tokens == 1 or tokens > MOST_MAP_TOKENS)
 
 

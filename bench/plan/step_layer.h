@@ -81,8 +81,8 @@ class StepLayer {
   void streams();
   double stream_end() const;  // of one of its kernels
   void compress(int64_t ratio);
-  // Among the scores of so many entries of each token (backends/cuda/indexer.cu, which rounds parts to whole chunks):
-  // few tokens' in parts, of which each lists its largest, and then among those.
+  // Among the scores of so many entries of each token, all in one call: more than a block holds in parts, of which each
+  // lists its largest, and then among those (backends/cuda/top_k.cu, which also rounds parts up).
   void choose(double tokens, double entries);
   double middle() const { return static_cast<double>(load_.position) + static_cast<double>(load_.tokens + 1) / 2; }
   // What a token has in sight: keys, and parts of them.

@@ -62,9 +62,9 @@ TEST(StepCost, LayersOfFlashAreWithinATenthOfTheRecord) {
   EXPECT_EQ(compared, 30);
 }
 
-// Whole experts of one token by the ring set figures by a record of 24 November, of two and more kFewCycles. Of parts
-// of an expert's width there is a record of 26 November alone: with the limit between the ring and few_experts that was
-// taken, its rows of the ring set kRingCyclesOfEight and of few_experts kFewWait.
+// Whole experts of one token by the ring set figures by a record of 24 November, of two and more figures of
+// few_experts. Of parts of an expert's width there is a record of 26 November alone: with the limit between the ring
+// and few_experts that was taken, its rows of the ring set kRingCyclesOfEight and of few_experts kFewWait.
 TEST(StepCost, RoutedExpertsAreNearTheRecord) {
   struct Row {
     const char* model;
