@@ -29,6 +29,7 @@ constexpr double kEarlyUs = 3, kInputsUs = 0.6;
 constexpr double kSmallChannels = 4096;  // that kSmallEnd is of; Pro's 7,168 add 4.6 to 5.7 us where no rank waits
 constexpr double kCheckEnd = 9'000;      // 4.9 of 6.9 us that it takes to see that logits are finite
 constexpr double kRouterEnd = 3'660;     // 2 of 4 us
+constexpr const char* kSharedMaps = "shared expert";  // a part, whose maps come behind the routed experts'
 
 // The expected largest of n values of a normal distribution, in deviations.
 double largest_of(int64_t n) {
@@ -61,13 +62,13 @@ void StepLayer::experts() {
   if (are_experts_together()) {
     shared_with_routed();
   } else {
-    maps("shared expert", {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
+    maps(kSharedMaps, {"ffn.shared_experts.w1", "ffn.shared_experts.w3", "ffn.shared_experts.w2"});
     const double h = rows() * static_cast<double>(held_.at("ffn.shared_experts.w1").rows);
     // Streams of few tokens gate what they sum.
     const bool is_stream =
         load_.rows() <= kFewRows && (t_.family == Family::kHopper || !has_own_kernels() ||
                                      held_.at("ffn.shared_experts.w1").format != ops::WeightFormat::kNvfp4);
-    if (!is_stream) add("shared expert", {pass(4 * h, 2 * h)});
+    if (!is_stream) add(kSharedMaps, {pass(4 * h, 2 * h)});
   }
   const double out = 2 * rows() * static_cast<double>(c_.hidden_size);
   if (load_.rows() > kFewRows) {
@@ -188,7 +189,7 @@ void StepLayer::maps(const std::string& name, const std::vector<const char*>& na
   }
   if (others.empty()) join_formats(works, load_.rows(), t_, streams);
   // The shared expert's are behind the routed ones', which leave memory no time.
-  if (name != "shared expert") {
+  if (name != kSharedMaps) {
     for (std::vector<Kernel>* kernels : {&streams, &others}) {
       for (Kernel& kernel : *kernels) kernel = behind_small(kernel);
     }

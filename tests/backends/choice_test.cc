@@ -109,14 +109,15 @@ class RouterTest : public testing::RandomTest {
       EXPECT_EQ(found.first, expected.first);
       EXPECT_TRUE(testing::same_bits(found.second, expected.second));
     });
-    if (device::probe_machine().cpu.avx2) {
+    // Of whole registers of experts CPUs have variants of their own, GPUs of any number.
+    if (device::probe_machine().cpu.avx2 && desc.num_experts % 16 == 0) {
       EXPECT_GT(compared, 0);
     }
   }
 };
 
 TEST_F(RouterTest, ChoosesAsTheReference) {
-  for (const int64_t experts : {16, 40, 256, 257, 384, 512, 513, 600}) {
+  for (const int64_t experts : {16, 48, 256, 257, 384, 512, 513, 608}) {
     for (const Fill fill : {Fill::kNormal, Fill::kTies, Fill::kNearTies, Fill::kFar, Fill::kNotFinite}) {
       for (const float bias : {0.0f, 1e-7f, 0.1f, 10.0f}) {
         SCOPED_TRACE(::testing::Message()
